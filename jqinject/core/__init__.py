@@ -43,6 +43,8 @@ from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
 from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
 from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
+from jqinject.core.gradient_mask import BelowMask as BelowMask
+from jqinject.core.gradient_mask import TrustMask as TrustMask
 from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
 from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
 from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
@@ -77,10 +79,12 @@ from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
 from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue
 from jqinject.core.restrict_val import PowerOfTwoRestrictValue as PowerOfTwoRestrictValue
+from jqinject.core.restrict_val import ScaledRestrictValue as ScaledRestrictValue
 from jqinject.core.restrict_val import SignedFloatRestrictValue as SignedFloatRestrictValue
 from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte
 from jqinject.core.rounding import FloorSte as FloorSte
+from jqinject.core.rounding import RoundHalfToZeroSte as RoundHalfToZeroSte
 from jqinject.core.rounding import RoundSte as RoundSte
 from jqinject.core.rounding import RoundToOddSte as RoundToOddSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
@@ -147,6 +151,7 @@ from jqinject.core.stats import NegativePercentileOrZero as NegativePercentileOr
 from jqinject.core.stats import PercentileInterval as PercentileInterval
 from jqinject.core.stats import Search as Search
 from jqinject.core.stats import SearchedStat as SearchedStat
+from jqinject.core.stats import SigmaStd as SigmaStd
 from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
 from jqinject.core.transforms import Chain as Chain

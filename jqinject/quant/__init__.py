@@ -290,6 +290,12 @@ from jqinject.quant.none import (
     NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
 )
+from jqinject.quant.quest import (
+    MXFloat4e2m1QuestAct as MXFloat4e2m1QuestAct,
+    MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight,
+    QuestActPerRowFloat as QuestActPerRowFloat,
+    QuestWeightPerChannelFloat as QuestWeightPerChannelFloat,
+)
 from jqinject.quant.training.fp8 import (
     Fp8BlockTraining as Fp8BlockTraining,
     Fp8BlockTrainingAct as Fp8BlockTrainingAct,

@@ -15,6 +15,7 @@ from tests.golden.adapters import (
     aqt_stochastic,
     lowbit_fp8,
     lowbit_mx,
+    lowbit_quest,
     ptq_autoround,
     ptq_awq,
     ptq_corrections,
@@ -193,6 +194,8 @@ def odml(config: dict[str, Any]) -> None:
         qwix_models.linen_model(found.model, found.fields, {})
 
 
+QUARTET = {"quest": True, "gaussian_scale": 0.5, "group": 32, "hadamard_dim": 32, "seed": 1}
+
 # For every group what reads its configs, each with a config that it can read.
 READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     "aqt": {
@@ -288,6 +291,11 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
             (TORCHAO_ROWS, lowbit_fp8.torchao_float8_of),
         ],
         "torchao_int8": [({"input_dtype": "float32", "samples": 2}, lowbit_fp8.torchao_int8_of)],
+        "quest": [
+            ({"cls": "TrustQuantizer", "bits": 4, "hadamard_dim": 128}, lowbit_quest.quest_of),
+            ({"cls": "GaussianTrustQuantizer"}, lowbit_quest.quest_of),
+            (QUARTET, lowbit_quest.quest_of),
+        ],
     },
 }
 
@@ -296,7 +304,7 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
     **dict.fromkeys(
-        ("mx.two_level", "optim", "quest", "te_nvfp4", "te_nvfp4_gemm"),
+        ("mx.two_level", "optim", "te_nvfp4", "te_nvfp4_gemm"),
         "lowbit_training",
     ),
     **dict.fromkeys(

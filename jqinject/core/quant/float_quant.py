@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
+from jqinject.core._protocols import (
+    BitWidth,
+    FloatClampImpl,
+    FloatScalingImpl,
+    GradientMask,
+    Rounding,
+    Scaling,
+    View,
+)
 from jqinject.core.clamp import Identity
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
@@ -26,7 +34,7 @@ from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, payload_of, to_float_grid
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops.ste import with_gradient_of, with_gradient_where
 from jqinject.quant_tensor import FloatQuantTensor
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
@@ -83,7 +91,8 @@ class FloatQuant(Component):
     become inf if the format has it, else nan.
 
     The gradient of `x` is `y / x` where `x / s` is a normal number, as the step grows with `x`; 1 where it is
-    subnormal; where clamped, `float_clamp_impl` decides.
+    subnormal; where clamped, `float_clamp_impl` decides. With a `gradient_mask_impl` it is 1 where the mask is True and
+    0 elsewhere, and the scale gets none.
 
     Args:
         signed: whether there are negative numbers.
@@ -96,6 +105,7 @@ class FloatQuant(Component):
         scaling_impl: the scale; None means 1.
         float_scaling_impl: which number the statistic is scaled to, `FloatScaling`; None means 1.
         float_to_int_impl: how to round; None means `RoundSte()`.
+        gradient_mask_impl: where the gradient goes; None for the rule above.
         bit_width: bits of one number, checked against the widths; None for no check.
         straight_through: the gradient of `x` is that of `y` everywhere, clamped numbers included, the scale gets none,
             and the result keeps its payload: for training in low bits.
@@ -128,6 +138,7 @@ class FloatQuant(Component):
     float_scaling_impl: FloatScalingImpl | None = None
     float_to_int_impl: Rounding = RoundSte()
     straight_through: bool = False
+    gradient_mask_impl: GradientMask | None = None
 
     def __init__(
         self,
@@ -141,6 +152,7 @@ class FloatQuant(Component):
         scaling_impl: Scaling | None = None,
         float_scaling_impl: FloatScalingImpl | None = None,
         float_to_int_impl: Rounding | None = None,
+        gradient_mask_impl: GradientMask | None = None,
         bit_width: int | None = None,
         straight_through: bool = False,
     ) -> None:
@@ -160,6 +172,7 @@ class FloatQuant(Component):
             float_scaling_impl=float_scaling_impl,
             float_to_int_impl=float_to_int_impl,
             straight_through=straight_through or None,
+            gradient_mask_impl=gradient_mask_impl,
         )
         _check_sum(self.format, bit_width)
 
@@ -250,10 +263,13 @@ class FloatQuant(Component):
 
         def made(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
             numbers = jax.lax.stop_gradient(x)
-            minifloats = self._minifloats(numbers, scale, form)
+            steps, minifloats = self._minifloats(numbers, scale, form)
             value = from_float_steps(minifloats, scale, x.dtype)
             value = jnp.where(jnp.isinf(numbers), numbers, value)
-            return with_gradient_of(x, value), payload_of(minifloats, form)
+            mask, payload = self.gradient_mask_impl, payload_of(minifloats, form)
+            if mask is None:
+                return with_gradient_of(x, value), payload
+            return with_gradient_where(x, value, mask(steps, minifloats)), payload
 
         value, payload = in_layout(self.input_view_impl, made, x, scale)
         return FloatQuantResult(value, scale, form, payload)
@@ -262,16 +278,21 @@ class FloatQuant(Component):
         """`x` quantized by a scale and back, in its dtype."""
 
         def made(x: jax.Array, scale: jax.Array) -> jax.Array:
-            return from_float_steps(self._minifloats(x, scale, form), scale, x.dtype)
+            steps, clamped = self._minifloats(x, scale, form)
+            value = from_float_steps(clamped, scale, x.dtype)
+            mask = self.gradient_mask_impl
+            return value if mask is None else with_gradient_where(x, value, mask(steps, clamped))
 
         return in_layout(self.input_view_impl, made, x, scale)
 
-    def _minifloats(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
-        """The format's numbers, float32."""
+    def _minifloats(
+        self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat
+    ) -> tuple[jax.Array, jax.Array]:
+        """Numbers in steps of their scale, and the format's numbers that they are rounded to; float32."""
         steps = float_steps(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
         rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
-        return self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
+        return steps, self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
 
 
 def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:

@@ -23,9 +23,10 @@ FloatToIntImplType: TypeAlias = enums.FloatToIntImplType | Literal['round', 'ROU
 LearnedRoundImplType: TypeAlias = enums.LearnedRoundImplType | Literal['hard_sigmoid', 'HARD_SIGMOID', 'sigmoid', 'SIGMOID', 'identity', 'IDENTITY']
 QuantType: TypeAlias = enums.QuantType | Literal['binary', 'BINARY', 'ternary', 'TERNARY', 'int', 'INT', 'fp', 'FP']
 RestrictValueType: TypeAlias = enums.RestrictValueType | Literal['fp', 'FP', 'signed_fp', 'SIGNED_FP', 'log_fp', 'LOG_FP', 'int', 'INT', 'power_of_two', 'POWER_OF_TWO']
+ScaleRounding: TypeAlias = enums.ScaleRounding | Literal['floor', 'FLOOR', 'ceil', 'CEIL', 'even', 'EVEN', 'rceil', 'RCEIL']
 ScalingImplType: TypeAlias = enums.ScalingImplType | Literal['he', 'HE', 'const', 'CONST', 'stats', 'STATS', 'affine_stats', 'AFFINE_STATS', 'parameter', 'PARAMETER', 'parameter_from_stats', 'PARAMETER_FROM_STATS']
 ScalingPerOutputType: TypeAlias = enums.ScalingPerOutputType | Literal['tensor', 'TENSOR', 'channel', 'CHANNEL', 'group', 'GROUP']
-StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX']
+StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX', 'sigma_std', 'SIGMA_STD']
 TruncScalingImplType: TypeAlias = enums.TruncScalingImplType | Literal['msb', 'MSB', 'wrapper', 'WRAPPER']
 
 class CellKeywords(TypedDict, total=False):
@@ -49,6 +50,7 @@ class SimpleCellKeywords(CellKeywords, total=False):
     residual: bool
 
 class InputActNames(TypedDict, total=False):
+    input_about_mean: bool
     input_affine_rescaling: bool
     input_amax_compute_algo: Literal["max", "most_recent"]
     input_amax_history: Component
@@ -63,12 +65,16 @@ class InputActNames(TypedDict, total=False):
     input_bit_width_impl: Component
     input_bit_width_impl_type: BitWidthImplType
     input_bits: int
+    input_block_dim: int | None
+    input_block_width: int
+    input_by_factor: bool
     input_calibration_impl: Component
     input_candidates: int
     input_channel_axes: int
     input_channel_shape: tuple[int, ...]
     input_channelwise_axes: tuple[int, ...]
     input_clip_gradient: bool
+    input_codebook: Any
     input_collect_stats_steps: int
     input_compute_max_mantissa: Component
     input_dq_dtype: DType
@@ -79,16 +85,18 @@ class InputActNames(TypedDict, total=False):
     input_exponent_bit_width: int
     input_exponent_bit_width_impl: Component
     input_exponent_bit_width_impl_type: BitWidthImplType
+    input_exponent_impl: Component
     input_factor: float
     input_float_clamp_impl: Component
     input_float_scaling_impl: Component
     input_float_to_int_impl: Component
     input_float_to_int_impl_type: FloatToIntImplType
     input_fractions: tuple[float, ...] | None
+    input_gradient_mask_impl: Component
     input_group_dim: int | None
     input_group_elements_axis: int | None
     input_group_padding: bool
-    input_group_size: int
+    input_group_size: int | tuple[int, int]
     input_high_percentile_q: float
     input_hqo_beta_zp: float
     input_hqo_init_op_zp: Component
@@ -101,12 +109,14 @@ class InputActNames(TypedDict, total=False):
     input_int_quant: Component
     input_int_scaling_impl: Component
     input_keepdim: bool
+    input_keeps_infinite: bool
     input_learned_round_gamma: float
     input_learned_round_impl: Component
     input_learned_round_impl_type: LearnedRoundImplType
     input_learned_round_init: Array
     input_learned_round_temperature: float
     input_learned_round_zeta: float
+    input_limit_steps: float
     input_low_percentile_q: float
     input_mantissa_bit_class: Injector
     input_mantissa_bit_width: int
@@ -125,10 +135,13 @@ class InputActNames(TypedDict, total=False):
     input_nan_values: tuple[str, ...] | None
     input_narrow_range: bool
     input_noise_sharing_axes: tuple[int, ...]
+    input_normal_clip: float
+    input_normal_scale: float
     input_override_pretrained_bit_width: bool
     input_per_channel_broadcastable_shape: tuple[int, ...]
     input_percentile: float
     input_permute_dims: tuple[int, ...] | None
+    input_power_of_two_factor: bool
     input_proxy_class: type[QuantProxyFromInjector]
     input_q_dtype: DType
     input_quant_delay_steps: int | None
@@ -146,6 +159,7 @@ class InputActNames(TypedDict, total=False):
     input_restrict_value_float_to_int_impl: Component
     input_saturating: bool
     input_scale_quant: Injector
+    input_scale_rounding: ScaleRounding
     input_scale_stop_grad: bool
     input_scaling_affine_rescaling_init: float | None
     input_scaling_affine_shifting_init: float | None
@@ -172,10 +186,13 @@ class InputActNames(TypedDict, total=False):
     input_stats_output_shape: tuple[int, ...]
     input_stats_reduce_dim: int | None
     input_std_dev_epsilon: float
+    input_straight_through: bool
     input_tensor_clamp_impl: Component
     input_tensor_quant: Component
     input_threshold: float
     input_threshold_mixin: Injector
+    input_trust: float
+    input_trust_steps: float
     input_zero_point_impl: Component
     input_zero_point_shape: tuple[int, ...]
     input_zero_point_stats_impl: Component
@@ -183,6 +200,7 @@ class InputActNames(TypedDict, total=False):
     input_zero_point_stats_momentum: float | None
 
 class OutputActNames(TypedDict, total=False):
+    output_about_mean: bool
     output_affine_rescaling: bool
     output_amax_compute_algo: Literal["max", "most_recent"]
     output_amax_history: Component
@@ -197,12 +215,16 @@ class OutputActNames(TypedDict, total=False):
     output_bit_width_impl: Component
     output_bit_width_impl_type: BitWidthImplType
     output_bits: int
+    output_block_dim: int | None
+    output_block_width: int
+    output_by_factor: bool
     output_calibration_impl: Component
     output_candidates: int
     output_channel_axes: int
     output_channel_shape: tuple[int, ...]
     output_channelwise_axes: tuple[int, ...]
     output_clip_gradient: bool
+    output_codebook: Any
     output_collect_stats_steps: int
     output_compute_max_mantissa: Component
     output_dq_dtype: DType
@@ -213,16 +235,18 @@ class OutputActNames(TypedDict, total=False):
     output_exponent_bit_width: int
     output_exponent_bit_width_impl: Component
     output_exponent_bit_width_impl_type: BitWidthImplType
+    output_exponent_impl: Component
     output_factor: float
     output_float_clamp_impl: Component
     output_float_scaling_impl: Component
     output_float_to_int_impl: Component
     output_float_to_int_impl_type: FloatToIntImplType
     output_fractions: tuple[float, ...] | None
+    output_gradient_mask_impl: Component
     output_group_dim: int | None
     output_group_elements_axis: int | None
     output_group_padding: bool
-    output_group_size: int
+    output_group_size: int | tuple[int, int]
     output_high_percentile_q: float
     output_hqo_beta_zp: float
     output_hqo_init_op_zp: Component
@@ -235,12 +259,14 @@ class OutputActNames(TypedDict, total=False):
     output_int_quant: Component
     output_int_scaling_impl: Component
     output_keepdim: bool
+    output_keeps_infinite: bool
     output_learned_round_gamma: float
     output_learned_round_impl: Component
     output_learned_round_impl_type: LearnedRoundImplType
     output_learned_round_init: Array
     output_learned_round_temperature: float
     output_learned_round_zeta: float
+    output_limit_steps: float
     output_low_percentile_q: float
     output_mantissa_bit_class: Injector
     output_mantissa_bit_width: int
@@ -259,10 +285,13 @@ class OutputActNames(TypedDict, total=False):
     output_nan_values: tuple[str, ...] | None
     output_narrow_range: bool
     output_noise_sharing_axes: tuple[int, ...]
+    output_normal_clip: float
+    output_normal_scale: float
     output_override_pretrained_bit_width: bool
     output_per_channel_broadcastable_shape: tuple[int, ...]
     output_percentile: float
     output_permute_dims: tuple[int, ...] | None
+    output_power_of_two_factor: bool
     output_proxy_class: type[QuantProxyFromInjector]
     output_q_dtype: DType
     output_quant_delay_steps: int | None
@@ -280,6 +309,7 @@ class OutputActNames(TypedDict, total=False):
     output_restrict_value_float_to_int_impl: Component
     output_saturating: bool
     output_scale_quant: Injector
+    output_scale_rounding: ScaleRounding
     output_scale_stop_grad: bool
     output_scaling_affine_rescaling_init: float | None
     output_scaling_affine_shifting_init: float | None
@@ -306,10 +336,13 @@ class OutputActNames(TypedDict, total=False):
     output_stats_output_shape: tuple[int, ...]
     output_stats_reduce_dim: int | None
     output_std_dev_epsilon: float
+    output_straight_through: bool
     output_tensor_clamp_impl: Component
     output_tensor_quant: Component
     output_threshold: float
     output_threshold_mixin: Injector
+    output_trust: float
+    output_trust_steps: float
     output_zero_point_impl: Component
     output_zero_point_shape: tuple[int, ...]
     output_zero_point_stats_impl: Component
@@ -317,6 +350,7 @@ class OutputActNames(TypedDict, total=False):
     output_zero_point_stats_momentum: float | None
 
 class GradGradNames(TypedDict, total=False):
+    grad_about_mean: bool
     grad_affine_rescaling: bool
     grad_amax_compute_algo: Literal["max", "most_recent"]
     grad_amax_history: Component
@@ -328,6 +362,9 @@ class GradGradNames(TypedDict, total=False):
     grad_bit_width: int
     grad_bit_width_impl: Component
     grad_bit_width_impl_type: BitWidthImplType
+    grad_block_dim: int | None
+    grad_block_width: int
+    grad_by_factor: bool
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
@@ -339,20 +376,23 @@ class GradGradNames(TypedDict, total=False):
     grad_exponent_bit_width: int
     grad_exponent_bit_width_impl: Component
     grad_exponent_bit_width_impl_type: BitWidthImplType
+    grad_exponent_impl: Component
     grad_float_clamp_impl: Component
     grad_float_scaling_impl: Component
     grad_float_to_int_impl: Component
     grad_float_to_int_impl_type: FloatToIntImplType
+    grad_gradient_mask_impl: Component
     grad_group_dim: int | None
     grad_group_elements_axis: int | None
     grad_group_padding: bool
-    grad_group_size: int
+    grad_group_size: int | tuple[int, int]
     grad_high_percentile_q: float
     grad_inf_values: tuple[str, ...] | None
     grad_input_view_impl: Component
     grad_int_quant: Component
     grad_int_scaling_impl: Component
     grad_keepdim: bool
+    grad_keeps_infinite: bool
     grad_learned_round_gamma: float
     grad_learned_round_impl: Component
     grad_learned_round_impl_type: LearnedRoundImplType
@@ -376,6 +416,7 @@ class GradGradNames(TypedDict, total=False):
     grad_override_pretrained_bit_width: bool
     grad_per_channel_broadcastable_shape: tuple[int, ...]
     grad_permute_dims: tuple[int, ...] | None
+    grad_power_of_two_factor: bool
     grad_proxy_class: type[QuantProxyFromInjector]
     grad_q_dtype: DType
     grad_quant_delay_steps: int | None
@@ -389,6 +430,7 @@ class GradGradNames(TypedDict, total=False):
     grad_restrict_threshold_impl: Component
     grad_restrict_value_float_to_int_impl: Component
     grad_saturating: bool
+    grad_scale_rounding: ScaleRounding
     grad_scaling_impl: Component
     grad_scaling_impl_type: ScalingImplType
     grad_scaling_init: Array
@@ -409,6 +451,7 @@ class GradGradNames(TypedDict, total=False):
     grad_stats_output_shape: tuple[int, ...]
     grad_stats_reduce_dim: int | None
     grad_std_dev_epsilon: float
+    grad_straight_through: bool
     grad_tensor_clamp_impl: Component
     grad_tensor_quant: Component
     grad_threshold: float
@@ -416,6 +459,7 @@ class GradGradNames(TypedDict, total=False):
     grad_zero_point_impl: Component
 
 class ActNames(TypedDict, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -430,12 +474,16 @@ class ActNames(TypedDict, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -446,16 +494,18 @@ class ActNames(TypedDict, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -468,12 +518,14 @@ class ActNames(TypedDict, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -492,10 +544,13 @@ class ActNames(TypedDict, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -513,6 +568,7 @@ class ActNames(TypedDict, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -539,10 +595,13 @@ class ActNames(TypedDict, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -550,6 +609,7 @@ class ActNames(TypedDict, total=False):
     zero_point_stats_momentum: float | None
 
 class WeightWeightNames(TypedDict, total=False):
+    weight_about_mean: bool
     weight_accumulator_bit_width: int
     weight_accumulator_bit_width_impl: Component
     weight_affine_rescaling: bool
@@ -565,6 +625,9 @@ class WeightWeightNames(TypedDict, total=False):
     weight_bit_width: int
     weight_bit_width_impl: Component
     weight_bit_width_impl_type: BitWidthImplType
+    weight_block_dim: int | None
+    weight_block_width: int
+    weight_by_factor: bool
     weight_calibration_impl: Component
     weight_channel_axes: int
     weight_channel_shape: tuple[int, ...]
@@ -581,16 +644,18 @@ class WeightWeightNames(TypedDict, total=False):
     weight_exponent_bit_width: int
     weight_exponent_bit_width_impl: Component
     weight_exponent_bit_width_impl_type: BitWidthImplType
+    weight_exponent_impl: Component
     weight_factor: float
     weight_float_clamp_impl: Component
     weight_float_scaling_impl: Component
     weight_float_to_int_impl: Component
     weight_float_to_int_impl_type: FloatToIntImplType
     weight_force_parameter: bool
+    weight_gradient_mask_impl: Component
     weight_group_dim: int | None
     weight_group_elements_axis: int | None
     weight_group_padding: bool
-    weight_group_size: int
+    weight_group_size: int | tuple[int, int]
     weight_high_percentile_q: float
     weight_hqo_beta_scale: float
     weight_hqo_beta_zp: float
@@ -608,12 +673,14 @@ class WeightWeightNames(TypedDict, total=False):
     weight_int_quant: Component
     weight_int_scaling_impl: Component
     weight_keepdim: bool
+    weight_keeps_infinite: bool
     weight_learned_round_gamma: float
     weight_learned_round_impl: Component
     weight_learned_round_impl_type: LearnedRoundImplType
     weight_learned_round_init: Array
     weight_learned_round_temperature: float
     weight_learned_round_zeta: float
+    weight_limit_steps: float
     weight_low_percentile_q: float
     weight_mantissa_bit_class: Injector
     weight_mantissa_bit_width: int
@@ -629,12 +696,15 @@ class WeightWeightNames(TypedDict, total=False):
     weight_nan_values: tuple[str, ...] | None
     weight_narrow_range: bool
     weight_noise_sharing_axes: tuple[int, ...]
+    weight_normal_clip: float
+    weight_normal_scale: float
     weight_normalize_stats_impl: Component
     weight_out_channels: int
     weight_output_channel_dim: int | tuple[int, ...]
     weight_override_pretrained_bit_width: bool
     weight_per_channel_pre_norm: Injector
     weight_permute_dims: tuple[int, ...] | None
+    weight_power_of_two_factor: bool
     weight_pre_scaling_impl: Component
     weight_pre_scaling_min_val: float | None
     weight_pre_scaling_shape: tuple[int, ...]
@@ -658,6 +728,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_restrict_value_float_to_int_impl: Component
     weight_saturating: bool
     weight_scale_quant: Injector
+    weight_scale_rounding: ScaleRounding
     weight_scale_shift_zero_point_impl: Component
     weight_scale_stop_grad: bool
     weight_scaling_affine_rescaling_init: float | None
@@ -688,10 +759,13 @@ class WeightWeightNames(TypedDict, total=False):
     weight_stats_output_shape: tuple[int, ...]
     weight_stats_reduce_dim: int | None
     weight_std_dev_epsilon: float
+    weight_straight_through: bool
     weight_tensor_clamp_impl: Component
     weight_tensor_quant: Component
     weight_threshold: float
     weight_threshold_mixin: Injector
+    weight_trust: float
+    weight_trust_steps: float
     weight_upstream_shape: tuple[int, ...]
     weight_weight_ndims: int
     weight_zero_point_affine_rescaling_init: float | None
@@ -703,6 +777,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_zero_point_stats_input_view_shape_impl: Component
 
 class BiasBiasNames(TypedDict, total=False):
+    bias_about_mean: bool
     bias_affine_rescaling: bool
     bias_axis_name: AxisName
     bias_bit_width: int
@@ -710,6 +785,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_bit_width_impl_type: BitWidthImplType
     bias_channel_axes: int
     bias_channel_shape: tuple[int, ...]
+    bias_exponent_impl: Component
     bias_float_to_int_impl: Component
     bias_float_to_int_impl_type: FloatToIntImplType
     bias_force_parameter: bool
@@ -744,6 +820,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_restrict_scaling_type: RestrictValueType
     bias_restrict_threshold_impl: Component
     bias_restrict_value_float_to_int_impl: Component
+    bias_scale_rounding: ScaleRounding
     bias_scaling_affine_rescaling_init: float | None
     bias_scaling_affine_shifting_init: float | None
     bias_scaling_const: float
@@ -773,6 +850,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_zero_point_impl: Component
 
 class IoActNames(TypedDict, total=False):
+    io_about_mean: bool
     io_affine_rescaling: bool
     io_amax_compute_algo: Literal["max", "most_recent"]
     io_amax_history: Component
@@ -787,12 +865,16 @@ class IoActNames(TypedDict, total=False):
     io_bit_width_impl: Component
     io_bit_width_impl_type: BitWidthImplType
     io_bits: int
+    io_block_dim: int | None
+    io_block_width: int
+    io_by_factor: bool
     io_calibration_impl: Component
     io_candidates: int
     io_channel_axes: int
     io_channel_shape: tuple[int, ...]
     io_channelwise_axes: tuple[int, ...]
     io_clip_gradient: bool
+    io_codebook: Any
     io_collect_stats_steps: int
     io_compute_max_mantissa: Component
     io_dq_dtype: DType
@@ -803,16 +885,18 @@ class IoActNames(TypedDict, total=False):
     io_exponent_bit_width: int
     io_exponent_bit_width_impl: Component
     io_exponent_bit_width_impl_type: BitWidthImplType
+    io_exponent_impl: Component
     io_factor: float
     io_float_clamp_impl: Component
     io_float_scaling_impl: Component
     io_float_to_int_impl: Component
     io_float_to_int_impl_type: FloatToIntImplType
     io_fractions: tuple[float, ...] | None
+    io_gradient_mask_impl: Component
     io_group_dim: int | None
     io_group_elements_axis: int | None
     io_group_padding: bool
-    io_group_size: int
+    io_group_size: int | tuple[int, int]
     io_high_percentile_q: float
     io_hqo_beta_zp: float
     io_hqo_init_op_zp: Component
@@ -825,12 +909,14 @@ class IoActNames(TypedDict, total=False):
     io_int_quant: Component
     io_int_scaling_impl: Component
     io_keepdim: bool
+    io_keeps_infinite: bool
     io_learned_round_gamma: float
     io_learned_round_impl: Component
     io_learned_round_impl_type: LearnedRoundImplType
     io_learned_round_init: Array
     io_learned_round_temperature: float
     io_learned_round_zeta: float
+    io_limit_steps: float
     io_low_percentile_q: float
     io_mantissa_bit_class: Injector
     io_mantissa_bit_width: int
@@ -849,10 +935,13 @@ class IoActNames(TypedDict, total=False):
     io_nan_values: tuple[str, ...] | None
     io_narrow_range: bool
     io_noise_sharing_axes: tuple[int, ...]
+    io_normal_clip: float
+    io_normal_scale: float
     io_override_pretrained_bit_width: bool
     io_per_channel_broadcastable_shape: tuple[int, ...]
     io_percentile: float
     io_permute_dims: tuple[int, ...] | None
+    io_power_of_two_factor: bool
     io_proxy_class: type[QuantProxyFromInjector]
     io_q_dtype: DType
     io_quant_delay_steps: int | None
@@ -870,6 +959,7 @@ class IoActNames(TypedDict, total=False):
     io_restrict_value_float_to_int_impl: Component
     io_saturating: bool
     io_scale_quant: Injector
+    io_scale_rounding: ScaleRounding
     io_scale_stop_grad: bool
     io_scaling_affine_rescaling_init: float | None
     io_scaling_affine_shifting_init: float | None
@@ -896,10 +986,13 @@ class IoActNames(TypedDict, total=False):
     io_stats_output_shape: tuple[int, ...]
     io_stats_reduce_dim: int | None
     io_std_dev_epsilon: float
+    io_straight_through: bool
     io_tensor_clamp_impl: Component
     io_tensor_quant: Component
     io_threshold: float
     io_threshold_mixin: Injector
+    io_trust: float
+    io_trust_steps: float
     io_zero_point_impl: Component
     io_zero_point_shape: tuple[int, ...]
     io_zero_point_stats_impl: Component
@@ -907,6 +1000,7 @@ class IoActNames(TypedDict, total=False):
     io_zero_point_stats_momentum: float | None
 
 class GateAccActNames(TypedDict, total=False):
+    gate_acc_about_mean: bool
     gate_acc_affine_rescaling: bool
     gate_acc_amax_compute_algo: Literal["max", "most_recent"]
     gate_acc_amax_history: Component
@@ -921,12 +1015,16 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_bit_width_impl: Component
     gate_acc_bit_width_impl_type: BitWidthImplType
     gate_acc_bits: int
+    gate_acc_block_dim: int | None
+    gate_acc_block_width: int
+    gate_acc_by_factor: bool
     gate_acc_calibration_impl: Component
     gate_acc_candidates: int
     gate_acc_channel_axes: int
     gate_acc_channel_shape: tuple[int, ...]
     gate_acc_channelwise_axes: tuple[int, ...]
     gate_acc_clip_gradient: bool
+    gate_acc_codebook: Any
     gate_acc_collect_stats_steps: int
     gate_acc_compute_max_mantissa: Component
     gate_acc_dq_dtype: DType
@@ -937,16 +1035,18 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_exponent_bit_width: int
     gate_acc_exponent_bit_width_impl: Component
     gate_acc_exponent_bit_width_impl_type: BitWidthImplType
+    gate_acc_exponent_impl: Component
     gate_acc_factor: float
     gate_acc_float_clamp_impl: Component
     gate_acc_float_scaling_impl: Component
     gate_acc_float_to_int_impl: Component
     gate_acc_float_to_int_impl_type: FloatToIntImplType
     gate_acc_fractions: tuple[float, ...] | None
+    gate_acc_gradient_mask_impl: Component
     gate_acc_group_dim: int | None
     gate_acc_group_elements_axis: int | None
     gate_acc_group_padding: bool
-    gate_acc_group_size: int
+    gate_acc_group_size: int | tuple[int, int]
     gate_acc_high_percentile_q: float
     gate_acc_hqo_beta_zp: float
     gate_acc_hqo_init_op_zp: Component
@@ -959,12 +1059,14 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_int_quant: Component
     gate_acc_int_scaling_impl: Component
     gate_acc_keepdim: bool
+    gate_acc_keeps_infinite: bool
     gate_acc_learned_round_gamma: float
     gate_acc_learned_round_impl: Component
     gate_acc_learned_round_impl_type: LearnedRoundImplType
     gate_acc_learned_round_init: Array
     gate_acc_learned_round_temperature: float
     gate_acc_learned_round_zeta: float
+    gate_acc_limit_steps: float
     gate_acc_low_percentile_q: float
     gate_acc_mantissa_bit_class: Injector
     gate_acc_mantissa_bit_width: int
@@ -983,10 +1085,13 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_nan_values: tuple[str, ...] | None
     gate_acc_narrow_range: bool
     gate_acc_noise_sharing_axes: tuple[int, ...]
+    gate_acc_normal_clip: float
+    gate_acc_normal_scale: float
     gate_acc_override_pretrained_bit_width: bool
     gate_acc_per_channel_broadcastable_shape: tuple[int, ...]
     gate_acc_percentile: float
     gate_acc_permute_dims: tuple[int, ...] | None
+    gate_acc_power_of_two_factor: bool
     gate_acc_proxy_class: type[QuantProxyFromInjector]
     gate_acc_q_dtype: DType
     gate_acc_quant_delay_steps: int | None
@@ -1004,6 +1109,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_restrict_value_float_to_int_impl: Component
     gate_acc_saturating: bool
     gate_acc_scale_quant: Injector
+    gate_acc_scale_rounding: ScaleRounding
     gate_acc_scale_stop_grad: bool
     gate_acc_scaling_affine_rescaling_init: float | None
     gate_acc_scaling_affine_shifting_init: float | None
@@ -1030,10 +1136,13 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_stats_output_shape: tuple[int, ...]
     gate_acc_stats_reduce_dim: int | None
     gate_acc_std_dev_epsilon: float
+    gate_acc_straight_through: bool
     gate_acc_tensor_clamp_impl: Component
     gate_acc_tensor_quant: Component
     gate_acc_threshold: float
     gate_acc_threshold_mixin: Injector
+    gate_acc_trust: float
+    gate_acc_trust_steps: float
     gate_acc_zero_point_impl: Component
     gate_acc_zero_point_shape: tuple[int, ...]
     gate_acc_zero_point_stats_impl: Component
@@ -1041,6 +1150,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_zero_point_stats_momentum: float | None
 
 class SigmoidActNames(TypedDict, total=False):
+    sigmoid_about_mean: bool
     sigmoid_affine_rescaling: bool
     sigmoid_amax_compute_algo: Literal["max", "most_recent"]
     sigmoid_amax_history: Component
@@ -1055,12 +1165,16 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_bit_width_impl: Component
     sigmoid_bit_width_impl_type: BitWidthImplType
     sigmoid_bits: int
+    sigmoid_block_dim: int | None
+    sigmoid_block_width: int
+    sigmoid_by_factor: bool
     sigmoid_calibration_impl: Component
     sigmoid_candidates: int
     sigmoid_channel_axes: int
     sigmoid_channel_shape: tuple[int, ...]
     sigmoid_channelwise_axes: tuple[int, ...]
     sigmoid_clip_gradient: bool
+    sigmoid_codebook: Any
     sigmoid_collect_stats_steps: int
     sigmoid_compute_max_mantissa: Component
     sigmoid_dq_dtype: DType
@@ -1071,16 +1185,18 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_exponent_bit_width: int
     sigmoid_exponent_bit_width_impl: Component
     sigmoid_exponent_bit_width_impl_type: BitWidthImplType
+    sigmoid_exponent_impl: Component
     sigmoid_factor: float
     sigmoid_float_clamp_impl: Component
     sigmoid_float_scaling_impl: Component
     sigmoid_float_to_int_impl: Component
     sigmoid_float_to_int_impl_type: FloatToIntImplType
     sigmoid_fractions: tuple[float, ...] | None
+    sigmoid_gradient_mask_impl: Component
     sigmoid_group_dim: int | None
     sigmoid_group_elements_axis: int | None
     sigmoid_group_padding: bool
-    sigmoid_group_size: int
+    sigmoid_group_size: int | tuple[int, int]
     sigmoid_high_percentile_q: float
     sigmoid_hqo_beta_zp: float
     sigmoid_hqo_init_op_zp: Component
@@ -1093,12 +1209,14 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_int_quant: Component
     sigmoid_int_scaling_impl: Component
     sigmoid_keepdim: bool
+    sigmoid_keeps_infinite: bool
     sigmoid_learned_round_gamma: float
     sigmoid_learned_round_impl: Component
     sigmoid_learned_round_impl_type: LearnedRoundImplType
     sigmoid_learned_round_init: Array
     sigmoid_learned_round_temperature: float
     sigmoid_learned_round_zeta: float
+    sigmoid_limit_steps: float
     sigmoid_low_percentile_q: float
     sigmoid_mantissa_bit_class: Injector
     sigmoid_mantissa_bit_width: int
@@ -1117,10 +1235,13 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_nan_values: tuple[str, ...] | None
     sigmoid_narrow_range: bool
     sigmoid_noise_sharing_axes: tuple[int, ...]
+    sigmoid_normal_clip: float
+    sigmoid_normal_scale: float
     sigmoid_override_pretrained_bit_width: bool
     sigmoid_per_channel_broadcastable_shape: tuple[int, ...]
     sigmoid_percentile: float
     sigmoid_permute_dims: tuple[int, ...] | None
+    sigmoid_power_of_two_factor: bool
     sigmoid_proxy_class: type[QuantProxyFromInjector]
     sigmoid_q_dtype: DType
     sigmoid_quant_delay_steps: int | None
@@ -1138,6 +1259,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_restrict_value_float_to_int_impl: Component
     sigmoid_saturating: bool
     sigmoid_scale_quant: Injector
+    sigmoid_scale_rounding: ScaleRounding
     sigmoid_scale_stop_grad: bool
     sigmoid_scaling_affine_rescaling_init: float | None
     sigmoid_scaling_affine_shifting_init: float | None
@@ -1164,10 +1286,13 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_stats_output_shape: tuple[int, ...]
     sigmoid_stats_reduce_dim: int | None
     sigmoid_std_dev_epsilon: float
+    sigmoid_straight_through: bool
     sigmoid_tensor_clamp_impl: Component
     sigmoid_tensor_quant: Component
     sigmoid_threshold: float
     sigmoid_threshold_mixin: Injector
+    sigmoid_trust: float
+    sigmoid_trust_steps: float
     sigmoid_zero_point_impl: Component
     sigmoid_zero_point_shape: tuple[int, ...]
     sigmoid_zero_point_stats_impl: Component
@@ -1175,6 +1300,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_zero_point_stats_momentum: float | None
 
 class TanhActNames(TypedDict, total=False):
+    tanh_about_mean: bool
     tanh_affine_rescaling: bool
     tanh_amax_compute_algo: Literal["max", "most_recent"]
     tanh_amax_history: Component
@@ -1189,12 +1315,16 @@ class TanhActNames(TypedDict, total=False):
     tanh_bit_width_impl: Component
     tanh_bit_width_impl_type: BitWidthImplType
     tanh_bits: int
+    tanh_block_dim: int | None
+    tanh_block_width: int
+    tanh_by_factor: bool
     tanh_calibration_impl: Component
     tanh_candidates: int
     tanh_channel_axes: int
     tanh_channel_shape: tuple[int, ...]
     tanh_channelwise_axes: tuple[int, ...]
     tanh_clip_gradient: bool
+    tanh_codebook: Any
     tanh_collect_stats_steps: int
     tanh_compute_max_mantissa: Component
     tanh_dq_dtype: DType
@@ -1205,16 +1335,18 @@ class TanhActNames(TypedDict, total=False):
     tanh_exponent_bit_width: int
     tanh_exponent_bit_width_impl: Component
     tanh_exponent_bit_width_impl_type: BitWidthImplType
+    tanh_exponent_impl: Component
     tanh_factor: float
     tanh_float_clamp_impl: Component
     tanh_float_scaling_impl: Component
     tanh_float_to_int_impl: Component
     tanh_float_to_int_impl_type: FloatToIntImplType
     tanh_fractions: tuple[float, ...] | None
+    tanh_gradient_mask_impl: Component
     tanh_group_dim: int | None
     tanh_group_elements_axis: int | None
     tanh_group_padding: bool
-    tanh_group_size: int
+    tanh_group_size: int | tuple[int, int]
     tanh_high_percentile_q: float
     tanh_hqo_beta_zp: float
     tanh_hqo_init_op_zp: Component
@@ -1227,12 +1359,14 @@ class TanhActNames(TypedDict, total=False):
     tanh_int_quant: Component
     tanh_int_scaling_impl: Component
     tanh_keepdim: bool
+    tanh_keeps_infinite: bool
     tanh_learned_round_gamma: float
     tanh_learned_round_impl: Component
     tanh_learned_round_impl_type: LearnedRoundImplType
     tanh_learned_round_init: Array
     tanh_learned_round_temperature: float
     tanh_learned_round_zeta: float
+    tanh_limit_steps: float
     tanh_low_percentile_q: float
     tanh_mantissa_bit_class: Injector
     tanh_mantissa_bit_width: int
@@ -1251,10 +1385,13 @@ class TanhActNames(TypedDict, total=False):
     tanh_nan_values: tuple[str, ...] | None
     tanh_narrow_range: bool
     tanh_noise_sharing_axes: tuple[int, ...]
+    tanh_normal_clip: float
+    tanh_normal_scale: float
     tanh_override_pretrained_bit_width: bool
     tanh_per_channel_broadcastable_shape: tuple[int, ...]
     tanh_percentile: float
     tanh_permute_dims: tuple[int, ...] | None
+    tanh_power_of_two_factor: bool
     tanh_proxy_class: type[QuantProxyFromInjector]
     tanh_q_dtype: DType
     tanh_quant_delay_steps: int | None
@@ -1272,6 +1409,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_restrict_value_float_to_int_impl: Component
     tanh_saturating: bool
     tanh_scale_quant: Injector
+    tanh_scale_rounding: ScaleRounding
     tanh_scale_stop_grad: bool
     tanh_scaling_affine_rescaling_init: float | None
     tanh_scaling_affine_shifting_init: float | None
@@ -1298,10 +1436,13 @@ class TanhActNames(TypedDict, total=False):
     tanh_stats_output_shape: tuple[int, ...]
     tanh_stats_reduce_dim: int | None
     tanh_std_dev_epsilon: float
+    tanh_straight_through: bool
     tanh_tensor_clamp_impl: Component
     tanh_tensor_quant: Component
     tanh_threshold: float
     tanh_threshold_mixin: Injector
+    tanh_trust: float
+    tanh_trust_steps: float
     tanh_zero_point_impl: Component
     tanh_zero_point_shape: tuple[int, ...]
     tanh_zero_point_stats_impl: Component
@@ -1309,6 +1450,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_zero_point_stats_momentum: float | None
 
 class CellStateActNames(TypedDict, total=False):
+    cell_state_about_mean: bool
     cell_state_affine_rescaling: bool
     cell_state_amax_compute_algo: Literal["max", "most_recent"]
     cell_state_amax_history: Component
@@ -1323,12 +1465,16 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_bit_width_impl: Component
     cell_state_bit_width_impl_type: BitWidthImplType
     cell_state_bits: int
+    cell_state_block_dim: int | None
+    cell_state_block_width: int
+    cell_state_by_factor: bool
     cell_state_calibration_impl: Component
     cell_state_candidates: int
     cell_state_channel_axes: int
     cell_state_channel_shape: tuple[int, ...]
     cell_state_channelwise_axes: tuple[int, ...]
     cell_state_clip_gradient: bool
+    cell_state_codebook: Any
     cell_state_collect_stats_steps: int
     cell_state_compute_max_mantissa: Component
     cell_state_dq_dtype: DType
@@ -1339,16 +1485,18 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_exponent_bit_width: int
     cell_state_exponent_bit_width_impl: Component
     cell_state_exponent_bit_width_impl_type: BitWidthImplType
+    cell_state_exponent_impl: Component
     cell_state_factor: float
     cell_state_float_clamp_impl: Component
     cell_state_float_scaling_impl: Component
     cell_state_float_to_int_impl: Component
     cell_state_float_to_int_impl_type: FloatToIntImplType
     cell_state_fractions: tuple[float, ...] | None
+    cell_state_gradient_mask_impl: Component
     cell_state_group_dim: int | None
     cell_state_group_elements_axis: int | None
     cell_state_group_padding: bool
-    cell_state_group_size: int
+    cell_state_group_size: int | tuple[int, int]
     cell_state_high_percentile_q: float
     cell_state_hqo_beta_zp: float
     cell_state_hqo_init_op_zp: Component
@@ -1361,12 +1509,14 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_int_quant: Component
     cell_state_int_scaling_impl: Component
     cell_state_keepdim: bool
+    cell_state_keeps_infinite: bool
     cell_state_learned_round_gamma: float
     cell_state_learned_round_impl: Component
     cell_state_learned_round_impl_type: LearnedRoundImplType
     cell_state_learned_round_init: Array
     cell_state_learned_round_temperature: float
     cell_state_learned_round_zeta: float
+    cell_state_limit_steps: float
     cell_state_low_percentile_q: float
     cell_state_mantissa_bit_class: Injector
     cell_state_mantissa_bit_width: int
@@ -1385,10 +1535,13 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_nan_values: tuple[str, ...] | None
     cell_state_narrow_range: bool
     cell_state_noise_sharing_axes: tuple[int, ...]
+    cell_state_normal_clip: float
+    cell_state_normal_scale: float
     cell_state_override_pretrained_bit_width: bool
     cell_state_per_channel_broadcastable_shape: tuple[int, ...]
     cell_state_percentile: float
     cell_state_permute_dims: tuple[int, ...] | None
+    cell_state_power_of_two_factor: bool
     cell_state_proxy_class: type[QuantProxyFromInjector]
     cell_state_q_dtype: DType
     cell_state_quant_delay_steps: int | None
@@ -1406,6 +1559,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_restrict_value_float_to_int_impl: Component
     cell_state_saturating: bool
     cell_state_scale_quant: Injector
+    cell_state_scale_rounding: ScaleRounding
     cell_state_scale_stop_grad: bool
     cell_state_scaling_affine_rescaling_init: float | None
     cell_state_scaling_affine_shifting_init: float | None
@@ -1432,10 +1586,13 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_stats_output_shape: tuple[int, ...]
     cell_state_stats_reduce_dim: int | None
     cell_state_std_dev_epsilon: float
+    cell_state_straight_through: bool
     cell_state_tensor_clamp_impl: Component
     cell_state_tensor_quant: Component
     cell_state_threshold: float
     cell_state_threshold_mixin: Injector
+    cell_state_trust: float
+    cell_state_trust_steps: float
     cell_state_zero_point_impl: Component
     cell_state_zero_point_shape: tuple[int, ...]
     cell_state_zero_point_stats_impl: Component
@@ -1443,6 +1600,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_zero_point_stats_momentum: float | None
 
 class InProjInputActNames(TypedDict, total=False):
+    in_proj_input_about_mean: bool
     in_proj_input_affine_rescaling: bool
     in_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_input_amax_history: Component
@@ -1457,12 +1615,16 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_bit_width_impl: Component
     in_proj_input_bit_width_impl_type: BitWidthImplType
     in_proj_input_bits: int
+    in_proj_input_block_dim: int | None
+    in_proj_input_block_width: int
+    in_proj_input_by_factor: bool
     in_proj_input_calibration_impl: Component
     in_proj_input_candidates: int
     in_proj_input_channel_axes: int
     in_proj_input_channel_shape: tuple[int, ...]
     in_proj_input_channelwise_axes: tuple[int, ...]
     in_proj_input_clip_gradient: bool
+    in_proj_input_codebook: Any
     in_proj_input_collect_stats_steps: int
     in_proj_input_compute_max_mantissa: Component
     in_proj_input_dq_dtype: DType
@@ -1473,16 +1635,18 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_exponent_bit_width: int
     in_proj_input_exponent_bit_width_impl: Component
     in_proj_input_exponent_bit_width_impl_type: BitWidthImplType
+    in_proj_input_exponent_impl: Component
     in_proj_input_factor: float
     in_proj_input_float_clamp_impl: Component
     in_proj_input_float_scaling_impl: Component
     in_proj_input_float_to_int_impl: Component
     in_proj_input_float_to_int_impl_type: FloatToIntImplType
     in_proj_input_fractions: tuple[float, ...] | None
+    in_proj_input_gradient_mask_impl: Component
     in_proj_input_group_dim: int | None
     in_proj_input_group_elements_axis: int | None
     in_proj_input_group_padding: bool
-    in_proj_input_group_size: int
+    in_proj_input_group_size: int | tuple[int, int]
     in_proj_input_high_percentile_q: float
     in_proj_input_hqo_beta_zp: float
     in_proj_input_hqo_init_op_zp: Component
@@ -1495,12 +1659,14 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_int_quant: Component
     in_proj_input_int_scaling_impl: Component
     in_proj_input_keepdim: bool
+    in_proj_input_keeps_infinite: bool
     in_proj_input_learned_round_gamma: float
     in_proj_input_learned_round_impl: Component
     in_proj_input_learned_round_impl_type: LearnedRoundImplType
     in_proj_input_learned_round_init: Array
     in_proj_input_learned_round_temperature: float
     in_proj_input_learned_round_zeta: float
+    in_proj_input_limit_steps: float
     in_proj_input_low_percentile_q: float
     in_proj_input_mantissa_bit_class: Injector
     in_proj_input_mantissa_bit_width: int
@@ -1519,10 +1685,13 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_nan_values: tuple[str, ...] | None
     in_proj_input_narrow_range: bool
     in_proj_input_noise_sharing_axes: tuple[int, ...]
+    in_proj_input_normal_clip: float
+    in_proj_input_normal_scale: float
     in_proj_input_override_pretrained_bit_width: bool
     in_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     in_proj_input_percentile: float
     in_proj_input_permute_dims: tuple[int, ...] | None
+    in_proj_input_power_of_two_factor: bool
     in_proj_input_proxy_class: type[QuantProxyFromInjector]
     in_proj_input_q_dtype: DType
     in_proj_input_quant_delay_steps: int | None
@@ -1540,6 +1709,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_restrict_value_float_to_int_impl: Component
     in_proj_input_saturating: bool
     in_proj_input_scale_quant: Injector
+    in_proj_input_scale_rounding: ScaleRounding
     in_proj_input_scale_stop_grad: bool
     in_proj_input_scaling_affine_rescaling_init: float | None
     in_proj_input_scaling_affine_shifting_init: float | None
@@ -1566,10 +1736,13 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_stats_output_shape: tuple[int, ...]
     in_proj_input_stats_reduce_dim: int | None
     in_proj_input_std_dev_epsilon: float
+    in_proj_input_straight_through: bool
     in_proj_input_tensor_clamp_impl: Component
     in_proj_input_tensor_quant: Component
     in_proj_input_threshold: float
     in_proj_input_threshold_mixin: Injector
+    in_proj_input_trust: float
+    in_proj_input_trust_steps: float
     in_proj_input_zero_point_impl: Component
     in_proj_input_zero_point_shape: tuple[int, ...]
     in_proj_input_zero_point_stats_impl: Component
@@ -1577,6 +1750,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_zero_point_stats_momentum: float | None
 
 class InProjWeightWeightNames(TypedDict, total=False):
+    in_proj_weight_about_mean: bool
     in_proj_weight_accumulator_bit_width: int
     in_proj_weight_accumulator_bit_width_impl: Component
     in_proj_weight_affine_rescaling: bool
@@ -1592,6 +1766,9 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_bit_width: int
     in_proj_weight_bit_width_impl: Component
     in_proj_weight_bit_width_impl_type: BitWidthImplType
+    in_proj_weight_block_dim: int | None
+    in_proj_weight_block_width: int
+    in_proj_weight_by_factor: bool
     in_proj_weight_calibration_impl: Component
     in_proj_weight_channel_axes: int
     in_proj_weight_channel_shape: tuple[int, ...]
@@ -1608,16 +1785,18 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_exponent_bit_width: int
     in_proj_weight_exponent_bit_width_impl: Component
     in_proj_weight_exponent_bit_width_impl_type: BitWidthImplType
+    in_proj_weight_exponent_impl: Component
     in_proj_weight_factor: float
     in_proj_weight_float_clamp_impl: Component
     in_proj_weight_float_scaling_impl: Component
     in_proj_weight_float_to_int_impl: Component
     in_proj_weight_float_to_int_impl_type: FloatToIntImplType
     in_proj_weight_force_parameter: bool
+    in_proj_weight_gradient_mask_impl: Component
     in_proj_weight_group_dim: int | None
     in_proj_weight_group_elements_axis: int | None
     in_proj_weight_group_padding: bool
-    in_proj_weight_group_size: int
+    in_proj_weight_group_size: int | tuple[int, int]
     in_proj_weight_high_percentile_q: float
     in_proj_weight_hqo_beta_scale: float
     in_proj_weight_hqo_beta_zp: float
@@ -1635,12 +1814,14 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_int_quant: Component
     in_proj_weight_int_scaling_impl: Component
     in_proj_weight_keepdim: bool
+    in_proj_weight_keeps_infinite: bool
     in_proj_weight_learned_round_gamma: float
     in_proj_weight_learned_round_impl: Component
     in_proj_weight_learned_round_impl_type: LearnedRoundImplType
     in_proj_weight_learned_round_init: Array
     in_proj_weight_learned_round_temperature: float
     in_proj_weight_learned_round_zeta: float
+    in_proj_weight_limit_steps: float
     in_proj_weight_low_percentile_q: float
     in_proj_weight_mantissa_bit_class: Injector
     in_proj_weight_mantissa_bit_width: int
@@ -1656,12 +1837,15 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_nan_values: tuple[str, ...] | None
     in_proj_weight_narrow_range: bool
     in_proj_weight_noise_sharing_axes: tuple[int, ...]
+    in_proj_weight_normal_clip: float
+    in_proj_weight_normal_scale: float
     in_proj_weight_normalize_stats_impl: Component
     in_proj_weight_out_channels: int
     in_proj_weight_output_channel_dim: int | tuple[int, ...]
     in_proj_weight_override_pretrained_bit_width: bool
     in_proj_weight_per_channel_pre_norm: Injector
     in_proj_weight_permute_dims: tuple[int, ...] | None
+    in_proj_weight_power_of_two_factor: bool
     in_proj_weight_pre_scaling_impl: Component
     in_proj_weight_pre_scaling_min_val: float | None
     in_proj_weight_pre_scaling_shape: tuple[int, ...]
@@ -1685,6 +1869,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_restrict_value_float_to_int_impl: Component
     in_proj_weight_saturating: bool
     in_proj_weight_scale_quant: Injector
+    in_proj_weight_scale_rounding: ScaleRounding
     in_proj_weight_scale_shift_zero_point_impl: Component
     in_proj_weight_scale_stop_grad: bool
     in_proj_weight_scaling_affine_rescaling_init: float | None
@@ -1715,10 +1900,13 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_stats_output_shape: tuple[int, ...]
     in_proj_weight_stats_reduce_dim: int | None
     in_proj_weight_std_dev_epsilon: float
+    in_proj_weight_straight_through: bool
     in_proj_weight_tensor_clamp_impl: Component
     in_proj_weight_tensor_quant: Component
     in_proj_weight_threshold: float
     in_proj_weight_threshold_mixin: Injector
+    in_proj_weight_trust: float
+    in_proj_weight_trust_steps: float
     in_proj_weight_upstream_shape: tuple[int, ...]
     in_proj_weight_weight_ndims: int
     in_proj_weight_zero_point_affine_rescaling_init: float | None
@@ -1730,6 +1918,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_zero_point_stats_input_view_shape_impl: Component
 
 class InProjBiasBiasNames(TypedDict, total=False):
+    in_proj_bias_about_mean: bool
     in_proj_bias_affine_rescaling: bool
     in_proj_bias_axis_name: AxisName
     in_proj_bias_bit_width: int
@@ -1737,6 +1926,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_bit_width_impl_type: BitWidthImplType
     in_proj_bias_channel_axes: int
     in_proj_bias_channel_shape: tuple[int, ...]
+    in_proj_bias_exponent_impl: Component
     in_proj_bias_float_to_int_impl: Component
     in_proj_bias_float_to_int_impl_type: FloatToIntImplType
     in_proj_bias_force_parameter: bool
@@ -1771,6 +1961,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_restrict_scaling_type: RestrictValueType
     in_proj_bias_restrict_threshold_impl: Component
     in_proj_bias_restrict_value_float_to_int_impl: Component
+    in_proj_bias_scale_rounding: ScaleRounding
     in_proj_bias_scaling_affine_rescaling_init: float | None
     in_proj_bias_scaling_affine_shifting_init: float | None
     in_proj_bias_scaling_const: float
@@ -1800,6 +1991,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_zero_point_impl: Component
 
 class InProjGradGradNames(TypedDict, total=False):
+    in_proj_grad_about_mean: bool
     in_proj_grad_affine_rescaling: bool
     in_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_grad_amax_history: Component
@@ -1811,6 +2003,9 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_bit_width: int
     in_proj_grad_bit_width_impl: Component
     in_proj_grad_bit_width_impl_type: BitWidthImplType
+    in_proj_grad_block_dim: int | None
+    in_proj_grad_block_width: int
+    in_proj_grad_by_factor: bool
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
@@ -1822,20 +2017,23 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_exponent_bit_width: int
     in_proj_grad_exponent_bit_width_impl: Component
     in_proj_grad_exponent_bit_width_impl_type: BitWidthImplType
+    in_proj_grad_exponent_impl: Component
     in_proj_grad_float_clamp_impl: Component
     in_proj_grad_float_scaling_impl: Component
     in_proj_grad_float_to_int_impl: Component
     in_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    in_proj_grad_gradient_mask_impl: Component
     in_proj_grad_group_dim: int | None
     in_proj_grad_group_elements_axis: int | None
     in_proj_grad_group_padding: bool
-    in_proj_grad_group_size: int
+    in_proj_grad_group_size: int | tuple[int, int]
     in_proj_grad_high_percentile_q: float
     in_proj_grad_inf_values: tuple[str, ...] | None
     in_proj_grad_input_view_impl: Component
     in_proj_grad_int_quant: Component
     in_proj_grad_int_scaling_impl: Component
     in_proj_grad_keepdim: bool
+    in_proj_grad_keeps_infinite: bool
     in_proj_grad_learned_round_gamma: float
     in_proj_grad_learned_round_impl: Component
     in_proj_grad_learned_round_impl_type: LearnedRoundImplType
@@ -1859,6 +2057,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_override_pretrained_bit_width: bool
     in_proj_grad_per_channel_broadcastable_shape: tuple[int, ...]
     in_proj_grad_permute_dims: tuple[int, ...] | None
+    in_proj_grad_power_of_two_factor: bool
     in_proj_grad_proxy_class: type[QuantProxyFromInjector]
     in_proj_grad_q_dtype: DType
     in_proj_grad_quant_delay_steps: int | None
@@ -1872,6 +2071,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_restrict_threshold_impl: Component
     in_proj_grad_restrict_value_float_to_int_impl: Component
     in_proj_grad_saturating: bool
+    in_proj_grad_scale_rounding: ScaleRounding
     in_proj_grad_scaling_impl: Component
     in_proj_grad_scaling_impl_type: ScalingImplType
     in_proj_grad_scaling_init: Array
@@ -1892,6 +2092,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_stats_output_shape: tuple[int, ...]
     in_proj_grad_stats_reduce_dim: int | None
     in_proj_grad_std_dev_epsilon: float
+    in_proj_grad_straight_through: bool
     in_proj_grad_tensor_clamp_impl: Component
     in_proj_grad_tensor_quant: Component
     in_proj_grad_threshold: float
@@ -1899,6 +2100,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_zero_point_impl: Component
 
 class OutProjInputActNames(TypedDict, total=False):
+    out_proj_input_about_mean: bool
     out_proj_input_affine_rescaling: bool
     out_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_input_amax_history: Component
@@ -1913,12 +2115,16 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_bit_width_impl: Component
     out_proj_input_bit_width_impl_type: BitWidthImplType
     out_proj_input_bits: int
+    out_proj_input_block_dim: int | None
+    out_proj_input_block_width: int
+    out_proj_input_by_factor: bool
     out_proj_input_calibration_impl: Component
     out_proj_input_candidates: int
     out_proj_input_channel_axes: int
     out_proj_input_channel_shape: tuple[int, ...]
     out_proj_input_channelwise_axes: tuple[int, ...]
     out_proj_input_clip_gradient: bool
+    out_proj_input_codebook: Any
     out_proj_input_collect_stats_steps: int
     out_proj_input_compute_max_mantissa: Component
     out_proj_input_dq_dtype: DType
@@ -1929,16 +2135,18 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_exponent_bit_width: int
     out_proj_input_exponent_bit_width_impl: Component
     out_proj_input_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_input_exponent_impl: Component
     out_proj_input_factor: float
     out_proj_input_float_clamp_impl: Component
     out_proj_input_float_scaling_impl: Component
     out_proj_input_float_to_int_impl: Component
     out_proj_input_float_to_int_impl_type: FloatToIntImplType
     out_proj_input_fractions: tuple[float, ...] | None
+    out_proj_input_gradient_mask_impl: Component
     out_proj_input_group_dim: int | None
     out_proj_input_group_elements_axis: int | None
     out_proj_input_group_padding: bool
-    out_proj_input_group_size: int
+    out_proj_input_group_size: int | tuple[int, int]
     out_proj_input_high_percentile_q: float
     out_proj_input_hqo_beta_zp: float
     out_proj_input_hqo_init_op_zp: Component
@@ -1951,12 +2159,14 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_int_quant: Component
     out_proj_input_int_scaling_impl: Component
     out_proj_input_keepdim: bool
+    out_proj_input_keeps_infinite: bool
     out_proj_input_learned_round_gamma: float
     out_proj_input_learned_round_impl: Component
     out_proj_input_learned_round_impl_type: LearnedRoundImplType
     out_proj_input_learned_round_init: Array
     out_proj_input_learned_round_temperature: float
     out_proj_input_learned_round_zeta: float
+    out_proj_input_limit_steps: float
     out_proj_input_low_percentile_q: float
     out_proj_input_mantissa_bit_class: Injector
     out_proj_input_mantissa_bit_width: int
@@ -1975,10 +2185,13 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_nan_values: tuple[str, ...] | None
     out_proj_input_narrow_range: bool
     out_proj_input_noise_sharing_axes: tuple[int, ...]
+    out_proj_input_normal_clip: float
+    out_proj_input_normal_scale: float
     out_proj_input_override_pretrained_bit_width: bool
     out_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_input_percentile: float
     out_proj_input_permute_dims: tuple[int, ...] | None
+    out_proj_input_power_of_two_factor: bool
     out_proj_input_proxy_class: type[QuantProxyFromInjector]
     out_proj_input_q_dtype: DType
     out_proj_input_quant_delay_steps: int | None
@@ -1996,6 +2209,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_restrict_value_float_to_int_impl: Component
     out_proj_input_saturating: bool
     out_proj_input_scale_quant: Injector
+    out_proj_input_scale_rounding: ScaleRounding
     out_proj_input_scale_stop_grad: bool
     out_proj_input_scaling_affine_rescaling_init: float | None
     out_proj_input_scaling_affine_shifting_init: float | None
@@ -2022,10 +2236,13 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_stats_output_shape: tuple[int, ...]
     out_proj_input_stats_reduce_dim: int | None
     out_proj_input_std_dev_epsilon: float
+    out_proj_input_straight_through: bool
     out_proj_input_tensor_clamp_impl: Component
     out_proj_input_tensor_quant: Component
     out_proj_input_threshold: float
     out_proj_input_threshold_mixin: Injector
+    out_proj_input_trust: float
+    out_proj_input_trust_steps: float
     out_proj_input_zero_point_impl: Component
     out_proj_input_zero_point_shape: tuple[int, ...]
     out_proj_input_zero_point_stats_impl: Component
@@ -2033,6 +2250,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_zero_point_stats_momentum: float | None
 
 class OutProjWeightWeightNames(TypedDict, total=False):
+    out_proj_weight_about_mean: bool
     out_proj_weight_accumulator_bit_width: int
     out_proj_weight_accumulator_bit_width_impl: Component
     out_proj_weight_affine_rescaling: bool
@@ -2048,6 +2266,9 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_bit_width: int
     out_proj_weight_bit_width_impl: Component
     out_proj_weight_bit_width_impl_type: BitWidthImplType
+    out_proj_weight_block_dim: int | None
+    out_proj_weight_block_width: int
+    out_proj_weight_by_factor: bool
     out_proj_weight_calibration_impl: Component
     out_proj_weight_channel_axes: int
     out_proj_weight_channel_shape: tuple[int, ...]
@@ -2064,16 +2285,18 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_exponent_bit_width: int
     out_proj_weight_exponent_bit_width_impl: Component
     out_proj_weight_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_weight_exponent_impl: Component
     out_proj_weight_factor: float
     out_proj_weight_float_clamp_impl: Component
     out_proj_weight_float_scaling_impl: Component
     out_proj_weight_float_to_int_impl: Component
     out_proj_weight_float_to_int_impl_type: FloatToIntImplType
     out_proj_weight_force_parameter: bool
+    out_proj_weight_gradient_mask_impl: Component
     out_proj_weight_group_dim: int | None
     out_proj_weight_group_elements_axis: int | None
     out_proj_weight_group_padding: bool
-    out_proj_weight_group_size: int
+    out_proj_weight_group_size: int | tuple[int, int]
     out_proj_weight_high_percentile_q: float
     out_proj_weight_hqo_beta_scale: float
     out_proj_weight_hqo_beta_zp: float
@@ -2091,12 +2314,14 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_int_quant: Component
     out_proj_weight_int_scaling_impl: Component
     out_proj_weight_keepdim: bool
+    out_proj_weight_keeps_infinite: bool
     out_proj_weight_learned_round_gamma: float
     out_proj_weight_learned_round_impl: Component
     out_proj_weight_learned_round_impl_type: LearnedRoundImplType
     out_proj_weight_learned_round_init: Array
     out_proj_weight_learned_round_temperature: float
     out_proj_weight_learned_round_zeta: float
+    out_proj_weight_limit_steps: float
     out_proj_weight_low_percentile_q: float
     out_proj_weight_mantissa_bit_class: Injector
     out_proj_weight_mantissa_bit_width: int
@@ -2112,12 +2337,15 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_nan_values: tuple[str, ...] | None
     out_proj_weight_narrow_range: bool
     out_proj_weight_noise_sharing_axes: tuple[int, ...]
+    out_proj_weight_normal_clip: float
+    out_proj_weight_normal_scale: float
     out_proj_weight_normalize_stats_impl: Component
     out_proj_weight_out_channels: int
     out_proj_weight_output_channel_dim: int | tuple[int, ...]
     out_proj_weight_override_pretrained_bit_width: bool
     out_proj_weight_per_channel_pre_norm: Injector
     out_proj_weight_permute_dims: tuple[int, ...] | None
+    out_proj_weight_power_of_two_factor: bool
     out_proj_weight_pre_scaling_impl: Component
     out_proj_weight_pre_scaling_min_val: float | None
     out_proj_weight_pre_scaling_shape: tuple[int, ...]
@@ -2141,6 +2369,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_restrict_value_float_to_int_impl: Component
     out_proj_weight_saturating: bool
     out_proj_weight_scale_quant: Injector
+    out_proj_weight_scale_rounding: ScaleRounding
     out_proj_weight_scale_shift_zero_point_impl: Component
     out_proj_weight_scale_stop_grad: bool
     out_proj_weight_scaling_affine_rescaling_init: float | None
@@ -2171,10 +2400,13 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_stats_output_shape: tuple[int, ...]
     out_proj_weight_stats_reduce_dim: int | None
     out_proj_weight_std_dev_epsilon: float
+    out_proj_weight_straight_through: bool
     out_proj_weight_tensor_clamp_impl: Component
     out_proj_weight_tensor_quant: Component
     out_proj_weight_threshold: float
     out_proj_weight_threshold_mixin: Injector
+    out_proj_weight_trust: float
+    out_proj_weight_trust_steps: float
     out_proj_weight_upstream_shape: tuple[int, ...]
     out_proj_weight_weight_ndims: int
     out_proj_weight_zero_point_affine_rescaling_init: float | None
@@ -2186,6 +2418,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_zero_point_stats_input_view_shape_impl: Component
 
 class OutProjBiasBiasNames(TypedDict, total=False):
+    out_proj_bias_about_mean: bool
     out_proj_bias_affine_rescaling: bool
     out_proj_bias_axis_name: AxisName
     out_proj_bias_bit_width: int
@@ -2193,6 +2426,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_bit_width_impl_type: BitWidthImplType
     out_proj_bias_channel_axes: int
     out_proj_bias_channel_shape: tuple[int, ...]
+    out_proj_bias_exponent_impl: Component
     out_proj_bias_float_to_int_impl: Component
     out_proj_bias_float_to_int_impl_type: FloatToIntImplType
     out_proj_bias_force_parameter: bool
@@ -2227,6 +2461,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_restrict_scaling_type: RestrictValueType
     out_proj_bias_restrict_threshold_impl: Component
     out_proj_bias_restrict_value_float_to_int_impl: Component
+    out_proj_bias_scale_rounding: ScaleRounding
     out_proj_bias_scaling_affine_rescaling_init: float | None
     out_proj_bias_scaling_affine_shifting_init: float | None
     out_proj_bias_scaling_const: float
@@ -2256,6 +2491,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_zero_point_impl: Component
 
 class OutProjOutputActNames(TypedDict, total=False):
+    out_proj_output_about_mean: bool
     out_proj_output_affine_rescaling: bool
     out_proj_output_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_output_amax_history: Component
@@ -2270,12 +2506,16 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_bit_width_impl: Component
     out_proj_output_bit_width_impl_type: BitWidthImplType
     out_proj_output_bits: int
+    out_proj_output_block_dim: int | None
+    out_proj_output_block_width: int
+    out_proj_output_by_factor: bool
     out_proj_output_calibration_impl: Component
     out_proj_output_candidates: int
     out_proj_output_channel_axes: int
     out_proj_output_channel_shape: tuple[int, ...]
     out_proj_output_channelwise_axes: tuple[int, ...]
     out_proj_output_clip_gradient: bool
+    out_proj_output_codebook: Any
     out_proj_output_collect_stats_steps: int
     out_proj_output_compute_max_mantissa: Component
     out_proj_output_dq_dtype: DType
@@ -2286,16 +2526,18 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_exponent_bit_width: int
     out_proj_output_exponent_bit_width_impl: Component
     out_proj_output_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_output_exponent_impl: Component
     out_proj_output_factor: float
     out_proj_output_float_clamp_impl: Component
     out_proj_output_float_scaling_impl: Component
     out_proj_output_float_to_int_impl: Component
     out_proj_output_float_to_int_impl_type: FloatToIntImplType
     out_proj_output_fractions: tuple[float, ...] | None
+    out_proj_output_gradient_mask_impl: Component
     out_proj_output_group_dim: int | None
     out_proj_output_group_elements_axis: int | None
     out_proj_output_group_padding: bool
-    out_proj_output_group_size: int
+    out_proj_output_group_size: int | tuple[int, int]
     out_proj_output_high_percentile_q: float
     out_proj_output_hqo_beta_zp: float
     out_proj_output_hqo_init_op_zp: Component
@@ -2308,12 +2550,14 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_int_quant: Component
     out_proj_output_int_scaling_impl: Component
     out_proj_output_keepdim: bool
+    out_proj_output_keeps_infinite: bool
     out_proj_output_learned_round_gamma: float
     out_proj_output_learned_round_impl: Component
     out_proj_output_learned_round_impl_type: LearnedRoundImplType
     out_proj_output_learned_round_init: Array
     out_proj_output_learned_round_temperature: float
     out_proj_output_learned_round_zeta: float
+    out_proj_output_limit_steps: float
     out_proj_output_low_percentile_q: float
     out_proj_output_mantissa_bit_class: Injector
     out_proj_output_mantissa_bit_width: int
@@ -2332,10 +2576,13 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_nan_values: tuple[str, ...] | None
     out_proj_output_narrow_range: bool
     out_proj_output_noise_sharing_axes: tuple[int, ...]
+    out_proj_output_normal_clip: float
+    out_proj_output_normal_scale: float
     out_proj_output_override_pretrained_bit_width: bool
     out_proj_output_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_output_percentile: float
     out_proj_output_permute_dims: tuple[int, ...] | None
+    out_proj_output_power_of_two_factor: bool
     out_proj_output_proxy_class: type[QuantProxyFromInjector]
     out_proj_output_q_dtype: DType
     out_proj_output_quant_delay_steps: int | None
@@ -2353,6 +2600,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_restrict_value_float_to_int_impl: Component
     out_proj_output_saturating: bool
     out_proj_output_scale_quant: Injector
+    out_proj_output_scale_rounding: ScaleRounding
     out_proj_output_scale_stop_grad: bool
     out_proj_output_scaling_affine_rescaling_init: float | None
     out_proj_output_scaling_affine_shifting_init: float | None
@@ -2379,10 +2627,13 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_stats_output_shape: tuple[int, ...]
     out_proj_output_stats_reduce_dim: int | None
     out_proj_output_std_dev_epsilon: float
+    out_proj_output_straight_through: bool
     out_proj_output_tensor_clamp_impl: Component
     out_proj_output_tensor_quant: Component
     out_proj_output_threshold: float
     out_proj_output_threshold_mixin: Injector
+    out_proj_output_trust: float
+    out_proj_output_trust_steps: float
     out_proj_output_zero_point_impl: Component
     out_proj_output_zero_point_shape: tuple[int, ...]
     out_proj_output_zero_point_stats_impl: Component
@@ -2390,6 +2641,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_zero_point_stats_momentum: float | None
 
 class OutProjGradGradNames(TypedDict, total=False):
+    out_proj_grad_about_mean: bool
     out_proj_grad_affine_rescaling: bool
     out_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_grad_amax_history: Component
@@ -2401,6 +2653,9 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_bit_width: int
     out_proj_grad_bit_width_impl: Component
     out_proj_grad_bit_width_impl_type: BitWidthImplType
+    out_proj_grad_block_dim: int | None
+    out_proj_grad_block_width: int
+    out_proj_grad_by_factor: bool
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
@@ -2412,20 +2667,23 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_exponent_bit_width: int
     out_proj_grad_exponent_bit_width_impl: Component
     out_proj_grad_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_grad_exponent_impl: Component
     out_proj_grad_float_clamp_impl: Component
     out_proj_grad_float_scaling_impl: Component
     out_proj_grad_float_to_int_impl: Component
     out_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    out_proj_grad_gradient_mask_impl: Component
     out_proj_grad_group_dim: int | None
     out_proj_grad_group_elements_axis: int | None
     out_proj_grad_group_padding: bool
-    out_proj_grad_group_size: int
+    out_proj_grad_group_size: int | tuple[int, int]
     out_proj_grad_high_percentile_q: float
     out_proj_grad_inf_values: tuple[str, ...] | None
     out_proj_grad_input_view_impl: Component
     out_proj_grad_int_quant: Component
     out_proj_grad_int_scaling_impl: Component
     out_proj_grad_keepdim: bool
+    out_proj_grad_keeps_infinite: bool
     out_proj_grad_learned_round_gamma: float
     out_proj_grad_learned_round_impl: Component
     out_proj_grad_learned_round_impl_type: LearnedRoundImplType
@@ -2449,6 +2707,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_override_pretrained_bit_width: bool
     out_proj_grad_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_grad_permute_dims: tuple[int, ...] | None
+    out_proj_grad_power_of_two_factor: bool
     out_proj_grad_proxy_class: type[QuantProxyFromInjector]
     out_proj_grad_q_dtype: DType
     out_proj_grad_quant_delay_steps: int | None
@@ -2462,6 +2721,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_restrict_threshold_impl: Component
     out_proj_grad_restrict_value_float_to_int_impl: Component
     out_proj_grad_saturating: bool
+    out_proj_grad_scale_rounding: ScaleRounding
     out_proj_grad_scaling_impl: Component
     out_proj_grad_scaling_impl_type: ScalingImplType
     out_proj_grad_scaling_init: Array
@@ -2482,6 +2742,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_stats_output_shape: tuple[int, ...]
     out_proj_grad_stats_reduce_dim: int | None
     out_proj_grad_std_dev_epsilon: float
+    out_proj_grad_straight_through: bool
     out_proj_grad_tensor_clamp_impl: Component
     out_proj_grad_tensor_quant: Component
     out_proj_grad_threshold: float
@@ -2489,6 +2750,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_zero_point_impl: Component
 
 class QScaledActNames(TypedDict, total=False):
+    q_scaled_about_mean: bool
     q_scaled_affine_rescaling: bool
     q_scaled_amax_compute_algo: Literal["max", "most_recent"]
     q_scaled_amax_history: Component
@@ -2503,12 +2765,16 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_bit_width_impl: Component
     q_scaled_bit_width_impl_type: BitWidthImplType
     q_scaled_bits: int
+    q_scaled_block_dim: int | None
+    q_scaled_block_width: int
+    q_scaled_by_factor: bool
     q_scaled_calibration_impl: Component
     q_scaled_candidates: int
     q_scaled_channel_axes: int
     q_scaled_channel_shape: tuple[int, ...]
     q_scaled_channelwise_axes: tuple[int, ...]
     q_scaled_clip_gradient: bool
+    q_scaled_codebook: Any
     q_scaled_collect_stats_steps: int
     q_scaled_compute_max_mantissa: Component
     q_scaled_dq_dtype: DType
@@ -2519,16 +2785,18 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_exponent_bit_width: int
     q_scaled_exponent_bit_width_impl: Component
     q_scaled_exponent_bit_width_impl_type: BitWidthImplType
+    q_scaled_exponent_impl: Component
     q_scaled_factor: float
     q_scaled_float_clamp_impl: Component
     q_scaled_float_scaling_impl: Component
     q_scaled_float_to_int_impl: Component
     q_scaled_float_to_int_impl_type: FloatToIntImplType
     q_scaled_fractions: tuple[float, ...] | None
+    q_scaled_gradient_mask_impl: Component
     q_scaled_group_dim: int | None
     q_scaled_group_elements_axis: int | None
     q_scaled_group_padding: bool
-    q_scaled_group_size: int
+    q_scaled_group_size: int | tuple[int, int]
     q_scaled_high_percentile_q: float
     q_scaled_hqo_beta_zp: float
     q_scaled_hqo_init_op_zp: Component
@@ -2541,12 +2809,14 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_int_quant: Component
     q_scaled_int_scaling_impl: Component
     q_scaled_keepdim: bool
+    q_scaled_keeps_infinite: bool
     q_scaled_learned_round_gamma: float
     q_scaled_learned_round_impl: Component
     q_scaled_learned_round_impl_type: LearnedRoundImplType
     q_scaled_learned_round_init: Array
     q_scaled_learned_round_temperature: float
     q_scaled_learned_round_zeta: float
+    q_scaled_limit_steps: float
     q_scaled_low_percentile_q: float
     q_scaled_mantissa_bit_class: Injector
     q_scaled_mantissa_bit_width: int
@@ -2565,10 +2835,13 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_nan_values: tuple[str, ...] | None
     q_scaled_narrow_range: bool
     q_scaled_noise_sharing_axes: tuple[int, ...]
+    q_scaled_normal_clip: float
+    q_scaled_normal_scale: float
     q_scaled_override_pretrained_bit_width: bool
     q_scaled_per_channel_broadcastable_shape: tuple[int, ...]
     q_scaled_percentile: float
     q_scaled_permute_dims: tuple[int, ...] | None
+    q_scaled_power_of_two_factor: bool
     q_scaled_proxy_class: type[QuantProxyFromInjector]
     q_scaled_q_dtype: DType
     q_scaled_quant_delay_steps: int | None
@@ -2586,6 +2859,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_restrict_value_float_to_int_impl: Component
     q_scaled_saturating: bool
     q_scaled_scale_quant: Injector
+    q_scaled_scale_rounding: ScaleRounding
     q_scaled_scale_stop_grad: bool
     q_scaled_scaling_affine_rescaling_init: float | None
     q_scaled_scaling_affine_shifting_init: float | None
@@ -2612,10 +2886,13 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_stats_output_shape: tuple[int, ...]
     q_scaled_stats_reduce_dim: int | None
     q_scaled_std_dev_epsilon: float
+    q_scaled_straight_through: bool
     q_scaled_tensor_clamp_impl: Component
     q_scaled_tensor_quant: Component
     q_scaled_threshold: float
     q_scaled_threshold_mixin: Injector
+    q_scaled_trust: float
+    q_scaled_trust_steps: float
     q_scaled_zero_point_impl: Component
     q_scaled_zero_point_shape: tuple[int, ...]
     q_scaled_zero_point_stats_impl: Component
@@ -2623,6 +2900,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_zero_point_stats_momentum: float | None
 
 class KTransposedActNames(TypedDict, total=False):
+    k_transposed_about_mean: bool
     k_transposed_affine_rescaling: bool
     k_transposed_amax_compute_algo: Literal["max", "most_recent"]
     k_transposed_amax_history: Component
@@ -2637,12 +2915,16 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_bit_width_impl: Component
     k_transposed_bit_width_impl_type: BitWidthImplType
     k_transposed_bits: int
+    k_transposed_block_dim: int | None
+    k_transposed_block_width: int
+    k_transposed_by_factor: bool
     k_transposed_calibration_impl: Component
     k_transposed_candidates: int
     k_transposed_channel_axes: int
     k_transposed_channel_shape: tuple[int, ...]
     k_transposed_channelwise_axes: tuple[int, ...]
     k_transposed_clip_gradient: bool
+    k_transposed_codebook: Any
     k_transposed_collect_stats_steps: int
     k_transposed_compute_max_mantissa: Component
     k_transposed_dq_dtype: DType
@@ -2653,16 +2935,18 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_exponent_bit_width: int
     k_transposed_exponent_bit_width_impl: Component
     k_transposed_exponent_bit_width_impl_type: BitWidthImplType
+    k_transposed_exponent_impl: Component
     k_transposed_factor: float
     k_transposed_float_clamp_impl: Component
     k_transposed_float_scaling_impl: Component
     k_transposed_float_to_int_impl: Component
     k_transposed_float_to_int_impl_type: FloatToIntImplType
     k_transposed_fractions: tuple[float, ...] | None
+    k_transposed_gradient_mask_impl: Component
     k_transposed_group_dim: int | None
     k_transposed_group_elements_axis: int | None
     k_transposed_group_padding: bool
-    k_transposed_group_size: int
+    k_transposed_group_size: int | tuple[int, int]
     k_transposed_high_percentile_q: float
     k_transposed_hqo_beta_zp: float
     k_transposed_hqo_init_op_zp: Component
@@ -2675,12 +2959,14 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_int_quant: Component
     k_transposed_int_scaling_impl: Component
     k_transposed_keepdim: bool
+    k_transposed_keeps_infinite: bool
     k_transposed_learned_round_gamma: float
     k_transposed_learned_round_impl: Component
     k_transposed_learned_round_impl_type: LearnedRoundImplType
     k_transposed_learned_round_init: Array
     k_transposed_learned_round_temperature: float
     k_transposed_learned_round_zeta: float
+    k_transposed_limit_steps: float
     k_transposed_low_percentile_q: float
     k_transposed_mantissa_bit_class: Injector
     k_transposed_mantissa_bit_width: int
@@ -2699,10 +2985,13 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_nan_values: tuple[str, ...] | None
     k_transposed_narrow_range: bool
     k_transposed_noise_sharing_axes: tuple[int, ...]
+    k_transposed_normal_clip: float
+    k_transposed_normal_scale: float
     k_transposed_override_pretrained_bit_width: bool
     k_transposed_per_channel_broadcastable_shape: tuple[int, ...]
     k_transposed_percentile: float
     k_transposed_permute_dims: tuple[int, ...] | None
+    k_transposed_power_of_two_factor: bool
     k_transposed_proxy_class: type[QuantProxyFromInjector]
     k_transposed_q_dtype: DType
     k_transposed_quant_delay_steps: int | None
@@ -2720,6 +3009,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_restrict_value_float_to_int_impl: Component
     k_transposed_saturating: bool
     k_transposed_scale_quant: Injector
+    k_transposed_scale_rounding: ScaleRounding
     k_transposed_scale_stop_grad: bool
     k_transposed_scaling_affine_rescaling_init: float | None
     k_transposed_scaling_affine_shifting_init: float | None
@@ -2746,10 +3036,13 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_stats_output_shape: tuple[int, ...]
     k_transposed_stats_reduce_dim: int | None
     k_transposed_std_dev_epsilon: float
+    k_transposed_straight_through: bool
     k_transposed_tensor_clamp_impl: Component
     k_transposed_tensor_quant: Component
     k_transposed_threshold: float
     k_transposed_threshold_mixin: Injector
+    k_transposed_trust: float
+    k_transposed_trust_steps: float
     k_transposed_zero_point_impl: Component
     k_transposed_zero_point_shape: tuple[int, ...]
     k_transposed_zero_point_stats_impl: Component
@@ -2757,6 +3050,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_zero_point_stats_momentum: float | None
 
 class SoftmaxInputActNames(TypedDict, total=False):
+    softmax_input_about_mean: bool
     softmax_input_affine_rescaling: bool
     softmax_input_amax_compute_algo: Literal["max", "most_recent"]
     softmax_input_amax_history: Component
@@ -2771,12 +3065,16 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_bit_width_impl: Component
     softmax_input_bit_width_impl_type: BitWidthImplType
     softmax_input_bits: int
+    softmax_input_block_dim: int | None
+    softmax_input_block_width: int
+    softmax_input_by_factor: bool
     softmax_input_calibration_impl: Component
     softmax_input_candidates: int
     softmax_input_channel_axes: int
     softmax_input_channel_shape: tuple[int, ...]
     softmax_input_channelwise_axes: tuple[int, ...]
     softmax_input_clip_gradient: bool
+    softmax_input_codebook: Any
     softmax_input_collect_stats_steps: int
     softmax_input_compute_max_mantissa: Component
     softmax_input_dq_dtype: DType
@@ -2787,16 +3085,18 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_exponent_bit_width: int
     softmax_input_exponent_bit_width_impl: Component
     softmax_input_exponent_bit_width_impl_type: BitWidthImplType
+    softmax_input_exponent_impl: Component
     softmax_input_factor: float
     softmax_input_float_clamp_impl: Component
     softmax_input_float_scaling_impl: Component
     softmax_input_float_to_int_impl: Component
     softmax_input_float_to_int_impl_type: FloatToIntImplType
     softmax_input_fractions: tuple[float, ...] | None
+    softmax_input_gradient_mask_impl: Component
     softmax_input_group_dim: int | None
     softmax_input_group_elements_axis: int | None
     softmax_input_group_padding: bool
-    softmax_input_group_size: int
+    softmax_input_group_size: int | tuple[int, int]
     softmax_input_high_percentile_q: float
     softmax_input_hqo_beta_zp: float
     softmax_input_hqo_init_op_zp: Component
@@ -2809,12 +3109,14 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_int_quant: Component
     softmax_input_int_scaling_impl: Component
     softmax_input_keepdim: bool
+    softmax_input_keeps_infinite: bool
     softmax_input_learned_round_gamma: float
     softmax_input_learned_round_impl: Component
     softmax_input_learned_round_impl_type: LearnedRoundImplType
     softmax_input_learned_round_init: Array
     softmax_input_learned_round_temperature: float
     softmax_input_learned_round_zeta: float
+    softmax_input_limit_steps: float
     softmax_input_low_percentile_q: float
     softmax_input_mantissa_bit_class: Injector
     softmax_input_mantissa_bit_width: int
@@ -2833,10 +3135,13 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_nan_values: tuple[str, ...] | None
     softmax_input_narrow_range: bool
     softmax_input_noise_sharing_axes: tuple[int, ...]
+    softmax_input_normal_clip: float
+    softmax_input_normal_scale: float
     softmax_input_override_pretrained_bit_width: bool
     softmax_input_per_channel_broadcastable_shape: tuple[int, ...]
     softmax_input_percentile: float
     softmax_input_permute_dims: tuple[int, ...] | None
+    softmax_input_power_of_two_factor: bool
     softmax_input_proxy_class: type[QuantProxyFromInjector]
     softmax_input_q_dtype: DType
     softmax_input_quant_delay_steps: int | None
@@ -2854,6 +3159,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_restrict_value_float_to_int_impl: Component
     softmax_input_saturating: bool
     softmax_input_scale_quant: Injector
+    softmax_input_scale_rounding: ScaleRounding
     softmax_input_scale_stop_grad: bool
     softmax_input_scaling_affine_rescaling_init: float | None
     softmax_input_scaling_affine_shifting_init: float | None
@@ -2880,10 +3186,13 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_stats_output_shape: tuple[int, ...]
     softmax_input_stats_reduce_dim: int | None
     softmax_input_std_dev_epsilon: float
+    softmax_input_straight_through: bool
     softmax_input_tensor_clamp_impl: Component
     softmax_input_tensor_quant: Component
     softmax_input_threshold: float
     softmax_input_threshold_mixin: Injector
+    softmax_input_trust: float
+    softmax_input_trust_steps: float
     softmax_input_zero_point_impl: Component
     softmax_input_zero_point_shape: tuple[int, ...]
     softmax_input_zero_point_stats_impl: Component
@@ -2891,6 +3200,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_zero_point_stats_momentum: float | None
 
 class AttnOutputWeightsActNames(TypedDict, total=False):
+    attn_output_weights_about_mean: bool
     attn_output_weights_affine_rescaling: bool
     attn_output_weights_amax_compute_algo: Literal["max", "most_recent"]
     attn_output_weights_amax_history: Component
@@ -2905,12 +3215,16 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_bit_width_impl: Component
     attn_output_weights_bit_width_impl_type: BitWidthImplType
     attn_output_weights_bits: int
+    attn_output_weights_block_dim: int | None
+    attn_output_weights_block_width: int
+    attn_output_weights_by_factor: bool
     attn_output_weights_calibration_impl: Component
     attn_output_weights_candidates: int
     attn_output_weights_channel_axes: int
     attn_output_weights_channel_shape: tuple[int, ...]
     attn_output_weights_channelwise_axes: tuple[int, ...]
     attn_output_weights_clip_gradient: bool
+    attn_output_weights_codebook: Any
     attn_output_weights_collect_stats_steps: int
     attn_output_weights_compute_max_mantissa: Component
     attn_output_weights_dq_dtype: DType
@@ -2921,16 +3235,18 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_exponent_bit_width: int
     attn_output_weights_exponent_bit_width_impl: Component
     attn_output_weights_exponent_bit_width_impl_type: BitWidthImplType
+    attn_output_weights_exponent_impl: Component
     attn_output_weights_factor: float
     attn_output_weights_float_clamp_impl: Component
     attn_output_weights_float_scaling_impl: Component
     attn_output_weights_float_to_int_impl: Component
     attn_output_weights_float_to_int_impl_type: FloatToIntImplType
     attn_output_weights_fractions: tuple[float, ...] | None
+    attn_output_weights_gradient_mask_impl: Component
     attn_output_weights_group_dim: int | None
     attn_output_weights_group_elements_axis: int | None
     attn_output_weights_group_padding: bool
-    attn_output_weights_group_size: int
+    attn_output_weights_group_size: int | tuple[int, int]
     attn_output_weights_high_percentile_q: float
     attn_output_weights_hqo_beta_zp: float
     attn_output_weights_hqo_init_op_zp: Component
@@ -2943,12 +3259,14 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_int_quant: Component
     attn_output_weights_int_scaling_impl: Component
     attn_output_weights_keepdim: bool
+    attn_output_weights_keeps_infinite: bool
     attn_output_weights_learned_round_gamma: float
     attn_output_weights_learned_round_impl: Component
     attn_output_weights_learned_round_impl_type: LearnedRoundImplType
     attn_output_weights_learned_round_init: Array
     attn_output_weights_learned_round_temperature: float
     attn_output_weights_learned_round_zeta: float
+    attn_output_weights_limit_steps: float
     attn_output_weights_low_percentile_q: float
     attn_output_weights_mantissa_bit_class: Injector
     attn_output_weights_mantissa_bit_width: int
@@ -2967,10 +3285,13 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_nan_values: tuple[str, ...] | None
     attn_output_weights_narrow_range: bool
     attn_output_weights_noise_sharing_axes: tuple[int, ...]
+    attn_output_weights_normal_clip: float
+    attn_output_weights_normal_scale: float
     attn_output_weights_override_pretrained_bit_width: bool
     attn_output_weights_per_channel_broadcastable_shape: tuple[int, ...]
     attn_output_weights_percentile: float
     attn_output_weights_permute_dims: tuple[int, ...] | None
+    attn_output_weights_power_of_two_factor: bool
     attn_output_weights_proxy_class: type[QuantProxyFromInjector]
     attn_output_weights_q_dtype: DType
     attn_output_weights_quant_delay_steps: int | None
@@ -2988,6 +3309,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_restrict_value_float_to_int_impl: Component
     attn_output_weights_saturating: bool
     attn_output_weights_scale_quant: Injector
+    attn_output_weights_scale_rounding: ScaleRounding
     attn_output_weights_scale_stop_grad: bool
     attn_output_weights_scaling_affine_rescaling_init: float | None
     attn_output_weights_scaling_affine_shifting_init: float | None
@@ -3014,10 +3336,13 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_stats_output_shape: tuple[int, ...]
     attn_output_weights_stats_reduce_dim: int | None
     attn_output_weights_std_dev_epsilon: float
+    attn_output_weights_straight_through: bool
     attn_output_weights_tensor_clamp_impl: Component
     attn_output_weights_tensor_quant: Component
     attn_output_weights_threshold: float
     attn_output_weights_threshold_mixin: Injector
+    attn_output_weights_trust: float
+    attn_output_weights_trust_steps: float
     attn_output_weights_zero_point_impl: Component
     attn_output_weights_zero_point_shape: tuple[int, ...]
     attn_output_weights_zero_point_stats_impl: Component
@@ -3025,6 +3350,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_zero_point_stats_momentum: float | None
 
 class VActNames(TypedDict, total=False):
+    v_about_mean: bool
     v_affine_rescaling: bool
     v_amax_compute_algo: Literal["max", "most_recent"]
     v_amax_history: Component
@@ -3039,12 +3365,16 @@ class VActNames(TypedDict, total=False):
     v_bit_width_impl: Component
     v_bit_width_impl_type: BitWidthImplType
     v_bits: int
+    v_block_dim: int | None
+    v_block_width: int
+    v_by_factor: bool
     v_calibration_impl: Component
     v_candidates: int
     v_channel_axes: int
     v_channel_shape: tuple[int, ...]
     v_channelwise_axes: tuple[int, ...]
     v_clip_gradient: bool
+    v_codebook: Any
     v_collect_stats_steps: int
     v_compute_max_mantissa: Component
     v_dq_dtype: DType
@@ -3055,16 +3385,18 @@ class VActNames(TypedDict, total=False):
     v_exponent_bit_width: int
     v_exponent_bit_width_impl: Component
     v_exponent_bit_width_impl_type: BitWidthImplType
+    v_exponent_impl: Component
     v_factor: float
     v_float_clamp_impl: Component
     v_float_scaling_impl: Component
     v_float_to_int_impl: Component
     v_float_to_int_impl_type: FloatToIntImplType
     v_fractions: tuple[float, ...] | None
+    v_gradient_mask_impl: Component
     v_group_dim: int | None
     v_group_elements_axis: int | None
     v_group_padding: bool
-    v_group_size: int
+    v_group_size: int | tuple[int, int]
     v_high_percentile_q: float
     v_hqo_beta_zp: float
     v_hqo_init_op_zp: Component
@@ -3077,12 +3409,14 @@ class VActNames(TypedDict, total=False):
     v_int_quant: Component
     v_int_scaling_impl: Component
     v_keepdim: bool
+    v_keeps_infinite: bool
     v_learned_round_gamma: float
     v_learned_round_impl: Component
     v_learned_round_impl_type: LearnedRoundImplType
     v_learned_round_init: Array
     v_learned_round_temperature: float
     v_learned_round_zeta: float
+    v_limit_steps: float
     v_low_percentile_q: float
     v_mantissa_bit_class: Injector
     v_mantissa_bit_width: int
@@ -3101,10 +3435,13 @@ class VActNames(TypedDict, total=False):
     v_nan_values: tuple[str, ...] | None
     v_narrow_range: bool
     v_noise_sharing_axes: tuple[int, ...]
+    v_normal_clip: float
+    v_normal_scale: float
     v_override_pretrained_bit_width: bool
     v_per_channel_broadcastable_shape: tuple[int, ...]
     v_percentile: float
     v_permute_dims: tuple[int, ...] | None
+    v_power_of_two_factor: bool
     v_proxy_class: type[QuantProxyFromInjector]
     v_q_dtype: DType
     v_quant_delay_steps: int | None
@@ -3122,6 +3459,7 @@ class VActNames(TypedDict, total=False):
     v_restrict_value_float_to_int_impl: Component
     v_saturating: bool
     v_scale_quant: Injector
+    v_scale_rounding: ScaleRounding
     v_scale_stop_grad: bool
     v_scaling_affine_rescaling_init: float | None
     v_scaling_affine_shifting_init: float | None
@@ -3148,10 +3486,13 @@ class VActNames(TypedDict, total=False):
     v_stats_output_shape: tuple[int, ...]
     v_stats_reduce_dim: int | None
     v_std_dev_epsilon: float
+    v_straight_through: bool
     v_tensor_clamp_impl: Component
     v_tensor_quant: Component
     v_threshold: float
     v_threshold_mixin: Injector
+    v_trust: float
+    v_trust_steps: float
     v_zero_point_impl: Component
     v_zero_point_shape: tuple[int, ...]
     v_zero_point_stats_impl: Component
@@ -3159,6 +3500,7 @@ class VActNames(TypedDict, total=False):
     v_zero_point_stats_momentum: float | None
 
 class SdpaOutputActNames(TypedDict, total=False):
+    sdpa_output_about_mean: bool
     sdpa_output_affine_rescaling: bool
     sdpa_output_amax_compute_algo: Literal["max", "most_recent"]
     sdpa_output_amax_history: Component
@@ -3173,12 +3515,16 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_bit_width_impl: Component
     sdpa_output_bit_width_impl_type: BitWidthImplType
     sdpa_output_bits: int
+    sdpa_output_block_dim: int | None
+    sdpa_output_block_width: int
+    sdpa_output_by_factor: bool
     sdpa_output_calibration_impl: Component
     sdpa_output_candidates: int
     sdpa_output_channel_axes: int
     sdpa_output_channel_shape: tuple[int, ...]
     sdpa_output_channelwise_axes: tuple[int, ...]
     sdpa_output_clip_gradient: bool
+    sdpa_output_codebook: Any
     sdpa_output_collect_stats_steps: int
     sdpa_output_compute_max_mantissa: Component
     sdpa_output_dq_dtype: DType
@@ -3189,16 +3535,18 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_exponent_bit_width: int
     sdpa_output_exponent_bit_width_impl: Component
     sdpa_output_exponent_bit_width_impl_type: BitWidthImplType
+    sdpa_output_exponent_impl: Component
     sdpa_output_factor: float
     sdpa_output_float_clamp_impl: Component
     sdpa_output_float_scaling_impl: Component
     sdpa_output_float_to_int_impl: Component
     sdpa_output_float_to_int_impl_type: FloatToIntImplType
     sdpa_output_fractions: tuple[float, ...] | None
+    sdpa_output_gradient_mask_impl: Component
     sdpa_output_group_dim: int | None
     sdpa_output_group_elements_axis: int | None
     sdpa_output_group_padding: bool
-    sdpa_output_group_size: int
+    sdpa_output_group_size: int | tuple[int, int]
     sdpa_output_high_percentile_q: float
     sdpa_output_hqo_beta_zp: float
     sdpa_output_hqo_init_op_zp: Component
@@ -3211,12 +3559,14 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_int_quant: Component
     sdpa_output_int_scaling_impl: Component
     sdpa_output_keepdim: bool
+    sdpa_output_keeps_infinite: bool
     sdpa_output_learned_round_gamma: float
     sdpa_output_learned_round_impl: Component
     sdpa_output_learned_round_impl_type: LearnedRoundImplType
     sdpa_output_learned_round_init: Array
     sdpa_output_learned_round_temperature: float
     sdpa_output_learned_round_zeta: float
+    sdpa_output_limit_steps: float
     sdpa_output_low_percentile_q: float
     sdpa_output_mantissa_bit_class: Injector
     sdpa_output_mantissa_bit_width: int
@@ -3235,10 +3585,13 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_nan_values: tuple[str, ...] | None
     sdpa_output_narrow_range: bool
     sdpa_output_noise_sharing_axes: tuple[int, ...]
+    sdpa_output_normal_clip: float
+    sdpa_output_normal_scale: float
     sdpa_output_override_pretrained_bit_width: bool
     sdpa_output_per_channel_broadcastable_shape: tuple[int, ...]
     sdpa_output_percentile: float
     sdpa_output_permute_dims: tuple[int, ...] | None
+    sdpa_output_power_of_two_factor: bool
     sdpa_output_proxy_class: type[QuantProxyFromInjector]
     sdpa_output_q_dtype: DType
     sdpa_output_quant_delay_steps: int | None
@@ -3256,6 +3609,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_restrict_value_float_to_int_impl: Component
     sdpa_output_saturating: bool
     sdpa_output_scale_quant: Injector
+    sdpa_output_scale_rounding: ScaleRounding
     sdpa_output_scale_stop_grad: bool
     sdpa_output_scaling_affine_rescaling_init: float | None
     sdpa_output_scaling_affine_shifting_init: float | None
@@ -3282,10 +3636,13 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_stats_output_shape: tuple[int, ...]
     sdpa_output_stats_reduce_dim: int | None
     sdpa_output_std_dev_epsilon: float
+    sdpa_output_straight_through: bool
     sdpa_output_tensor_clamp_impl: Component
     sdpa_output_tensor_quant: Component
     sdpa_output_threshold: float
     sdpa_output_threshold_mixin: Injector
+    sdpa_output_trust: float
+    sdpa_output_trust_steps: float
     sdpa_output_zero_point_impl: Component
     sdpa_output_zero_point_shape: tuple[int, ...]
     sdpa_output_zero_point_stats_impl: Component
@@ -3293,6 +3650,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_zero_point_stats_momentum: float | None
 
 class TruncNames(TypedDict, total=False):
+    about_mean: bool
     affine_rescaling: bool
     axis_name: AxisName
     bit_width: int
@@ -3364,6 +3722,7 @@ class TruncNames(TypedDict, total=False):
     trunc_scaling_impl_type: TruncScalingImplType
 
 class LhsActNames(TypedDict, total=False):
+    lhs_about_mean: bool
     lhs_affine_rescaling: bool
     lhs_amax_compute_algo: Literal["max", "most_recent"]
     lhs_amax_history: Component
@@ -3378,12 +3737,16 @@ class LhsActNames(TypedDict, total=False):
     lhs_bit_width_impl: Component
     lhs_bit_width_impl_type: BitWidthImplType
     lhs_bits: int
+    lhs_block_dim: int | None
+    lhs_block_width: int
+    lhs_by_factor: bool
     lhs_calibration_impl: Component
     lhs_candidates: int
     lhs_channel_axes: int
     lhs_channel_shape: tuple[int, ...]
     lhs_channelwise_axes: tuple[int, ...]
     lhs_clip_gradient: bool
+    lhs_codebook: Any
     lhs_collect_stats_steps: int
     lhs_compute_max_mantissa: Component
     lhs_dq_dtype: DType
@@ -3394,16 +3757,18 @@ class LhsActNames(TypedDict, total=False):
     lhs_exponent_bit_width: int
     lhs_exponent_bit_width_impl: Component
     lhs_exponent_bit_width_impl_type: BitWidthImplType
+    lhs_exponent_impl: Component
     lhs_factor: float
     lhs_float_clamp_impl: Component
     lhs_float_scaling_impl: Component
     lhs_float_to_int_impl: Component
     lhs_float_to_int_impl_type: FloatToIntImplType
     lhs_fractions: tuple[float, ...] | None
+    lhs_gradient_mask_impl: Component
     lhs_group_dim: int | None
     lhs_group_elements_axis: int | None
     lhs_group_padding: bool
-    lhs_group_size: int
+    lhs_group_size: int | tuple[int, int]
     lhs_high_percentile_q: float
     lhs_hqo_beta_zp: float
     lhs_hqo_init_op_zp: Component
@@ -3416,12 +3781,14 @@ class LhsActNames(TypedDict, total=False):
     lhs_int_quant: Component
     lhs_int_scaling_impl: Component
     lhs_keepdim: bool
+    lhs_keeps_infinite: bool
     lhs_learned_round_gamma: float
     lhs_learned_round_impl: Component
     lhs_learned_round_impl_type: LearnedRoundImplType
     lhs_learned_round_init: Array
     lhs_learned_round_temperature: float
     lhs_learned_round_zeta: float
+    lhs_limit_steps: float
     lhs_low_percentile_q: float
     lhs_mantissa_bit_class: Injector
     lhs_mantissa_bit_width: int
@@ -3440,10 +3807,13 @@ class LhsActNames(TypedDict, total=False):
     lhs_nan_values: tuple[str, ...] | None
     lhs_narrow_range: bool
     lhs_noise_sharing_axes: tuple[int, ...]
+    lhs_normal_clip: float
+    lhs_normal_scale: float
     lhs_override_pretrained_bit_width: bool
     lhs_per_channel_broadcastable_shape: tuple[int, ...]
     lhs_percentile: float
     lhs_permute_dims: tuple[int, ...] | None
+    lhs_power_of_two_factor: bool
     lhs_proxy_class: type[QuantProxyFromInjector]
     lhs_q_dtype: DType
     lhs_quant_delay_steps: int | None
@@ -3461,6 +3831,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_restrict_value_float_to_int_impl: Component
     lhs_saturating: bool
     lhs_scale_quant: Injector
+    lhs_scale_rounding: ScaleRounding
     lhs_scale_stop_grad: bool
     lhs_scaling_affine_rescaling_init: float | None
     lhs_scaling_affine_shifting_init: float | None
@@ -3487,10 +3858,13 @@ class LhsActNames(TypedDict, total=False):
     lhs_stats_output_shape: tuple[int, ...]
     lhs_stats_reduce_dim: int | None
     lhs_std_dev_epsilon: float
+    lhs_straight_through: bool
     lhs_tensor_clamp_impl: Component
     lhs_tensor_quant: Component
     lhs_threshold: float
     lhs_threshold_mixin: Injector
+    lhs_trust: float
+    lhs_trust_steps: float
     lhs_zero_point_impl: Component
     lhs_zero_point_shape: tuple[int, ...]
     lhs_zero_point_stats_impl: Component
@@ -3498,6 +3872,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_zero_point_stats_momentum: float | None
 
 class RhsActNames(TypedDict, total=False):
+    rhs_about_mean: bool
     rhs_affine_rescaling: bool
     rhs_amax_compute_algo: Literal["max", "most_recent"]
     rhs_amax_history: Component
@@ -3512,12 +3887,16 @@ class RhsActNames(TypedDict, total=False):
     rhs_bit_width_impl: Component
     rhs_bit_width_impl_type: BitWidthImplType
     rhs_bits: int
+    rhs_block_dim: int | None
+    rhs_block_width: int
+    rhs_by_factor: bool
     rhs_calibration_impl: Component
     rhs_candidates: int
     rhs_channel_axes: int
     rhs_channel_shape: tuple[int, ...]
     rhs_channelwise_axes: tuple[int, ...]
     rhs_clip_gradient: bool
+    rhs_codebook: Any
     rhs_collect_stats_steps: int
     rhs_compute_max_mantissa: Component
     rhs_dq_dtype: DType
@@ -3528,16 +3907,18 @@ class RhsActNames(TypedDict, total=False):
     rhs_exponent_bit_width: int
     rhs_exponent_bit_width_impl: Component
     rhs_exponent_bit_width_impl_type: BitWidthImplType
+    rhs_exponent_impl: Component
     rhs_factor: float
     rhs_float_clamp_impl: Component
     rhs_float_scaling_impl: Component
     rhs_float_to_int_impl: Component
     rhs_float_to_int_impl_type: FloatToIntImplType
     rhs_fractions: tuple[float, ...] | None
+    rhs_gradient_mask_impl: Component
     rhs_group_dim: int | None
     rhs_group_elements_axis: int | None
     rhs_group_padding: bool
-    rhs_group_size: int
+    rhs_group_size: int | tuple[int, int]
     rhs_high_percentile_q: float
     rhs_hqo_beta_zp: float
     rhs_hqo_init_op_zp: Component
@@ -3550,12 +3931,14 @@ class RhsActNames(TypedDict, total=False):
     rhs_int_quant: Component
     rhs_int_scaling_impl: Component
     rhs_keepdim: bool
+    rhs_keeps_infinite: bool
     rhs_learned_round_gamma: float
     rhs_learned_round_impl: Component
     rhs_learned_round_impl_type: LearnedRoundImplType
     rhs_learned_round_init: Array
     rhs_learned_round_temperature: float
     rhs_learned_round_zeta: float
+    rhs_limit_steps: float
     rhs_low_percentile_q: float
     rhs_mantissa_bit_class: Injector
     rhs_mantissa_bit_width: int
@@ -3574,10 +3957,13 @@ class RhsActNames(TypedDict, total=False):
     rhs_nan_values: tuple[str, ...] | None
     rhs_narrow_range: bool
     rhs_noise_sharing_axes: tuple[int, ...]
+    rhs_normal_clip: float
+    rhs_normal_scale: float
     rhs_override_pretrained_bit_width: bool
     rhs_per_channel_broadcastable_shape: tuple[int, ...]
     rhs_percentile: float
     rhs_permute_dims: tuple[int, ...] | None
+    rhs_power_of_two_factor: bool
     rhs_proxy_class: type[QuantProxyFromInjector]
     rhs_q_dtype: DType
     rhs_quant_delay_steps: int | None
@@ -3595,6 +3981,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_restrict_value_float_to_int_impl: Component
     rhs_saturating: bool
     rhs_scale_quant: Injector
+    rhs_scale_rounding: ScaleRounding
     rhs_scale_stop_grad: bool
     rhs_scaling_affine_rescaling_init: float | None
     rhs_scaling_affine_shifting_init: float | None
@@ -3621,10 +4008,13 @@ class RhsActNames(TypedDict, total=False):
     rhs_stats_output_shape: tuple[int, ...]
     rhs_stats_reduce_dim: int | None
     rhs_std_dev_epsilon: float
+    rhs_straight_through: bool
     rhs_tensor_clamp_impl: Component
     rhs_tensor_quant: Component
     rhs_threshold: float
     rhs_threshold_mixin: Injector
+    rhs_trust: float
+    rhs_trust_steps: float
     rhs_zero_point_impl: Component
     rhs_zero_point_shape: tuple[int, ...]
     rhs_zero_point_stats_impl: Component
@@ -3632,6 +4022,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_zero_point_stats_momentum: float | None
 
 class CacheActNames(TypedDict, total=False):
+    cache_about_mean: bool
     cache_affine_rescaling: bool
     cache_amax_compute_algo: Literal["max", "most_recent"]
     cache_amax_history: Component
@@ -3646,12 +4037,16 @@ class CacheActNames(TypedDict, total=False):
     cache_bit_width_impl: Component
     cache_bit_width_impl_type: BitWidthImplType
     cache_bits: int
+    cache_block_dim: int | None
+    cache_block_width: int
+    cache_by_factor: bool
     cache_calibration_impl: Component
     cache_candidates: int
     cache_channel_axes: int
     cache_channel_shape: tuple[int, ...]
     cache_channelwise_axes: tuple[int, ...]
     cache_clip_gradient: bool
+    cache_codebook: Any
     cache_collect_stats_steps: int
     cache_compute_max_mantissa: Component
     cache_dq_dtype: DType
@@ -3662,16 +4057,18 @@ class CacheActNames(TypedDict, total=False):
     cache_exponent_bit_width: int
     cache_exponent_bit_width_impl: Component
     cache_exponent_bit_width_impl_type: BitWidthImplType
+    cache_exponent_impl: Component
     cache_factor: float
     cache_float_clamp_impl: Component
     cache_float_scaling_impl: Component
     cache_float_to_int_impl: Component
     cache_float_to_int_impl_type: FloatToIntImplType
     cache_fractions: tuple[float, ...] | None
+    cache_gradient_mask_impl: Component
     cache_group_dim: int | None
     cache_group_elements_axis: int | None
     cache_group_padding: bool
-    cache_group_size: int
+    cache_group_size: int | tuple[int, int]
     cache_high_percentile_q: float
     cache_hqo_beta_zp: float
     cache_hqo_init_op_zp: Component
@@ -3684,12 +4081,14 @@ class CacheActNames(TypedDict, total=False):
     cache_int_quant: Component
     cache_int_scaling_impl: Component
     cache_keepdim: bool
+    cache_keeps_infinite: bool
     cache_learned_round_gamma: float
     cache_learned_round_impl: Component
     cache_learned_round_impl_type: LearnedRoundImplType
     cache_learned_round_init: Array
     cache_learned_round_temperature: float
     cache_learned_round_zeta: float
+    cache_limit_steps: float
     cache_low_percentile_q: float
     cache_mantissa_bit_class: Injector
     cache_mantissa_bit_width: int
@@ -3708,10 +4107,13 @@ class CacheActNames(TypedDict, total=False):
     cache_nan_values: tuple[str, ...] | None
     cache_narrow_range: bool
     cache_noise_sharing_axes: tuple[int, ...]
+    cache_normal_clip: float
+    cache_normal_scale: float
     cache_override_pretrained_bit_width: bool
     cache_per_channel_broadcastable_shape: tuple[int, ...]
     cache_percentile: float
     cache_permute_dims: tuple[int, ...] | None
+    cache_power_of_two_factor: bool
     cache_proxy_class: type[QuantProxyFromInjector]
     cache_q_dtype: DType
     cache_quant_delay_steps: int | None
@@ -3729,6 +4131,7 @@ class CacheActNames(TypedDict, total=False):
     cache_restrict_value_float_to_int_impl: Component
     cache_saturating: bool
     cache_scale_quant: Injector
+    cache_scale_rounding: ScaleRounding
     cache_scale_stop_grad: bool
     cache_scaling_affine_rescaling_init: float | None
     cache_scaling_affine_shifting_init: float | None
@@ -3755,10 +4158,13 @@ class CacheActNames(TypedDict, total=False):
     cache_stats_output_shape: tuple[int, ...]
     cache_stats_reduce_dim: int | None
     cache_std_dev_epsilon: float
+    cache_straight_through: bool
     cache_tensor_clamp_impl: Component
     cache_tensor_quant: Component
     cache_threshold: float
     cache_threshold_mixin: Injector
+    cache_trust: float
+    cache_trust_steps: float
     cache_zero_point_impl: Component
     cache_zero_point_shape: tuple[int, ...]
     cache_zero_point_stats_impl: Component
@@ -3799,6 +4205,7 @@ class QuantGroupNormOverrides(InputActNames, OutputActNames, GradGradNames, tota
     ...
 
 class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -3813,12 +4220,16 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -3829,16 +4240,18 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -3850,12 +4263,14 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -3874,10 +4289,13 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -3895,6 +4313,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -3921,10 +4340,13 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -3932,6 +4354,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     zero_point_stats_momentum: float | None
 
 class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -3946,12 +4369,16 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -3962,16 +4389,18 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -3983,12 +4412,14 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4005,10 +4436,13 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4026,6 +4460,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4052,10 +4487,13 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4099,6 +4537,7 @@ class QuantRNNOverrides(SimpleCellKeywords, WeightWeightNames, BiasBiasNames, Io
     ...
 
 class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4113,12 +4552,16 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4129,16 +4572,18 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4150,12 +4595,14 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4174,10 +4621,13 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4195,6 +4645,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4221,10 +4672,13 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4238,6 +4692,7 @@ class QuantScaledDotProductAttentionOverrides(QScaledActNames, KTransposedActNam
     ...
 
 class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4252,12 +4707,16 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4268,16 +4727,18 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4289,12 +4750,14 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4313,10 +4776,13 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4334,6 +4800,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4360,10 +4827,13 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4374,6 +4844,7 @@ class QuantSimpleCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, Gat
     ...
 
 class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4388,12 +4859,16 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4404,16 +4879,18 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4425,12 +4902,14 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4449,10 +4928,13 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4470,6 +4952,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4496,10 +4979,13 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component

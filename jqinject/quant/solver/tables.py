@@ -43,6 +43,7 @@ from jqinject.core.stats import (
     MeanLearnedSigmaStd,
     MeanSigmaStd,
     PercentileInterval,
+    SigmaStd,
     SignedAbsMax,
 )
 from jqinject.quant.enums import (
@@ -111,6 +112,7 @@ STATS_IMPL: Mapping[StatsOp, type] = {
     StatsOp.MIN_MAX: AbsMinMax,
     StatsOp.PERCENTILE_INTERVAL: PercentileInterval,
     StatsOp.SIGNED_MAX: SignedAbsMax,
+    StatsOp.SIGMA_STD: SigmaStd,
 }
 
 
