@@ -282,7 +282,15 @@ from jqinject.quant.minifloat.mx import (
     ShiftedMXUInt8Weight as ShiftedMXUInt8Weight,
     ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE,
 )
-from jqinject.quant.minifloat.nvfp4 import NVFP4Act as NVFP4Act, NVFP4Weight as NVFP4Weight
+from jqinject.quant.minifloat.nvfp4 import (
+    NVFP4Act as NVFP4Act,
+    NVFP4TrainingAct as NVFP4TrainingAct,
+    NVFP4TrainingGrad as NVFP4TrainingGrad,
+    NVFP4TrainingGradStochastic as NVFP4TrainingGradStochastic,
+    NVFP4TrainingSigns as NVFP4TrainingSigns,
+    NVFP4TrainingWeight as NVFP4TrainingWeight,
+    NVFP4Weight as NVFP4Weight,
+)
 from jqinject.quant.none import (
     NoneActQuant as NoneActQuant,
     NoneBiasQuant as NoneBiasQuant,

@@ -27,15 +27,17 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.quant.grids import MinifloatGrid
+from jqinject.core.quant.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.scaling.two_level_scaling import RuntimeDynamicTwoLevelScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.ste import with_gradient_where
-from jqinject.quant_tensor import FloatQuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, Levels
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
@@ -48,11 +50,16 @@ class FloatQuantResult:
         value: the quantized tensor in float, shape and dtype of the input.
         scale: float per step of the minifloat, float32.
         format: the minifloat's.
+        minifloats, block, shared: of a scale in two levels (`RuntimeDynamicTwoLevelScaling`), the numbers that were
+            rounded to, the scale of each block and the scale that these share; else None.
     """
 
     value: jax.Array
     scale: jax.Array
     format: AnyFloatFormat
+    minifloats: jax.Array | None = None
+    block: jax.Array | None = None
+    shared: jax.Array | None = None
 
     @property
     def zero_point(self) -> jax.Array:
@@ -77,7 +84,10 @@ class FloatQuantResult:
             signed: unused: the format knows.
             training: whether it was quantized in training mode.
         """
-        return FloatQuantTensor(self.value, self.scale, self.format, training)
+        made = FloatQuantTensor(self.value, self.scale, self.format, training)
+        if self.minifloats is None or self.block is None or self.shared is None:
+            return made
+        return made.with_levels(Levels(self.minifloats, self.block, self.shared))
 
 
 @checked_arguments
@@ -206,6 +216,9 @@ class FloatQuant(Component):
         """`x` quantized; scale float32."""
         x = check.float_input(x, "FloatQuant")
         form = self.format
+        if isinstance(self.scaling_impl, RuntimeDynamicTwoLevelScaling):
+            value, scale, *levels = in_two_levels(self, self.scaling_impl, x)
+            return FloatQuantResult(value, scale, form, *levels)
         threshold = self.scaling_threshold(form)
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
         (scale,) = beside(self.input_view_impl, x, scale)
