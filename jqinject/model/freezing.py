@@ -238,13 +238,14 @@ def _from_payload(index: ModelIndex) -> None:
         if isinstance(node, FrozenParam) and dotted(path) in gone
     }
     for path, layer in layers:
-        check_payload(path, layer.frozen.numbers, layer.frozen.form)
-    for path, frozen in parameters.values():
-        check_payload(dotted(path), frozen.numbers, frozen.form)
+        frozen: Any = layer.frozen
+        check_payload(path, frozen.numbers, frozen.form)
+    for path, parameter in parameters.values():
+        check_payload(dotted(path), parameter.numbers, parameter.form)
     for path, layer in layers:
         unfreeze_layer_from_payload(layer, path)
-    for path, frozen in parameters.values():
-        unfreeze_parameter_from_payload(index, path, frozen)
+    for path, parameter in parameters.values():
+        unfreeze_parameter_from_payload(index, path, parameter)
 
 
 def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:

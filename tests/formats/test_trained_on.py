@@ -38,7 +38,7 @@ pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
 )
 def test_an_unfrozen_model_quantizes_to_the_numbers_of_the_file(case: str) -> None:
     found = read_checkpoint(FILES / case)
-    net = load(net_of(found), found, ignore=INPUTS)
+    net: Any = load(net_of(found), found, ignore=INPUTS)
     names = [name.removesuffix(".weight") for name in found.matrices]
     before = {name: np.asarray(at(net, name).kernel[...]) for name in names}
     unfreeze(net, from_payload=True)
@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_parameters_without_a_layer_are_unfrozen_and_trained(folder: Path) -> None:
-    net = load(Own(), folder, inputs=(X,))
+    net: Any = load(Own(), folder, inputs=(X,))
     before, codes = net(X), np.asarray(net.own.get_raw_value()["value"])
     unfreeze(net, from_payload=True)
     net.eval()
@@ -96,7 +96,7 @@ def test_parameters_without_a_layer_are_unfrozen_and_trained(folder: Path) -> No
 
 
 def test_a_loaded_model_is_calibrated_again(folder: Path) -> None:
-    net = unfreeze(load(Own(), folder, inputs=(X,)), from_payload=True)
+    net: Any = unfreeze(load(Own(), folder, inputs=(X,)), from_payload=True)
     narrow = float(net.up.input_quant.scale())
     calibrate(net, [10 * X])
     assert float(net.up.input_quant.scale()) > 2 * narrow
@@ -104,7 +104,7 @@ def test_a_loaded_model_is_calibrated_again(folder: Path) -> None:
 
 
 def test_nothing_is_unfrozen_without_being_asked_for(folder: Path) -> None:
-    net = load(Own(), folder, inputs=(X,))
+    net: Any = load(Own(), folder, inputs=(X,))
     with pytest.raises(ValueError, match=r"(?s)gone.*cure"):
         unfreeze(net)
     assert vars(net.up)["frozen"] is not None
