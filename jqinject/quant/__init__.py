@@ -303,6 +303,7 @@ from jqinject.quant.quest import (
     QuestActPerRowFloat as QuestActPerRowFloat,
     QuestWeightPerChannelFloat as QuestWeightPerChannelFloat,
 )
+from jqinject.quant.training.int8 import BitNet158 as BitNet158, Int8Training as Int8Training
 
 
 def __dir__() -> list[str]:
