@@ -6,10 +6,12 @@ an interpreter that holds another framework.
 
 import gc
 import importlib.util
+import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 
 
@@ -83,6 +85,38 @@ def interleaved(
         if enabled:
             gc.enable()
     return {name: Timing(tuple(seconds[name])) for name in callables}
+
+
+def repeated(
+    callables: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 3
+) -> dict[str, Timing]:
+    """Time several callables one after the other, each again and again: its data stays in the processor's caches.
+
+    Args:
+        callables: name -> what to time; it must wait for its own result.
+        rounds: how many times each is timed.
+        warmup: untimed calls before.
+    """
+    found = {}
+    for name, call in callables.items():
+        for _ in range(warmup):
+            call()
+        gc.collect()
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        found[name] = Timing(tuple(seconds))
+    return found
+
+
+def processor() -> str:
+    """The name of this machine's processor, as far as it tells."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

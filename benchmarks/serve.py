@@ -1,53 +1,51 @@
-"""What serving costs: a model of dense layers, float against frozen against Qwix and torch.
+"""What serving costs: a model of dense layers, float against frozen in 8 and 4 bits against Qwix and torch.
 
     python benchmarks/serve.py
-    python benchmarks/serve.py --torch-python path/to/python
+    python benchmarks/serve.py --python path/to/python
+    python benchmarks/serve.py --models float static int4 --batches 1 4
     python benchmarks/serve.py --conv
+    python benchmarks/serve.py --quick
 
-Every model is jitted, compiled before, and timed interleaved in one process; torch, where an interpreter that has it is
-given, in a second process on the same machine. int8 weights, one scale for each output channel, and int8 inputs.
+Two tables. Cold: the models take turns, so that weights come from memory. Warm: one model again and again, as a server
+runs, so that weights come from the processor's caches as far as they fit. Every model in JAX is one compiled function
+that holds its state (`jqinject.compiled`), all in one process; torch, where an interpreter that has it is given, in a
+second process on the same machine.
 
-jqinject: `static` has input scales that were averaged in training, so that nothing is reduced; `dynamic` is Flax's
-layer with `QDotGeneral(config_v4())`, a scale for every row of the batch. Both are frozen. Qwix: a model quantized
-after training, weights stored as integers. torch: dynamic int8. `products` is the integer products alone, of bytes
-that nobody rounds or scales: what is left to win. The ratio is float's median in JAX over this one's: above 1 is
-faster.
+jqinject, all frozen: `static` has int8 weights, a scale for each output channel, and int8 inputs whose scale was
+averaged in training, so that nothing is reduced; `dynamic` is Flax's layer with `QDotGeneral(config_v4())`, a scale for
+every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `NF4`, `MXFP4`,
+`NVFP4` have float inputs. Qwix: a model quantized after training, int8 weights stored as integers, int8 inputs. torch:
+float, and dynamic int8. `products` is the integer products alone, of bytes that nobody rounds or scales: what is left
+to win. The ratio is float's median in JAX over this one's: above 1 is faster.
 
 --conv: one 3 x 3 convolution on 28 x 28 pixels, of 64, 128 and 256 channels.
 """
 
 import argparse
 import importlib.util
-import json
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
-from _timing import Timing, interleaved, print_table
+from _other_interpreter import Timings, answer, timed_elsewhere
+from _timing import Timing, interleaved, print_table, processor, repeated
 
+MODELS = ("float", "static", "dynamic", "int4", "NF4", "MXFP4", "NVFP4", "Qwix", "products")
 BATCHES = (1, 4, 16, 64, 256, 1024)
+SIZES = {"width": 2048, "depth": 4, "rounds": 20}
+QUICK = {"width": 64, "depth": 2, "rounds": 2}
 CHANNELS = (64, 128, 256)
 PIXELS = 28
 Call = Callable[[Any], object]
 
 
-def jax_models(width: int, depth: int) -> dict[str, Call]:
+def jax_models(width: int, depth: int, chosen: Collection[str]) -> dict[str, Call]:
     """Return the models that run in JAX, by name; each waits for its result."""
     import jax
     from flax import nnx
 
     import jqinject
-    from jqinject.dot import QDotGeneral, config_v4
-    from jqinject.nn import QuantLinear
-    from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
-
-    class Averaged(Int8ActPerTensorFloat):
-        """The input scale is a running average of the batches' maxima."""
-
-        scaling_impl_type = "stats"
-        scaling_stats_op = "max"
 
     class MLP(nnx.Module):
         """Layers of one width with ReLU between."""
@@ -60,30 +58,64 @@ def jax_models(width: int, depth: int) -> dict[str, Call]:
                 x = nnx.relu(layer(x))
             return self.layers[-1](x)
 
-    def static(rngs: nnx.Rngs) -> nnx.Module:
-        return QuantLinear(
-            width, width, weight_quant=Int8WeightPerChannelFloat, input_quant=Averaged, rngs=rngs
-        )
-
-    def dynamic(rngs: nnx.Rngs) -> nnx.Module:
-        return nnx.Linear(width, width, dot_general=QDotGeneral(config_v4()), rngs=rngs)
-
     x = jax.random.normal(jax.random.key(0), (64, width))
-    averaged = MLP(static)
-    averaged(x)
-    models: dict[str, Any] = {
-        "float": MLP(lambda rngs: nnx.Linear(width, width, rngs=rngs)),
-        "static": jqinject.freeze(averaged),
-        "dynamic": jqinject.freeze(MLP(dynamic)),
-    }
+
+    def frozen(make_layer: Callable[[nnx.Rngs], nnx.Module]) -> nnx.Module:
+        model = MLP(make_layer)
+        model(x)  # averages see a batch
+        return jqinject.freeze(model)
+
+    def plain() -> nnx.Module:
+        return MLP(lambda rngs: nnx.Linear(width, width, rngs=rngs))
+
+    models: dict[str, Callable[[], Any]] = {"float": plain}
+    models |= {name: partial(frozen, make) for name, make in layers(width).items()}
     if importlib.util.find_spec("qwix") is not None:
         import qwix
 
         rule = qwix.QuantizationRule(weight_qtype="int8", act_qtype="int8")
-        models["Qwix"] = qwix.quantize_model(
-            MLP(lambda rngs: nnx.Linear(width, width, rngs=rngs)), qwix.PtqProvider([rule]), x
-        )
-    return {name: jitted(model) for name, model in models.items()} | {"products": products(width, depth)}
+        models["Qwix"] = lambda: qwix.quantize_model(plain(), qwix.PtqProvider([rule]), x)
+    calls = {name: compiled(models[name](), x) for name in chosen if name in models}
+    return calls | ({"products": products(width, depth)} if "products" in chosen else {})
+
+
+def layers(width: int) -> dict[str, Callable[[Any], Any]]:
+    """Return what makes the layers that are frozen, by name."""
+    from flax import nnx
+
+    from jqinject.dot import QDotGeneral, config_v4
+    from jqinject.nn import QuantLinear
+    from jqinject.quant import (
+        Int4WeightPerGroupAbsMax,
+        Int8ActPerTensorFloat,
+        Int8DynamicActPerRowFloat,
+        Int8WeightPerChannelFloat,
+        MXFloat4e2m1Weight,
+        NF4WeightPerGroupFloat,
+        NVFP4Weight,
+    )
+
+    class Averaged(Int8ActPerTensorFloat):
+        """The input scale is a running average of the batches' maxima."""
+
+        scaling_impl_type = "stats"
+        scaling_stats_op = "max"
+
+    def dense(weight: Any, given: Any, rngs: nnx.Rngs) -> nnx.Module:
+        return QuantLinear(width, width, weight_quant=weight, input_quant=given, rngs=rngs)
+
+    def dynamic(rngs: nnx.Rngs) -> nnx.Module:
+        return nnx.Linear(width, width, dot_general=QDotGeneral(config_v4()), rngs=rngs)
+
+    int4 = Int4WeightPerGroupAbsMax.let(group_size=min(128, width))
+    return {
+        "static": partial(dense, Int8WeightPerChannelFloat, Averaged),
+        "dynamic": dynamic,
+        "int4": partial(dense, int4, Int8DynamicActPerRowFloat),
+        "NF4": partial(dense, NF4WeightPerGroupFloat, None),
+        "MXFP4": partial(dense, MXFloat4e2m1Weight, None),
+        "NVFP4": partial(dense, NVFP4Weight, None),
+    }
 
 
 def products(width: int, depth: int) -> Call:
@@ -91,7 +123,8 @@ def products(width: int, depth: int) -> Call:
     import jax
     import jax.numpy as jnp
 
-    from jqinject.dot.kernels.kernel_table import MATRICES, integer_contraction
+    from jqinject.dot.kernels.integer import integer_contraction
+    from jqinject.dot.kernels.kernel_table import MATRICES
 
     keys = jax.random.split(jax.random.key(0), depth)
     weights = [jax.random.randint(key, (width, width), -128, 128, jnp.int8) for key in keys]
@@ -104,14 +137,15 @@ def products(width: int, depth: int) -> Call:
     return lambda x: jax.block_until_ready(compiled(weights, x))
 
 
-def jitted(model: Any) -> Call:
+def compiled(model: Any, x: Any) -> Call:
     """Return a compiled call of a model that waits for its result."""
     import jax
-    from flax import nnx
 
-    graphdef, state = nnx.split(model)
-    run = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))
-    return lambda x: jax.block_until_ready(run(state, x))
+    import jqinject
+
+    model.eval()
+    run = jqinject.compiled(model, x)
+    return lambda x: jax.block_until_ready(run(x))
 
 
 def convolutions(channels: int) -> dict[str, Call]:
@@ -131,9 +165,10 @@ def convolutions(channels: int) -> dict[str, Call]:
         input_quant=Int8ActPerTensorFloat,
         rngs=nnx.Rngs(0),
     )
-    layer(jax.random.normal(jax.random.key(0), (2, PIXELS, PIXELS, channels)))
+    x = jax.random.normal(jax.random.key(0), (2, PIXELS, PIXELS, channels))
+    layer(x)
     plain = nnx.Conv(channels, channels, (3, 3), rngs=nnx.Rngs(0))
-    return {"float": jitted(plain), "static": jitted(jqinject.freeze(layer))}
+    return {"float": compiled(plain, x), "static": compiled(jqinject.freeze(layer), x)}
 
 
 def torch_models(width: int, depth: int) -> dict[str, Call]:
@@ -159,31 +194,13 @@ def torch_models(width: int, depth: int) -> dict[str, Call]:
     return {"torch": call(model), "torch int8": call(quantized)}
 
 
-def timings_of(models: dict[str, Call], x: Any, rounds: int) -> dict[str, Timing]:
-    """Time all the models on one batch, interleaved."""
-    return interleaved({name: lambda call=call: call(x) for name, call in models.items()}, rounds=rounds)
+TABLES = {"cold": interleaved, "warm": repeated}
 
 
-def torch_timings(options: argparse.Namespace) -> dict[str, dict[str, Timing]]:
-    """Measure torch in the other interpreter: batch -> name -> timing."""
-    if options.torch_python is None:
-        return {}
-    same = [f"--{name}={getattr(options, name)}" for name in ("width", "depth", "rounds")]
-    batches = [str(batch) for batch in options.batches]
-    command = [
-        options.torch_python,
-        str(Path(__file__).resolve()),
-        "--only-torch",
-        *same,
-        "--batches",
-        *batches,
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {
-        batch: {name: Timing(tuple(seconds)) for name, seconds in timings.items()}
-        for batch, timings in found.items()
-    }
+def timings_of(models: dict[str, Call], x: Any, rounds: int) -> Timings:
+    """Time all the models on one batch: table -> name -> timing."""
+    calls = {name: lambda call=call: call(x) for name, call in models.items()}
+    return {table: measure(calls, rounds=rounds) for table, measure in TABLES.items()}
 
 
 def measure_torch(options: argparse.Namespace) -> None:
@@ -191,12 +208,12 @@ def measure_torch(options: argparse.Namespace) -> None:
     import torch
 
     models = torch_models(options.width, options.depth)
-    found = {}
+    found: Timings = {}
     for batch in options.batches:
         x = torch.randn(batch, options.width)
         timings = timings_of(models, x, options.rounds)
-        found[str(batch)] = {name: timing.seconds for name, timing in timings.items()}
-    print(json.dumps(found))
+        found |= {f"{table} {batch}": timing for table, timing in timings.items()}
+    answer(found)
 
 
 def print_ratios(title: str, first: str, rows: list[tuple[str, dict[str, Timing]]]) -> None:
@@ -214,15 +231,53 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parser.add_argument("--width", type=int, default=2048, help="of every layer (default: %(default)s)")
-    parser.add_argument("--depth", type=int, default=4, help="layers (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default: %(default)s)")
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, help=f"(default: {size}; {QUICK[name]} with --quick)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="(default: %(default)s)")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS, help="(default: all)")
     parser.add_argument("--channels", type=int, nargs="+", default=CHANNELS, help="(default: %(default)s)")
     parser.add_argument("--conv", action="store_true", help="measure convolutions")
-    parser.add_argument("--torch-python", help="an interpreter that has torch")
+    parser.add_argument("--quick", action="store_true", help="sizes too small to mean anything")
+    parser.add_argument("--python", help="an interpreter that has torch")
     parser.add_argument("--only-torch", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    for name, size in (QUICK if given.quick else SIZES).items():
+        if getattr(given, name) is None:
+            setattr(given, name, size)
+    return given
+
+
+def measure_convolutions(options: argparse.Namespace) -> None:
+    """Print the tables of convolutions."""
+    import jax
+
+    rows: dict[str, list[tuple[str, dict[str, Timing]]]] = {table: [] for table in TABLES}
+    for channels in options.channels:
+        models = convolutions(channels)
+        for batch in (1, 16):
+            x = jax.random.normal(jax.random.key(1), (batch, PIXELS, PIXELS, channels))
+            for table, timings in timings_of(models, x, options.rounds).items():
+                rows[table].append((f"{channels} x {batch}", timings))
+    for table, found in rows.items():
+        print_ratios(f"{table}: ms (float / this), 3 x 3 convolution, NHWC", "channels x batch", found)
+
+
+def measure_layers(options: argparse.Namespace) -> None:
+    """Print the tables of dense layers."""
+    import jax
+
+    models = jax_models(options.width, options.depth, ("float", *(n for n in options.models if n != "float")))
+    same = [f"--{name}={getattr(options, name)}" for name in SIZES]
+    others = timed_elsewhere(__file__, options.python, [*same, "--batches", *map(str, options.batches)])
+    rows: dict[str, list[tuple[str, dict[str, Timing]]]] = {table: [] for table in TABLES}
+    for batch in options.batches:
+        x = jax.random.normal(jax.random.key(1), (batch, options.width))
+        for table, timings in timings_of(models, x, options.rounds).items():
+            rows[table].append((str(batch), timings | others.get(f"{table} {batch}", {})))
+    for table, found in rows.items():
+        print_ratios(f"{table}: ms (float / this), {options.depth} layers of {options.width}", "batch", found)
+    if "Qwix" in options.models and "Qwix" not in models:
+        print('Qwix is not installed here: pip install ".[bench]"')
 
 
 def main() -> None:
@@ -235,28 +290,9 @@ def main() -> None:
 
     from jqinject import native
 
-    print(f"compiled kernel: {native.status()}")
-    if options.conv:
-        rows = []
-        for channels in options.channels:
-            models = convolutions(channels)
-            for batch in (1, 16):
-                x = jax.random.normal(jax.random.key(1), (batch, PIXELS, PIXELS, channels))
-                rows.append((f"{channels} x {batch}", timings_of(models, x, options.rounds)))
-        print_ratios("ms (float / this), jqinject static, 3 x 3 convolution, NHWC", "channels x batch", rows)
-        return
-    models = jax_models(options.width, options.depth)
-    others = torch_timings(options)
-    rows = []
-    for batch in options.batches:
-        x = jax.random.normal(jax.random.key(1), (batch, options.width))
-        timings = timings_of(models, x, options.rounds)
-        rows.append((str(batch), timings | others.get(str(batch), {})))
-    model = f"{options.depth} layers of {options.width}, {jax.default_backend()}"
-    title = f"ms (float / this), jqinject static and dynamic, {model}"
-    print_ratios(title, "batch", rows)
-    if "Qwix" not in models:
-        print('Qwix is not installed here: pip install ".[bench]"')
+    where = processor() if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+    print(f"jqinject on {where}, jax {jax.__version__}; compiled kernel: {native.status()}")
+    (measure_convolutions if options.conv else measure_layers)(options)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ SMALL = {
         "8",
     ],
     "recipes_gptq.py": ["--sites", "2", "--width", "16", "--rows", "32", "--batches", "2"],
-    "serve.py": ["--width", "16", "--depth", "2", "--batches", "1", "4", "--rounds", "2"],
+    "decode.py": ["--depth", "1", "--quick"],
+    "serve.py": ["--models", "static", "int4", "--batches", "1", "--quick"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }
 

@@ -42,6 +42,8 @@ from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
 from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
 from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
+from jqinject.core.gradient_mask import BelowMask as BelowMask
+from jqinject.core.gradient_mask import TrustMask as TrustMask
 from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
 from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
 from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
@@ -76,10 +78,12 @@ from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
 from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue
 from jqinject.core.restrict_val import PowerOfTwoRestrictValue as PowerOfTwoRestrictValue
+from jqinject.core.restrict_val import ScaledRestrictValue as ScaledRestrictValue
 from jqinject.core.restrict_val import SignedFloatRestrictValue as SignedFloatRestrictValue
 from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte
 from jqinject.core.rounding import FloorSte as FloorSte
+from jqinject.core.rounding import RoundHalfToZeroSte as RoundHalfToZeroSte
 from jqinject.core.rounding import RoundSte as RoundSte
 from jqinject.core.rounding import RoundToOddSte as RoundToOddSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
@@ -89,14 +93,18 @@ from jqinject.core.scaling import (
     AccumulatorAwareZeroCenterParameterPreScaling as AccumulatorAwareZeroCenterParameterPreScaling,
 )
 from jqinject.core.scaling import AmaxScaling as AmaxScaling
+from jqinject.core.scaling import BlockScales as BlockScales
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
 from jqinject.core.scaling import FloatScaling as FloatScaling
+from jqinject.core.scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import LearnedStepScaling as LearnedStepScaling
+from jqinject.core.scaling import LeastNormalScales as LeastNormalScales
 from jqinject.core.scaling import MaxIntScaling as MaxIntScaling
+from jqinject.core.scaling import NVFP4Scales as NVFP4Scales
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (
     ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
@@ -107,6 +115,7 @@ from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
 from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
+from jqinject.core.scaling import RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
 from jqinject.core.scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
@@ -141,6 +150,7 @@ from jqinject.core.stats import NegativePercentileOrZero as NegativePercentileOr
 from jqinject.core.stats import PercentileInterval as PercentileInterval
 from jqinject.core.stats import Search as Search
 from jqinject.core.stats import SearchedStat as SearchedStat
+from jqinject.core.stats import SigmaStd as SigmaStd
 from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
 from jqinject.core.transforms import Chain as Chain

@@ -11,6 +11,7 @@ zero point and the bit width. It is composed of components, each answering one q
     zero_point_impl(x, s, b)             -> z           which integer is zero?
     int_quant(s, z, b, x)                -> y           y = (clamp(round(x / s + z), min(b), max(b)) - z) * s
         float_to_int_impl, tensor_clamp_impl                how to round, how to clamp
+        gradient_mask_impl                                  where the gradient goes, unless the clamp decides
 
 Stateless components are values, compared by their parts: frozen dataclasses, or `Component`s without Variables.
 Stateful ones are `nnx.Module`s, as is a `Component` with Variables (`construction/component.py`). Anything that fits a
@@ -55,6 +56,12 @@ class Clamp(Protocol):
     """`tensor_clamp_impl`: clamp between two bounds."""
 
     def __call__(self, x: jax.Array, /, min_val: Any, max_val: Any) -> jax.Array: ...
+
+
+class GradientMask(Protocol):
+    """`gradient_mask_impl`: which numbers get the gradient, from their steps before and after rounding."""
+
+    def __call__(self, steps: jax.Array, rounded: jax.Array, /) -> jax.Array: ...
 
 
 class View(Protocol):

@@ -10,6 +10,7 @@ stored and trained (such as log2); calling the restriction maps it back.
 | `LogFloatRestrictValue`    | `log2(x)`     | `2**x`                 |
 | `PowerOfTwoRestrictValue`  | `log2(x)`     | `2**round(x)`          |
 | `IntRestrictValue`         | `x`           | `round(x)`             |
+| `ScaledRestrictValue`      | `x / c`       | `c * x`                |
 """
 
 from __future__ import annotations
@@ -91,6 +92,34 @@ class SignedFloatRestrictValue:
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x`."""
         return x
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class ScaledRestrictValue:
+    """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
+
+    Args:
+        scale_factor: the constant.
+
+    Example:
+        >>> ScaledRestrictValue(4 / 3)(jnp.float32(0.75))
+        Array(1., dtype=float32)
+    """
+
+    scale_factor: float
+
+    def restrict_init_float(self, x: float) -> float:
+        """`x / scale_factor`."""
+        return x / self.scale_factor
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`x / scale_factor`."""
+        return x / self.scale_factor
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x * scale_factor`."""
+        return x * self.scale_factor
 
 
 @dataclass(frozen=True)

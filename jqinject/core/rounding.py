@@ -76,6 +76,17 @@ class DPURoundSte:
         return ste.dpu_round_ste(x)
 
 
+@dataclass(frozen=True)
+class RoundHalfToZeroSte:
+    """Round to nearest; ties go to the integer nearer to zero. See `jqinject.ops.round_half_to_zero_ste`."""
+
+    elementwise = staticmethod(ste.nearest_ties_to_zero)
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return ste.round_half_to_zero_ste(x)
+
+
 @checked_arguments
 class StochasticRoundSte(nnx.Module):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.

@@ -43,7 +43,9 @@ class OdmlPolicy:
         """See `Policy`."""
         return False
 
-    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
+    def choose(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+    ) -> Choice | None:
         """See `Policy`."""
         for rule in self.rules:
             if rule.matches(path) and (rule.op is None or operation.name in rule.op):

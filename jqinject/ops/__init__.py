@@ -6,6 +6,7 @@ from jqinject.ops.accumulator import (
 )
 from jqinject.ops.accumulator import integer_budget as integer_budget
 from jqinject.ops.accumulator import within_budget as within_budget
+from jqinject.ops.bfloat16_rounding import to_bfloat16_stochastically as to_bfloat16_stochastically
 from jqinject.ops.clamp import scalar_clamp_min_ste as scalar_clamp_min_ste
 from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
 from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste
@@ -36,6 +37,8 @@ from jqinject.ops.minifloats.float_range import max_mantissa as max_mantissa
 from jqinject.ops.minifloats.low_bits import as_bits as as_bits
 from jqinject.ops.minifloats.nearest_code import NF4 as NF4
 from jqinject.ops.minifloats.nearest_code import Codebook as Codebook
+from jqinject.ops.minifloats.normal_tables import half_integers as half_integers
+from jqinject.ops.minifloats.normal_tables import normal_table as normal_table
 from jqinject.ops.power import by_reciprocal as by_reciprocal
 from jqinject.ops.power import divide as divide
 from jqinject.ops.power import exp2 as exp2
@@ -45,9 +48,11 @@ from jqinject.ops.ste import binary_sign_ste as binary_sign_ste
 from jqinject.ops.ste import ceil_ste as ceil_ste
 from jqinject.ops.ste import dpu_round_ste as dpu_round_ste
 from jqinject.ops.ste import floor_ste as floor_ste
+from jqinject.ops.ste import round_half_to_zero_ste as round_half_to_zero_ste
 from jqinject.ops.ste import round_ste as round_ste
 from jqinject.ops.ste import round_to_zero_ste as round_to_zero_ste
 from jqinject.ops.ste import stochastic_round_ste as stochastic_round_ste
 from jqinject.ops.ste import straight_through as straight_through
 from jqinject.ops.ste import ternary_sign_ste as ternary_sign_ste
 from jqinject.ops.ste import with_gradient_of as with_gradient_of
+from jqinject.ops.ste import with_gradient_where as with_gradient_where

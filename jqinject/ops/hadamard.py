@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,12 +61,13 @@ def table_size(size: int) -> int:
     return found
 
 
-def transform(x: jax.Array, *, inverse: bool = False) -> jax.Array:
+def transform(x: jax.Array, *, inverse: bool = False, factor_dtype: Any = None) -> jax.Array:
     """The last axis times the orthogonal Hadamard matrix of its size: `x @ matrix(n)`, computed in float32.
 
     Args:
         x: `(..., n)`, of any float dtype.
         inverse: whether the inverse matrix is meant.
+        factor_dtype: the dtype that the factor `1 / sqrt(n)` is rounded to; None for float32.
 
     Returns:
         In the shape and dtype of `x`.
@@ -90,7 +92,8 @@ def transform(x: jax.Array, *, inverse: bool = False) -> jax.Array:
     if count > 1:
         mixed = table(count) if inverse else table(count).T
         made = jnp.einsum("...ij,ik->...kj", made, jnp.asarray(mixed, made.dtype), precision="highest")
-    return (made.reshape(x.shape) * jnp.asarray(1 / math.sqrt(size), made.dtype)).astype(x.dtype)
+    factor = np.asarray(1 / math.sqrt(size), factor_dtype or np.float32).astype(np.float32)
+    return (made.reshape(x.shape) * factor).astype(x.dtype)
 
 
 def matrix(size: int, *, inverse: bool = False) -> jax.Array:

@@ -61,6 +61,12 @@ def toward_zero(x: ArrayLike) -> jax.Array:
     return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
 
 
+def nearest_ties_to_zero(x: ArrayLike) -> jax.Array:
+    """The nearest integer, ties to the one nearer to zero; without the gradient of `round_half_to_zero_ste`."""
+    x = jnp.asarray(x)
+    return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
+
+
 def nearest_ties_up_below_zero(x: ArrayLike) -> jax.Array:
     """The nearest integer, as AMD's DPU finds it; without the gradient of `dpu_round_ste`."""
     x = jnp.asarray(x)
@@ -73,6 +79,7 @@ _ceil = straight_through(jax.lax.ceil)
 _floor = straight_through(jax.lax.floor)
 _round_to_zero = straight_through(toward_zero)
 _dpu_round = straight_through(nearest_ties_up_below_zero)
+_round_half_to_zero = straight_through(nearest_ties_to_zero)
 
 
 def round_ste(x: ArrayLike) -> jax.Array:
@@ -129,6 +136,16 @@ def dpu_round_ste(x: ArrayLike) -> jax.Array:
         Array([-1., -0.,  0.,  2.], dtype=float32)
     """
     return _dpu_round(x)
+
+
+def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
+    """Round to the nearest integer, ties to the one nearer to zero; gradient 1.
+
+    Example:
+        >>> round_half_to_zero_ste(jnp.array([-1.5, -0.6, 0.5, 2.5, 2.6]))
+        Array([-1., -1.,  0.,  2.,  3.], dtype=float32)
+    """
+    return _round_half_to_zero(x)
 
 
 @straight_through
@@ -213,6 +230,33 @@ def with_gradient_of(source: jax.Array, value: jax.Array) -> jax.Array:
         (Array(21., dtype=float32), Array(3., dtype=float32))
     """
     return _take_gradient_of(value, source)
+
+
+@jax.custom_jvp
+def _pass_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+    del x, mask
+    return value
+
+
+@_pass_where.defjvp
+def _(primals, tangents):
+    return _pass_where(*primals), jnp.where(primals[2], tangents[0], 0)
+
+
+def with_gradient_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+    """The number `value`, with the gradient 1 of `x` where `mask` is True, else 0.
+
+    Args:
+        x: the array that receives the gradient.
+        value: the array whose numbers are returned; same shape and dtype as `x`; gets no gradient.
+        mask: bool, of that shape.
+
+    Example:
+        >>> f = lambda x: with_gradient_where(x, jnp.round(x), jnp.abs(x) < 1).sum()
+        >>> jax.value_and_grad(f)(jnp.array([0.6, 1.6]))
+        (Array(3., dtype=float32), Array([1., 0.], dtype=float32))
+    """
+    return _pass_where(x, value, mask)
 
 
 @jax.custom_jvp

@@ -23,6 +23,7 @@ from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.proxy import transform_of
 
 Write = Callable[[Any, Sequence[Any], Sequence[Any]], Any]
 
@@ -94,7 +95,7 @@ def _write(
     if not isinstance(held.value, LowBitCache) or isinstance(run.quantizers, Finder):
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
         (value,) = run.bind(eqn, [Tracked(value).array for value in values])
-        return _after(held, value)
+        return _after(held, value, transform_of(quantizer))
     cache = held.value
     rows = {place: LowBitCache.of(x, "zero_point" in cache.form.names) for place, x in rounded.items()}
     if not all(cache.fits(row) for row in rows.values()):
@@ -103,7 +104,7 @@ def _write(
             "  cure: jqinject.quantized_cache(model, cache) with this model"
         )
     given = [rows.get(place, x.value) for place, x in enumerate(inputs)]
-    return _after(held, WRITES[eqn.primitive.name](eqn, given, cache))
+    return _after(held, WRITES[eqn.primitive.name](eqn, given, cache), transform_of(quantizer))
 
 
 def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
@@ -113,9 +114,10 @@ def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
     return low if any(low) else [place in given[:1] for place in range(len(inputs))]
 
 
-def _after(held: Tracked, value: Any) -> Tracked:
+def _after(held: Tracked, value: Any, turned: Any = None) -> Tracked:
     """A cache with other numbers."""
-    return replace(held.with_value(value), origin=Origin.ACTIVATION)
+    turned = held.turned if turned is None else turned
+    return replace(held.with_value(value), origin=Origin.ACTIVATION, turned=turned)
 
 
 def _places_of_new(eqn: Any, is_cache: list[bool]) -> list[int]:

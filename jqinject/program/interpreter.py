@@ -250,7 +250,7 @@ class Interpreter:
         self.counts[path, operation.name] += 1
         name = f"{path}.{operation.name}{number}" if path else f"{operation.name}{number}"
         self.note(path, operation.name, name, read or weight_path)
-        return self.policy.choose(path, operation, weight_path), name
+        return self.policy.choose(path, operation, weight_path, name), name
 
     def note(self, path: str, operation: str, name: str, read: tuple[Any, ...]) -> None:
         """Note an operation, or the call of a layer; see `Occurrence`."""
@@ -289,7 +289,7 @@ class Interpreter:
 
         Arguments as for `quantized`.
         """
-        if not axes.transformed:
+        if not axes.transformed or axes.turned:
             return x.array
         overrides = _known_range(x)
         same = (quantizer, axes, tuple(sorted(overrides.items())))

@@ -130,7 +130,11 @@ def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: i
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     """A carried value, which differs between iterations, so that only its origin is known."""
     return Tracked(
-        x.value, Origin.ACTIVATION if depends else x.origin, cache=x.cache, cache_ndim=x.cache_ndim
+        x.value,
+        Origin.ACTIVATION if depends else x.origin,
+        cache=x.cache,
+        cache_ndim=x.cache_ndim,
+        turned=x.turned,
     )
 
 

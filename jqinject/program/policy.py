@@ -57,6 +57,7 @@ class Site:
         cache_ndim: of the cache that the tensor is written into; 0 for any others.
         rows: the axes that a contraction sums over, which share one scale; empty for the quantizer's own axes.
         transformed: the axes that the transform before the quantizer takes; empty without one.
+        turned: whether the tensor has been through that transform already: it comes from a cache that keeps it so.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Site:
     cache_ndim: int = 0
     rows: tuple[int, ...] = ()
     transformed: tuple[int, ...] = ()
+    turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,13 +162,16 @@ class Policy(Protocol):
         """Whether weights with several output axes are contracted with one."""
 
     @abstractmethod
-    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
+    def choose(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+    ) -> Choice | None:
         """The quantizers of an operation; None leaves it alone.
 
         Args:
             path: of the module that it is in.
             operation: its row of the table.
             weight_path: of the parameter that it contracts or looks up; empty if there is none.
+            name: of the operation in its method, `blocks.0.einsum1`.
         """
 
     @abstractmethod
@@ -204,6 +209,7 @@ class SummedAxes(NamedTuple):
 
     rows: tuple[int, ...] = ()
     transformed: tuple[int, ...] = ()
+    turned: bool = False
 
 
 NO_AXES = SummedAxes()

@@ -219,14 +219,16 @@ class HeldQuantizers(AsWritten):
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
+        ready = proxy.quantize_transformed if site.transformed else proxy
         if site.rows:
-            rows = proxy.quantize_transformed if site.transformed else proxy
-            return quantized_in_rows(rows, self.transformed(site, x), site.rows)
+            return quantized_in_rows(ready, self.transformed(site, x), site.rows)
+        if site.turned:
+            return ready(x)
         return proxy(x) if token is None else proxy(x, token)
 
     def transformed(self, site: Site, x: jax.Array) -> jax.Array:
         """See `Quantizers`."""
-        return transformed(self._at(site), x) if site.transformed else x
+        return transformed(self._at(site), x) if site.transformed and not site.turned else x
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""

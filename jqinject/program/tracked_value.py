@@ -71,6 +71,8 @@ class Tracked:
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
+        turned: the transform that its numbers have been through before a cache took them, as its quantizer declares
+            it; None for any others.
         unrounded: what a quantized parameter was made from, moved as it is, if a scheme rounds it again backward, or a
             report runs.
         chosen: what an operation that takes arrays reads of a quantized parameter, given the quantized and the
@@ -93,6 +95,7 @@ class Tracked:
     form: Any = None
     cache: str = ""
     cache_ndim: int = 0
+    turned: Any = None
     unrounded: Any = None
     chosen: Callable[[Any, Any], Any] | None = None
     low_rank: LowRank | None = None
@@ -145,7 +148,8 @@ class Tracked:
 def plain(value: Any, inputs: Any) -> Tracked:
     """The output of an operation, with no facts but its origin."""
     activation = any(x.is_activation for x in inputs)
-    return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT)
+    turned = next((x.turned for x in inputs if x.turned is not None), None)
+    return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT, turned=turned)
 
 
 def joined(value: Any, inputs: Any) -> Tracked:

@@ -25,6 +25,7 @@ from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
 from jqinject.proxy.pre_transform import has_transform as has_transform
 from jqinject.proxy.pre_transform import note_of_transform as note_of_transform
+from jqinject.proxy.pre_transform import transform_of as transform_of
 from jqinject.proxy.pre_transform import transformed as transformed
 from jqinject.proxy.ranges import check_range as check_range
 from jqinject.proxy.sharing import QuantizerReplacedWarning as QuantizerReplacedWarning

@@ -37,14 +37,26 @@ def has_transform(quantizer: Any) -> bool:
         >>> has_transform(Int8ActPerTensorFloat.let(pre_transform=Hadamard())), has_transform(Int8ActPerTensorFloat)
         (True, False)
     """
+    return transform_of(quantizer) is not None
+
+
+def transform_of(quantizer: Any) -> Any:
+    """What an injector declares before its quantizer: a transform, or the declaration of one; None without one.
+
+    Example:
+        >>> from jqinject.core.transforms import Hadamard
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> transform_of(Int8ActPerTensorFloat.let(pre_transform=Hadamard(8)))
+        Hadamard(block_size=8, signs=None)
+    """
     if quantizer is None or isinstance(quantizer, nnx.Module):
-        return False
-    return _declares(quantizer if isinstance(quantizer, Binding) else Binding(quantizer))
+        return None
+    return _declared(quantizer if isinstance(quantizer, Binding) else Binding(quantizer))
 
 
 @lru_cache(maxsize=256)
-def _declares(binding: Binding) -> bool:
-    return binding.declares(NAME) and binding.resolve(NAME) is not None
+def _declared(binding: Binding) -> Any:
+    return binding.resolve(NAME) if binding.declares(NAME) else None
 
 
 def declared_transform(

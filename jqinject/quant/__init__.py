@@ -282,12 +282,26 @@ from jqinject.quant.minifloat.mx import (
     ShiftedMXUInt8Weight as ShiftedMXUInt8Weight,
     ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE,
 )
-from jqinject.quant.minifloat.nvfp4 import NVFP4Act as NVFP4Act, NVFP4Weight as NVFP4Weight
+from jqinject.quant.minifloat.nvfp4 import (
+    NVFP4Act as NVFP4Act,
+    NVFP4TrainingAct as NVFP4TrainingAct,
+    NVFP4TrainingGrad as NVFP4TrainingGrad,
+    NVFP4TrainingGradStochastic as NVFP4TrainingGradStochastic,
+    NVFP4TrainingSigns as NVFP4TrainingSigns,
+    NVFP4TrainingWeight as NVFP4TrainingWeight,
+    NVFP4Weight as NVFP4Weight,
+)
 from jqinject.quant.none import (
     NoneActQuant as NoneActQuant,
     NoneBiasQuant as NoneBiasQuant,
     NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
+)
+from jqinject.quant.quest import (
+    MXFloat4e2m1QuestAct as MXFloat4e2m1QuestAct,
+    MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight,
+    QuestActPerRowFloat as QuestActPerRowFloat,
+    QuestWeightPerChannelFloat as QuestWeightPerChannelFloat,
 )
 
 

@@ -112,6 +112,7 @@ class StatsOp(ImplEnum):
     MIN_MAX = enum.auto()
     PERCENTILE_INTERVAL = enum.auto()
     SIGNED_MAX = enum.auto()
+    SIGMA_STD = enum.auto()
 
 
 class TruncScalingImplType(ImplEnum):

@@ -1,5 +1,6 @@
 """Frozen models as files of compressed-tensors: what is read back is what was frozen, to the bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,22 @@ import pytest
 from flax import nnx
 
 from jqinject import Rule, freeze, quantize
-from jqinject.formats import CheckpointError, load, read_checkpoint, save
+from jqinject.formats import CheckpointError, explain_load, load, read_checkpoint, save
 from jqinject.quant import (
+    Fp8e4m3OCPActPerTensorFloat,
+    Fp8e4m3OCPDynamicActPerGroupFloat,
     FP8e4m3OCPDynamicActPerRowFloat,
     Fp8e4m3OCPWeightPerChannelFloat,
+    Fp8e4m3OCPWeightPerTensorFloat,
     Int8ActDynamicPerRow,
     Int8ActPerTensorFloat,
     Int8WeightPerChannelFloat,
+    IntWeightSymmetricGroupQuant,
+    MXFloat4e2m1Weight,
     MXFloat6e2m3Weight,
+    MXFloat8e4m3Weight,
     NF4WeightPerGroupFloat,
+    NVFP4Act,
     NVFP4Weight,
     ShiftedUint8ActPerTensorFloat,
     ShiftedUint8WeightGroupQuantFloat,
@@ -37,44 +45,229 @@ def frozen(**settings: Any) -> Any:
     return freeze(model)
 
 
+FP8_GROUPS = Fp8e4m3OCPDynamicActPerGroupFloat.let(group_size=128)
+INT_GROUPS = {"weight_quant": IntWeightSymmetricGroupQuant, "weight_group_size": 32}
+PER_ROW = {"weight_quant": Int8WeightPerChannelFloat}
+
+
 @pytest.mark.parametrize(
     ("settings", "layout"),
     [
         (UINT4, "pack-quantized"),
-        ({"weight_quant": Int8WeightPerChannelFloat, "weight_bit_width": 3}, "pack-quantized"),
-        ({"weight_quant": Int8WeightPerChannelFloat, "input_quant": Int8ActDynamicPerRow}, "int-quantized"),
-        ({"weight_quant": Int8WeightPerChannelFloat, "input_quant": Int8ActPerTensorFloat}, "int-quantized"),
+        (PER_ROW | {"weight_bit_width": 3}, "pack-quantized"),
+        (INT_GROUPS | {"weight_bit_width": 5}, "pack-quantized"),
+        (PER_ROW | {"input_quant": Int8ActDynamicPerRow}, "int-quantized"),
+        (PER_ROW | {"input_quant": Int8ActPerTensorFloat}, "int-quantized"),
+        (PER_ROW | {"input_quant": ShiftedUint8ActPerTensorFloat}, "int-quantized"),
         (
             {"weight_quant": Fp8e4m3OCPWeightPerChannelFloat, "input_quant": FP8e4m3OCPDynamicActPerRowFloat},
             "float-quantized",
         ),
-        ({"weight_quant": NVFP4Weight}, "nvfp4-pack-quantized"),
+        (
+            {"weight_quant": Fp8e4m3OCPWeightPerTensorFloat, "input_quant": Fp8e4m3OCPActPerTensorFloat},
+            "float-quantized",
+        ),
+        ({"weight_quant": NVFP4Weight, "input_quant": NVFP4Act}, "nvfp4-pack-quantized"),
+        ({"weight_quant": MXFloat4e2m1Weight}, "mxfp4-pack-quantized"),
         ({"weight_quant": MXFloat6e2m3Weight}, "mxfp6-pack-quantized"),
+        ({"weight_quant": MXFloat8e4m3Weight}, "mxfp8-quantized"),
     ],
 )
 @pytest.mark.lengthy
 def test_what_is_read_back_is_what_was_frozen(settings: dict[str, Any], layout: str, tmp_path: Path) -> None:
     served = frozen(**settings)
     folder = save(served, tmp_path / "saved", config={"model_type": "llama"})
+    check_read_back(served, folder, f"compressed-tensors {layout}")
+
+
+def check_read_back(served: Any, folder: Path, layout: str, name: str = "layers.0.weight") -> None:
     found = read_checkpoint(folder)
-    assert [matrix.layout for matrix in found.matrices.values()] == [f"compressed-tensors {layout}"]
+    assert [matrix.layout for matrix in found.matrices.values()] == [layout]
     weight = np.asarray(served.layers[0].kernel[...]).T
-    np.testing.assert_allclose(found.matrices["layers.0.weight"].dequantize(), weight, rtol=2e-7)
+    np.testing.assert_allclose(found.matrices[name].dequantize(), weight, rtol=2e-7)
     again = load(floats(), folder)
     x = jax.random.normal(jax.random.key(1), (3, 64))
     np.testing.assert_allclose(again(x), served(x), rtol=1e-6, atol=1e-6)
 
 
-def test_what_the_format_cannot_hold_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    with pytest.raises(CheckpointError, match=r"layers\.0\.kernel has codes of a table"):
-        save(frozen(weight_quant=NF4WeightPerGroupFloat), folder)
-    shifted = {"weight_quant": Int8WeightPerChannelFloat, "input_quant": ShiftedUint8ActPerTensorFloat}
-    with pytest.raises(
-        CheckpointError, match="cannot say how ShiftedUint8ActPerTensorFloat quantizes the input"
+@pytest.mark.parametrize(
+    ("settings", "method", "layout"),
+    [
+        (
+            {"weight_quant": NF4WeightPerGroupFloat, "weight_group_size": 32},
+            "bitsandbytes",
+            "bitsandbytes nf4",
+        ),
+        (
+            {"weight_quant": Fp8e4m3OCPWeightPerTensorFloat, "input_quant": FP8_GROUPS},
+            "fp8",
+            "fp8 blocks",
+        ),
+    ],
+)
+def test_other_methods_keep_codes_and_scales_too(
+    settings: dict[str, Any], method: str, layout: str, tmp_path: Path
+) -> None:
+    served = frozen(**settings)
+    check_read_back(served, save(served, tmp_path / "saved", method=method), layout)
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(8, "Q8_0"), (4, "Q4_0")])
+def test_gguf_files_are_what_its_own_library_reads(bits: int, kind: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
+    served = frozen(**INT_GROUPS, weight_bit_width=bits)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.kernel has scales that are no floats of 16 bits"):
+        save(served, tmp_path / "saved", method="gguf", config=LLAMA)
+    assert not (tmp_path / "saved").exists()
+    folder = save(served, tmp_path / "saved", method="gguf", config=LLAMA, round_scales=True)
+    (weight,) = [each for each in gguf.GGUFReader(folder / "model.gguf").tensors if "weight" in each.name]
+    assert weight.tensor_type.name == kind
+    again: Any = load(floats(), folder)
+    read = gguf.quants.dequantize(weight.data, weight.tensor_type)
+    np.testing.assert_array_equal(again.layers[0].kernel[...].T, read)
+    np.testing.assert_allclose(read, served.layers[0].kernel[...].T, rtol=2.0**-11)
+    # Scales of 16 bits are written as they are.
+    twice = save(again, tmp_path / "twice", method="gguf", config=LLAMA)
+    assert (twice / "model.gguf").read_bytes() == (folder / "model.gguf").read_bytes()
+
+
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.attention.head_count": 2,
+    "llama.attention.head_count_kv": 1,
+    "llama.rope.freq_base": 1e4,
+    "tokenizer.ggml.tokens": ["a", "b"],
+}
+
+
+class Heads(nnx.Module):
+    """Queries and keys of one layer, called as in published checkpoints."""
+
+    def __init__(self) -> None:
+        self.layers = nnx.List([nnx.Dict({"self_attn": nnx.Dict(self.parts())})])
+
+    @staticmethod
+    def parts() -> dict[str, Any]:
+        return {
+            f"{name}_proj": nnx.Linear(64, width, use_bias=name == "q", rngs=nnx.Rngs(width))
+            for name, width in (("q", 16), ("k", 8))
+        }
+
+    def __call__(self, x: jax.Array) -> Any:
+        parts = self.layers[0]["self_attn"]
+        return parts["q_proj"](x), parts["k_proj"](x)
+
+
+def test_rows_of_llamas_heads_are_turned_into_llama_cpps_order_and_back(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
+    rules = Rule(r".*q_proj", **INT_GROUPS)
+    net = freeze(quantize(Heads(), rules))
+    q = net.layers[0]["self_attn"]["q_proj"]
+    folder = save(net, tmp_path, method="gguf", config=LLAMA, round_scales=True)
+    found = read_checkpoint(folder)
+    turned = found.matrices["blk.0.attn_q.weight"].dequantize().reshape(2, 4, 2, 64)
+    # llama.cpp rotates neighbours; published checkpoints, rows that are half a head apart.
+    own = np.asarray(q.kernel[...]).T.reshape(2, 2, 4, 64)
+    np.testing.assert_allclose(turned, own.swapaxes(1, 2), rtol=2.0**-11)
+    assert "rows of 2 heads turned back" in str(explain_load(Heads(), found))
+    again = load(Heads(), found)
+    x = jax.random.normal(jax.random.key(0), (3, 64))
+    for ours, theirs in zip(again(x), net(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-2)
+    as_they_lie = {
+        f"blk.0.attn_{p}.{end}": f"layers.0.self_attn.{p}_proj.{leaf}"
+        for p in "qk"
+        for end, leaf in (("weight", "kernel"), ("bias", "bias"))
+    }
+    kept = load(Heads(), found, names=as_they_lie).layers[0]["self_attn"]["q_proj"].kernel[...]
+    np.testing.assert_allclose(kept.T.reshape(2, 4, 2, 64), turned, rtol=1e-6)
+
+
+def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
+    files = Path(__file__).parents[1] / "golden" / "formats" / "files"
+    for case, method in (
+        ("compressed_tensors/fp8_block128", "compressed-tensors"),
+        ("fp8_block/deepseek_ragged", "fp8"),
     ):
-        save(frozen(**shifted), folder)
+        found = read_checkpoint(files / case)
+        name, matrix = next(
+            (name, each) for name, each in found.matrices.items() if "o_proj" in name or "q_proj" in name
+        )
+        out, into = matrix.shape
+        only = replace(found, matrices={name: matrix}, tensors={})
+        net = nnx.Sequential(nnx.Linear(into, out, use_bias=False, rngs=nnx.Rngs(0)))
+        names = {name: "layers.0.kernel"}
+        served = load(net, only, names=names)
+        again = read_checkpoint(save(served, tmp_path / method, method=method, names=names)).matrices[name]
+        before, after = matrix.read(), again.read()
+        np.testing.assert_array_equal(before.scale.astype(np.float32), after.scale.astype(np.float32))
+        np.testing.assert_array_equal(before.codes, after.codes)
+        assert before.block == after.block
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "match"),
+    [
+        ({"weight_quant": NF4WeightPerGroupFloat}, "compressed-tensors", "kernel has codes of a table"),
+        (UINT4, "bitsandbytes", r"(?s)kernel is uint4; only NF4.*cure: NF4WeightPerGroupFloat"),
+        (
+            {"weight_quant": NF4WeightPerGroupFloat, "weight_group_size": 16},
+            "bitsandbytes",
+            "groups of 16 in rows of 64",
+        ),
+        (
+            PER_ROW | {"input_quant": Int8ActDynamicPerRow},
+            "gguf",
+            "the input of its layer is quantized, which GGUF",
+        ),
+        (UINT4, "gguf", "kernel has zero points"),
+        (INT_GROUPS | {"weight_group_size": 16}, "gguf", "groups of 16 in rows of 64"),
+        (
+            {"weight_quant": Fp8e4m3OCPWeightPerTensorFloat},
+            "fp8",
+            r"(?s)groups of 128, this one does not.*cure: input_quant",
+        ),
+        (
+            {"weight_quant": Fp8e4m3OCPWeightPerChannelFloat, "input_quant": FP8_GROUPS},
+            "fp8",
+            r"(?s)scales of its own for rows.*cure: Fp8e4m3OCPWeightPerTensorFloat",
+        ),
+        (
+            PER_ROW | {"input_quant": Int8ActPerTensorFloat, "input_bit_width": 4},
+            "compressed-tensors",
+            "no checkpoint can say how Int8ActPerTensorFloat quantizes the input",
+        ),
+        (
+            PER_ROW | {"output_quant": Int8ActPerTensorFloat},
+            "compressed-tensors",
+            r"this model also has layers\.0\.output_quant",
+        ),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(
+    settings: dict[str, Any], method: str, match: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    with pytest.raises(CheckpointError, match=match):
+        save(frozen(**settings), folder, method=method, config=LLAMA)
     assert not folder.exists()
+
+
+def test_methods_and_shards_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'gguff'; did you mean 'gguf'"):
+        save(floats(), tmp_path, method="gguff")
+    with pytest.raises(ValueError, match="shard_bytes is 10"):
+        save(floats(), tmp_path, method="gguf", shard_bytes=10)
+    with pytest.raises(CheckpointError, match=r"cure: config=\{'general.architecture'"):
+        save(floats(), tmp_path, method="gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_large_checkpoints_are_several_files_with_an_index(tmp_path: Path) -> None:
+    served = frozen(**PER_ROW)
+    save(served, tmp_path, shard_bytes=256)
+    assert len(list(tmp_path.glob("model-0000?-of-0000?.safetensors"))) == 2
+    check_read_back(served, tmp_path, "compressed-tensors pack-quantized")
 
 
 def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:

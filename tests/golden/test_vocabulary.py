@@ -13,6 +13,8 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    lowbit_optim,
+    lowbit_quest,
     ptq_autoround,
     ptq_awq,
     ptq_corrections,
@@ -164,6 +166,12 @@ def odml(config: dict[str, Any]) -> None:
         qwix_models.linen_model(found.model, found.fields, {})
 
 
+STEPS = {
+    **{"optimizer": "torchao.optim.AdamW8bit", "options": {"lr": 0.01}, "steps": 4, "middle_step": 3},
+    **{"param_dtype": "float32", "seed": 1, "shape": [64, 64]},
+}
+QUARTET = {"quest": True, "gaussian_scale": 0.5, "group": 32, "hadamard_dim": 32, "seed": 1}
+
 # For every group what reads its configs, each with a config that it can read.
 READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     "aqt": {
@@ -243,11 +251,27 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
+    "lowbit_training": {
+        "optim": [
+            (STEPS, lowbit_optim.optimizer_of),
+            ({**STEPS, "optimizer": "bitsandbytes.optim.SGD8bit"}, lowbit_optim.optimizer_of),
+            ({"signed": True, "blocksize": 256, "seed": 1}, lowbit_optim.optimizer_of),
+            ({"draws": 2, "seed": 1}, lowbit_optim.optimizer_of),
+            ({"runs": 2, "lr": 1e-4, "seed": 1}, lowbit_optim.optimizer_of),
+        ],
+        "quest": [
+            ({"cls": "TrustQuantizer", "bits": 4, "hadamard_dim": 128}, lowbit_quest.quest_of),
+            ({"cls": "GaussianTrustQuantizer"}, lowbit_quest.quest_of),
+            (QUARTET, lowbit_quest.quest_of),
+        ],
+    },
 }
 
 # Groups of cases whose configs are sizes alone, which their adapters read case by case.
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
+    **dict.fromkeys(("te_nvfp4", "te_nvfp4_gemm", "te_current", "te_jax"), "lowbit_training"),
+    **dict.fromkeys(("mx", "torchao_float8", "torchao_int8"), "lowbit_training"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

@@ -18,7 +18,7 @@ MEMBERS = {
     "ScalingPerOutputType": "TENSOR CHANNEL GROUP",
     "StatsOp": (
         "MAX AVE MAX_AVE MEAN_SIGMA_STD MEAN_LEARN_SIGMA_STD PERCENTILE MIN_MAX PERCENTILE_INTERVAL "
-        "SIGNED_MAX"
+        "SIGNED_MAX SIGMA_STD"
     ),
     "TruncScalingImplType": "MSB WRAPPER",
 }

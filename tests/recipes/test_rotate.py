@@ -259,4 +259,4 @@ def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None
 def test_an_unknown_rotation_is_refused() -> None:
     with pytest.raises(ValueError, match="'R5' is no kind of rotation"):
         Rotate("R5")
-    assert Rotate() == Rotate("R1", "R2", "R4") != Rotate("R1")
+    assert Rotate() == Rotate("R1", "R2", "R3", "R4") != Rotate("R1")

@@ -38,6 +38,7 @@ KINDS: Mapping[str, Check] = {
             "Restrict",
             "Rounding",
             "Clamp",
+            "GradientMask",
             "Scaling",
             "BitWidth",
             "ZeroPoint",

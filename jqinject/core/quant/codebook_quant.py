@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import Clamp, Scaling, View
+from jqinject.core._protocols import Clamp, GradientMask, Scaling, View
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
@@ -23,6 +23,7 @@ from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
+from jqinject.ops.ste import with_gradient_where
 from jqinject.quant_tensor import CodebookQuantTensor
 
 
@@ -69,13 +70,14 @@ class CodebookQuant(Component):
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
     stays nan. The gradient goes straight through to `x` where `x / s` is within the table's range, else as
-    `tensor_clamp_impl` decides.
+    `tensor_clamp_impl` decides; with a `gradient_mask_impl` to `x` alone, where the mask is True.
 
     Args:
         scaling_impl: the scale.
         codebook: the table; or its numbers, in ascending order.
         input_view_impl: applied to `x` first; None for no view.
         tensor_clamp_impl: how to clamp to the table's ends; None means `TensorClamp()`.
+        gradient_mask_impl: where the gradient goes; None leaves it to the clamp.
 
     Raises:
         ValueError: the numbers are not a table.
@@ -93,6 +95,7 @@ class CodebookQuant(Component):
     codebook: Codebook
     input_view_impl: View = Identity()
     tensor_clamp_impl: Clamp = TensorClamp()
+    gradient_mask_impl: GradientMask | None = None
 
     def __init__(
         self,
@@ -100,10 +103,16 @@ class CodebookQuant(Component):
         codebook: Any,
         input_view_impl: View | None = None,
         tensor_clamp_impl: Clamp | None = None,
+        gradient_mask_impl: GradientMask | None = None,
     ) -> None:
         table = codebook if isinstance(codebook, Codebook) else Codebook(tuple(codebook))
         assign(self, scaling_impl=scaling_impl, codebook=table)
-        set_given(self, input_view_impl=input_view_impl, tensor_clamp_impl=tensor_clamp_impl)
+        set_given(
+            self,
+            input_view_impl=input_view_impl,
+            tensor_clamp_impl=tensor_clamp_impl,
+            gradient_mask_impl=gradient_mask_impl,
+        )
 
     @property
     def format(self) -> Codebook:
@@ -162,6 +171,9 @@ class CodebookQuant(Component):
             steps = divide(x.astype(jnp.float32), scale)
             inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
             nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
+            mask = self.gradient_mask_impl
+            if mask is not None:
+                return with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest))
             passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
             return (passed * scale).astype(x.dtype)
 

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
+from jqinject.core._protocols import (
+    BitWidth,
+    FloatClampImpl,
+    FloatScalingImpl,
+    GradientMask,
+    Rounding,
+    Scaling,
+    View,
+)
 from jqinject.core.clamp import Identity
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
@@ -19,14 +27,17 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.quant.grids import MinifloatGrid
+from jqinject.core.quant.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.scaling.two_level_scaling import RuntimeDynamicTwoLevelScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.quant_tensor import FloatQuantTensor
+from jqinject.ops.ste import with_gradient_where
+from jqinject.quant_tensor import FloatQuantTensor, Levels
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
@@ -39,11 +50,16 @@ class FloatQuantResult:
         value: the quantized tensor in float, shape and dtype of the input.
         scale: float per step of the minifloat, float32.
         format: the minifloat's.
+        minifloats, block, shared: of a scale in two levels (`RuntimeDynamicTwoLevelScaling`), the numbers that were
+            rounded to, the scale of each block and the scale that these share; else None.
     """
 
     value: jax.Array
     scale: jax.Array
     format: AnyFloatFormat
+    minifloats: jax.Array | None = None
+    block: jax.Array | None = None
+    shared: jax.Array | None = None
 
     @property
     def zero_point(self) -> jax.Array:
@@ -68,7 +84,10 @@ class FloatQuantResult:
             signed: unused: the format knows.
             training: whether it was quantized in training mode.
         """
-        return FloatQuantTensor(self.value, self.scale, self.format, training)
+        made = FloatQuantTensor(self.value, self.scale, self.format, training)
+        if self.minifloats is None or self.block is None or self.shared is None:
+            return made
+        return made.with_levels(Levels(self.minifloats, self.block, self.shared))
 
 
 @checked_arguments
@@ -80,7 +99,8 @@ class FloatQuant(Component):
     become inf if the format has it, else nan.
 
     The gradient of `x` is `y / x` where `x / s` is a normal number, as the step grows with `x`; 1 where it is
-    subnormal; where clamped, `float_clamp_impl` decides.
+    subnormal; where clamped, `float_clamp_impl` decides. With a `gradient_mask_impl` it is 1 where the mask is True and
+    0 elsewhere, and the scale gets none.
 
     Args:
         signed: whether there are negative numbers.
@@ -93,6 +113,7 @@ class FloatQuant(Component):
         scaling_impl: the scale; None means 1.
         float_scaling_impl: which number the statistic is scaled to, `FloatScaling`; None means 1.
         float_to_int_impl: how to round; None means `RoundSte()`.
+        gradient_mask_impl: where the gradient goes; None for the rule above.
         bit_width: bits of one number, checked against the widths; None for no check.
 
     Raises:
@@ -122,6 +143,7 @@ class FloatQuant(Component):
     scaling_impl: Scaling
     float_scaling_impl: FloatScalingImpl | None = None
     float_to_int_impl: Rounding = RoundSte()
+    gradient_mask_impl: GradientMask | None = None
 
     def __init__(
         self,
@@ -135,6 +157,7 @@ class FloatQuant(Component):
         scaling_impl: Scaling | None = None,
         float_scaling_impl: FloatScalingImpl | None = None,
         float_to_int_impl: Rounding | None = None,
+        gradient_mask_impl: GradientMask | None = None,
         bit_width: int | None = None,
     ) -> None:
         assign(
@@ -152,6 +175,7 @@ class FloatQuant(Component):
             compute_max_mantissa=compute_max_mantissa,
             float_scaling_impl=float_scaling_impl,
             float_to_int_impl=float_to_int_impl,
+            gradient_mask_impl=gradient_mask_impl,
         )
         _check_sum(self.format, bit_width)
 
@@ -192,6 +216,9 @@ class FloatQuant(Component):
         """`x` quantized; scale float32."""
         x = check.float_input(x, "FloatQuant")
         form = self.format
+        if isinstance(self.scaling_impl, RuntimeDynamicTwoLevelScaling):
+            value, scale, *levels = in_two_levels(self, self.scaling_impl, x)
+            return FloatQuantResult(value, scale, form, *levels)
         threshold = self.scaling_threshold(form)
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
         (scale,) = beside(self.input_view_impl, x, scale)
@@ -240,7 +267,9 @@ class FloatQuant(Component):
             rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
             largest = self.compute_max_mantissa(form.mantissa_bit_width)
             clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
-            return from_float_steps(clamped, scale, x.dtype)
+            value = from_float_steps(clamped, scale, x.dtype)
+            mask = self.gradient_mask_impl
+            return value if mask is None else with_gradient_where(x, value, mask(steps, clamped))
 
         return in_layout(self.input_view_impl, made, x, scale)
 

@@ -1,5 +1,6 @@
 """Statistics for scales and zero points."""
 
+from jqinject.core.stats.deviation import SigmaStd as SigmaStd
 from jqinject.core.stats.extremes import AbsMax as AbsMax
 from jqinject.core.stats.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.stats.extremes import AbsMaxL2 as AbsMaxL2

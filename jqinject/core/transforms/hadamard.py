@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,8 @@ class Hadamard(Transform):
     Args:
         block_size: consecutive channels that are transformed together; None for all of them.
         signs: 1 or -1 for each channel of a block, by which it is multiplied before; None for none. Static.
+        factor_dtype: the dtype that `1 / sqrt(n)` is rounded to, for libraries that build the matrix in 16 bits; None
+            for float32. The inverse is the transpose, which then is off by twice the rounding.
 
     Raises:
         ValueError: there is no such matrix (`jqinject.ops.hadamard.table_size`), the blocks do not fill the channels,
@@ -35,7 +39,12 @@ class Hadamard(Transform):
         (Array([ 1.41,  1.41, -1.41,  1.41], dtype=float32), Array([ 2., -0.,  0.,  2.], dtype=float32))
     """
 
-    def __init__(self, block_size: int | None = None, signs: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        block_size: int | None = None,
+        signs: tuple[int, ...] | None = None,
+        factor_dtype: Any = None,
+    ) -> None:
         if signs is not None:
             given = np.asarray(signs)
             if given.ndim != 1 or given.dtype.kind not in "iu" or not np.all(np.abs(given) == 1):
@@ -53,17 +62,18 @@ class Hadamard(Transform):
             block_size = check.at_least(block_size, 1, "Hadamard", "block_size")
             hadamard.table_size(block_size)
         self.block_size, self.signs = block_size, signs
+        self.factor_dtype = None if factor_dtype is None else np.dtype(factor_dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
         blocks = self._blocks(x)
         if self.signs is not None:
             blocks = blocks * jnp.asarray(np.asarray(self.signs), blocks.dtype)
-        return hadamard.transform(blocks).reshape(x.shape)
+        return hadamard.transform(blocks, factor_dtype=self.factor_dtype).reshape(x.shape)
 
     def inverse(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
-        blocks = hadamard.transform(self._blocks(x), inverse=True)
+        blocks = hadamard.transform(self._blocks(x), inverse=True, factor_dtype=self.factor_dtype)
         if self.signs is not None:
             blocks = blocks * jnp.asarray(np.asarray(self.signs), blocks.dtype)
         return blocks.reshape(x.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -84,6 +85,53 @@ class Axes:
         if not fits:
             raise ValueError(f"{self} does not make {shape} of {source}")
         return found
+
+    def sizes_in(self, shape: tuple[int, ...], known: Mapping[str, int]) -> dict[str, int]:
+        """The size of each axis, by the parameter alone.
+
+        Args:
+            shape: of the parameter.
+            known: sizes that are given.
+
+        Raises:
+            ValueError: the shape leaves one open, or does not fit.
+
+        Example:
+            >>> Axes.of("(heads half two) in -> in (heads two half)").sizes_in((4, 12), {"heads": 3, "two": 2})
+            {'heads': 3, 'two': 2, 'in': 4, 'half': 2}
+        """
+        if len(shape) != len(self.target):
+            raise ValueError(f"{self} has {len(self.target)} axes, the parameter {len(shape)}")
+        found = dict(known)
+        for names, size in zip(self.target, shape, strict=True):
+            free = [name for name in names if name not in found]
+            held = math.prod(found[name] for name in names if name in found)
+            if len(free) == 1 and held and size % held == 0:
+                found[free[0]] = size // held
+            if not all(name in found for name in names) or math.prod(found[name] for name in names) != size:
+                raise ValueError(f"the sizes of {' '.join(names)} in {self} do not make {size}")
+        return found
+
+    def back(self, x: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """An array in the parameter's axes as the axes of rows and columns, in their order: the inverse of `apply`.
+
+        Args:
+            x: in the parameter's axes, any of which may be of size 1.
+            sizes: of all axes.
+
+        Raises:
+            ValueError: an axis that several make up has another size.
+        """
+        split: list[int] = []
+        for names, size in zip(self.target, x.shape, strict=True):
+            if len(names) == 1:
+                split.append(size)
+            elif size == 1 or size == math.prod(sizes[name] for name in names):
+                split += [1 if size == 1 else sizes[name] for name in names]
+            else:
+                raise ValueError(f"{' '.join(names)} of {self} has {size} numbers")
+        flat = [name for term in self.target for name in term]
+        return x.reshape(split).transpose([flat.index(name) for name in (*self.outputs, *self.inputs)])
 
     def apply(self, x: np.ndarray, outputs: tuple[int, ...], inputs: tuple[int, ...]) -> np.ndarray:
         """An array `(..., rows, columns)` rearranged.

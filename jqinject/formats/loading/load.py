@@ -16,6 +16,7 @@ from flax import nnx
 
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.errors import CheckpointError
+from jqinject.formats.loading.gguf_names import published_order
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
 from jqinject.formats.loading.quant_tensors import numbers_of
@@ -36,7 +37,7 @@ class DequantizedWarning(UserWarning):
 
 def explain_load(
     model: nnx.Module,
-    checkpoint: str | Path | Checkpoint,
+    checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
     *,
     names: Names | None = None,
     ignore: Iterable[str] = (),
@@ -52,7 +53,7 @@ def explain_load(
 
 def load(
     model: Model,
-    checkpoint: str | Path | Checkpoint,
+    checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
     *,
     names: Names | None = None,
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
@@ -65,12 +66,13 @@ def load(
     before anything is read (`explain_load` shows how). Tensors are read one after the other from a memory map, and
     where a mesh is in use, put where the parameters' Variables say.
 
-    Rows stay in the file's order: GGUF files of Llama have those of queries and keys in llama.cpp's, which a `Name`
-    with `axes` turns back. Scales of caches (`k_scale`, `v_scale`) are left; `explain_load` names them.
+    GGUF files of Llama's architecture have the rows of queries and keys in llama.cpp's order. They are turned back
+    where names are the published ones (`model.layers.{i}.self_attn.q_proj.weight`), and left where they are the file's
+    (`blk.{i}.attn_q.weight`). Scales of caches (`k_scale`, `v_scale`) are left; `explain_load` names them.
 
     Args:
         model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
-        checkpoint: a folder, a file, or what `read_checkpoint` returned.
+        checkpoint: a folder, a file, a tree of arrays (Qwix's, AQT's), or what `read_checkpoint` returned.
         names: `Name` rules, or a mapping from names of the file to paths of the model, with `{i}` for a part of both:
             `{"model.layers.{i}.mlp.up_proj.weight": "layers.{i}.up.kernel"}`. None finds parameters with the path of
             the tensor, apart from the leaf (`weight` is `kernel`, `embedding`, `scale` or `w`) and a leading `model.`
@@ -262,7 +264,9 @@ def _gathered(checkpoint: Checkpoint, each: Assignment) -> Rows:
     for name, cut in each.sources:
         rows = rows_of(checkpoint.matrices[name])
         assert rows is not None, "checked before"
-        parts.append(rows if cut is None else rows.cut(*cut))
+        if each.heads:
+            rows = rows.cut(published_order(rows.codes.shape[0], each.heads, name))
+        parts.append(rows if cut is None else rows.cut(slice(*cut)))
     if not each.depth:
         return joined(parts, each.path)
     share = len(parts) // math.prod(each.depth)
@@ -285,6 +289,9 @@ def _floats(checkpoint: Checkpoint, each: Assignment) -> np.ndarray:
     for name, cut in each.sources:
         held = checkpoint.matrices.get(name)
         found = checkpoint.array(name) if held is None else held.dequantize()
+        found = found.reshape(-1) if held is None and checkpoint.is_tree else found
+        if each.heads:
+            found = found[published_order(found.shape[0], each.heads, name)]
         parts.append(found if cut is None else found[cut[0] : cut[1]])
     share = len(parts) // max(math.prod(each.depth), 1)
     single = [

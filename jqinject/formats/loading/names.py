@@ -56,7 +56,7 @@ class Name:
     def matches(self, name: str) -> tuple[int, dict[str, str]] | None:
         """Which of the file's patterns a name has, and what stands in its places; None if it has none."""
         for at, pattern in enumerate(self.files):
-            found = _compiled(pattern).fullmatch(name)
+            found = compiled(pattern).fullmatch(name)
             if found:
                 return at, found.groupdict()
         return None
@@ -67,7 +67,8 @@ class Name:
         return tuple(place for place in dict.fromkeys(PLACE.findall(self.files[0])) if place not in held)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of names, with a group for each of its places."""
     parts, seen = [], set()
     for at, part in enumerate(PLACE.split(pattern)):
         if at % 2 == 0:
@@ -107,39 +108,6 @@ def checked_names(names: Names) -> tuple[Name, ...]:
 
 
 # --- the names of published checkpoints
-
-# Parts of names that GGUF files have, as the models' own checkpoints call them.
-GGUF = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{i}.attn_q": "model.layers.{i}.self_attn.q_proj",
-    "blk.{i}.attn_k": "model.layers.{i}.self_attn.k_proj",
-    "blk.{i}.attn_v": "model.layers.{i}.self_attn.v_proj",
-    "blk.{i}.attn_output": "model.layers.{i}.self_attn.o_proj",
-    "blk.{i}.attn_q_norm": "model.layers.{i}.self_attn.q_norm",
-    "blk.{i}.attn_k_norm": "model.layers.{i}.self_attn.k_norm",
-    "blk.{i}.attn_norm": "model.layers.{i}.input_layernorm",
-    "blk.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm",
-    "blk.{i}.ffn_gate": "model.layers.{i}.mlp.gate_proj",
-    "blk.{i}.ffn_up": "model.layers.{i}.mlp.up_proj",
-    "blk.{i}.ffn_down": "model.layers.{i}.mlp.down_proj",
-}
-
-
-def published_name(gguf: str) -> str:
-    """A name of a GGUF file as the model's own checkpoint has it; unknown ones stay.
-
-    Example:
-        >>> published_name("blk.2.attn_q.weight")
-        'model.layers.2.self_attn.q_proj.weight'
-    """
-    module, dot, leaf = gguf.rpartition(".")
-    for pattern, name in GGUF.items():
-        found = _compiled(pattern).fullmatch(module)
-        if found:
-            return name.format(**found.groupdict()) + dot + leaf
-    return gguf
 
 
 def _decoder(attention: str, norm: str, embedding: str, final: str, head: str, mlp: str) -> tuple[Name, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.axes import Axes
-from jqinject.formats.loading.names import Name, Names, checked_names, published_name
+from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
+from jqinject.formats.loading.names import Name, Names, checked_names
 from jqinject.inject.errors import did_you_mean
 from jqinject.terminal import table
 
@@ -36,6 +37,7 @@ class Assignment:
         sizes: of these axes.
         label: of the numbers, for reports.
         is_low: whether they are in low bits.
+        heads: that llama.cpp keeps in another order of rows, which is turned back; 0 for rows as they lie.
     """
 
     path: str
@@ -46,12 +48,14 @@ class Assignment:
     sizes: Mapping[str, int]
     label: str
     is_low: bool
+    heads: int = 0
 
     def row(self) -> tuple[str, ...]:
         """What a table shows of it."""
         names = [name for name, _ in self.sources]
         shown = ", ".join(names[:3]) + (f", {len(names) - 3} more" if len(names) > 3 else "")
-        return self.path, "x".join(map(str, self.shape)), self.label, str(self.axes), shown
+        axes = f"{self.axes}, rows of {self.heads} heads turned back" if self.heads else str(self.axes)
+        return self.path, "x".join(map(str, self.shape)), self.label, axes, shown
 
 
 @dataclass(frozen=True)
@@ -167,21 +171,25 @@ def _number(text: str) -> Any:
 
 def _by_likeness(name: str, shapes: Mapping[str, Any], checkpoint: Checkpoint) -> list[Found]:
     """The parameter that has the same path, except for what the root and the leaf are called."""
-    own = {name, published_name(name)} if checkpoint.method == "gguf" else {name}
-    paths: set[str] = set()
-    for module, _, leaf in (each.rpartition(".") for each in own):
-        leaves = LEAVES if leaf == "weight" else (leaf,)
-        bare = {module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)}
-        places = [f"{prefix}{each}".strip(".") for each in sorted(bare) for prefix in PREFIXES]
-        paths |= {f"{place}.{each}" if place else each for place in places for each in leaves} | {*places} - {
-            ""
-        }
-    found = sorted(paths & {*shapes})
+    own = (name, published_name(name)) if checkpoint.method == "gguf" else (name,)
+    called: dict[str, str] = {}
+    for each in reversed(own):
+        called |= dict.fromkeys(_paths_like(each), each)
+    found = sorted({*called} & {*shapes})
     if len(found) > 1:
         raise CheckpointError(
             f"{name} may be for {' or '.join(found)}.\n  cure: names={{{name!r}: {found[0]!r}}}"
         )
-    return [(path, ((), 0), 0, 1, Name(name, path)) for path in found]
+    return [(path, ((), 0), 0, 1, Name(called[path], path)) for path in found]
+
+
+def _paths_like(name: str) -> set[str]:
+    """Paths that a tensor's parameter may have."""
+    module, _, leaf = name.rpartition(".")
+    leaves = LEAVES if leaf == "weight" else (leaf,)
+    bare = {module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)}
+    places = [f"{prefix}{each}".strip(".") for each in sorted(bare) for prefix in PREFIXES]
+    return {f"{place}.{each}" if place else each for place in places for each in leaves} | {*places} - {""}
 
 
 def _assignment(
@@ -208,18 +216,31 @@ def _assignment(
     is_low = first in checkpoint.matrices
     held = [_shape(checkpoint, name) for name, *_ in ordered]
     rows = sum(each[0] for each in held[: len(rule.files)]) if held[0] else 1
+    own_axes = rule.axes or _axes_of_tree(checkpoint, first, own)
     if ordered[0][2] > 1:
         sources, rows = _divided(checkpoint, path, ordered, rule, shapes)
     else:
         sources = [(name, None) for name, *_ in ordered]
     source = (rows, *held[0][1:])
-    axes = Axes.of(rule.axes) if rule.axes else _axes_of(path, source, own, first)
+    if checkpoint.is_tree and not is_low:
+        source = (math.prod(source),)
+    axes = Axes.of(own_axes) if own_axes else _axes_of(path, source, own, first)
     try:
         sizes = axes.sizes(source, own, dict(rule.sizes))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error} ({first})") from None
     label = checkpoint.matrices[first].format.label if is_low else checkpoint.tensors[first].dtype.name
-    return Assignment(path, shape, tuple(sources), depth, axes, sizes, label, is_low)
+    heads = {_heads(checkpoint, rule, name) for name, *_ in ordered}
+    if len(heads) > 1:
+        raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
+    return Assignment(path, shape, tuple(sources), depth, axes, sizes, label, is_low, heads.pop())
+
+
+def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
+    """Heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
+    if checkpoint.method != "gguf" or rule.matches(name) is not None:
+        return 0
+    return heads_in_turn(name, checkpoint.config)
 
 
 def _divided(
@@ -247,6 +268,8 @@ def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
 def _axes_of(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> Axes:
     """How a tensor lies in a parameter, by their shapes and the parameter's name."""
     leaf = path.rpartition(".")[2]
+    if not shape and source == (1,):
+        return Axes((), (), ())
     if len(source) == 1:
         return Axes.of(
             f"({' '.join(map(_letter, range(len(shape))))}) -> {' '.join(map(_letter, range(len(shape))))}"
@@ -275,6 +298,14 @@ def _axes_of(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: s
             f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
         )
     return Axes.of(fits[0])
+
+
+def _axes_of_tree(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str | None:
+    """How an array of a JAX model's tree lies in a parameter of its shape."""
+    matrix = checkpoint.matrices.get(name)
+    if matrix is None or matrix.parameter_shape != shape:
+        return None
+    return matrix.axes
 
 
 def _letter(at: int) -> str:

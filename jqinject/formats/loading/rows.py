@@ -46,15 +46,12 @@ class Rows:
         zero = None if self.zero_point is None else each(self.zero_point)
         return replace(self, scale=each(self.scale), zero_point=zero)
 
-    def cut(self, start: int, stop: int) -> Rows:
-        """Some of its rows."""
+    def cut(self, which: slice | np.ndarray) -> Rows:
+        """Some of its rows, or all of them in another order."""
         whole = self.whole
-        zero = None if whole.zero_point is None else whole.zero_point[..., start:stop, :]
+        zero = None if whole.zero_point is None else whole.zero_point[..., which, :]
         return replace(
-            whole,
-            codes=whole.codes[..., start:stop, :],
-            scale=whole.scale[..., start:stop, :],
-            zero_point=zero,
+            whole, codes=whole.codes[..., which, :], scale=whole.scale[..., which, :], zero_point=zero
         )
 
 

@@ -1,72 +1,143 @@
-"""What compressed-tensors can say of a layer's input quantizer."""
+"""What a file can say of a layer's input quantizer: the inverse of `loading.quantizers`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from flax import nnx
 
+from jqinject.core.scaling import ConstScaling
 from jqinject.formats.errors import CheckpointError
+from jqinject.formats.loading.quantizers import BELOW_ZERO, LARGEST
+from jqinject.formats.saving.weights import Weight
+from jqinject.formats.stored_matrix import InputFormat
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.program import QuantizedProgram
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import (
+    Fp8e4m3OCPDynamicActPerGroupFloat,
     FP8e4m3OCPDynamicActPerRowFloat,
+    Fp8e4m3OCPDynamicActPerTensorFloat,
     Int8ActDynamicPerRow,
+    Int8ActDynamicPerTensor,
+    Int8DynamicActPerGroupFloat,
     Int8DynamicActPerRowFloat,
+    Int8DynamicActPerTensorFloat,
+    NVFP4Act,
+    ShiftedUint8DynamicActPerRowFloat,
+    ShiftedUint8DynamicActPerTensorFloat,
 )
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+# What each class quantizes to, whether without a zero point, and what shares a scale.
 DYNAMIC = {
-    Int8ActDynamicPerRow: "int",
-    Int8DynamicActPerRowFloat: "int",
-    FP8e4m3OCPDynamicActPerRowFloat: "float",
+    Int8DynamicActPerGroupFloat: ("int", True, "group"),
+    Fp8e4m3OCPDynamicActPerGroupFloat: ("float", True, "group"),
+    ShiftedUint8DynamicActPerRowFloat: ("int", False, "token"),
+    ShiftedUint8DynamicActPerTensorFloat: ("int", False, "tensor"),
+    Int8ActDynamicPerRow: ("int", True, "token"),
+    Int8ActDynamicPerTensor: ("int", True, "tensor"),
+    Int8DynamicActPerRowFloat: ("int", True, "token"),
+    Int8DynamicActPerTensorFloat: ("int", True, "tensor"),
+    FP8e4m3OCPDynamicActPerRowFloat: ("float", True, "token"),
+    Fp8e4m3OCPDynamicActPerTensorFloat: ("float", True, "tensor"),
 }
+CURE = "Int8ActDynamicPerRow, FP8e4m3OCPDynamicActPerRowFloat, NVFP4Act, or a static range of 8 bits"
 
 
-def input_settings(layer: Any, path: str) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
-    """`input_activations` of a module, and the tensors beside it; None for a float input.
+def input_format_of(layer: Any, path: str) -> InputFormat | None:
+    """How a layer quantizes its input; None for a float input.
 
     Args:
         layer: a frozen layer; None for a parameter without one.
         path: of its weight, for errors.
 
     Raises:
-        CheckpointError: the format has no such input.
+        CheckpointError: no file can say so.
     """
     proxy = getattr(layer, "input_quant", None)
     if proxy is None or not proxy.is_quant_enabled:
-        return None, {}
+        return None
     declared = proxy.binding.base
     if getattr(proxy, "pre_transform", None) is not None:
         raise CheckpointError(
             f"{path}: a transform of the input is not written.\n  cure: a model without online transforms"
         )
-    kind = next((kind for base, kind in DYNAMIC.items() if issubclass(declared, base)), None)
-    if kind is not None:
-        return {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}, {}
-    if not proxy.quant_metadata.is_dynamic:
-        known = proxy.sample()
-        kind = _static_kind(known)
-        if kind is not None:
-            settings = {
-                "num_bits": 8,
-                "type": kind,
-                "symmetric": True,
-                "strategy": "tensor",
-                "dynamic": False,
-            }
-            return settings, {"input_scale": np.asarray(known.scale, np.float32).reshape(1)}
-    raise CheckpointError(
-        f"{path}: compressed-tensors cannot say how {declared.__name__} quantizes the input.\n"
-        "  cure: Int8ActDynamicPerRow, FP8e4m3OCPDynamicActPerRowFloat, or a signed static range of 8 bits"
-    )
+    found = _dynamic(proxy, declared) if proxy.quant_metadata.is_dynamic else _static(proxy)
+    if found is None:
+        raise CheckpointError(
+            f"{path}: no checkpoint can say how {declared.__name__} quantizes the input.\n  cure: {CURE}"
+        )
+    return found
 
 
-def _static_kind(known: Any) -> str | None:
-    """What a quantized number of a static range is, if it is symmetric and has one scale."""
-    if np.size(known.scale) != 1 or np.any(np.asarray(known.zero_point)):
+def _dynamic(proxy: Any, declared: type) -> InputFormat | None:
+    if issubclass(declared, NVFP4Act) and not _changes(proxy, declared, NVFP4Act) - {"scale_quant"}:
+        scales: Any = declared.scale_quant
+        known = scales.scaling_impl is ConstScaling
+        whole = np.asarray([LARGEST / scales.scaling_init], np.float32) if known else None
+        return InputFormat("float", 4, True, "tensor_group", proxy.group_size, global_scale=whole)
+    for base, (kind, symmetric, strategy) in DYNAMIC.items():
+        if issubclass(declared, base):
+            size = proxy.group_size if strategy == "group" else None
+            known = not _changes(proxy, declared, base)
+            return InputFormat(kind, 8, symmetric, strategy, size) if known else None
+    return None
+
+
+def _changes(proxy: Any, declared: type, base: type) -> set[str]:
+    """What an injector declares beyond a known one, except the size of groups."""
+    between = declared.__mro__[: declared.__mro__.index(base)]
+    names = {name for one in between for name in vars(one) if not name.startswith("_")}
+    return (names | {*proxy.binding.overrides}) - {"group_size"}
+
+
+def _static(proxy: Any) -> InputFormat | None:
+    """A static range with one scale, of 8 bits."""
+    known = proxy.sample()
+    if np.size(known.scale) != 1 or np.size(known.zero_point) > 1:
         return None
-    if isinstance(known, IntQuantTensor):
-        return "int" if known.signed and int(known.bit_width) == 8 else None
-    is_e4m3 = isinstance(known, FloatQuantTensor) and np.dtype(known.q_dtype) == E4M3
-    return "float" if is_e4m3 else None
+    scale = np.asarray(known.scale, np.float32).reshape(1)
+    zero = np.asarray(known.zero_point, np.float32).reshape(-1)
+    if isinstance(known, FloatQuantTensor):
+        is_e4m3 = np.dtype(known.q_dtype) == E4M3
+        return InputFormat("float", 8, dynamic=False, scale=scale) if is_e4m3 else None
+    if not isinstance(known, IntQuantTensor) or int(known.bit_width) != 8:
+        return None
+    if not known.signed:
+        zero = zero - BELOW_ZERO
+        if np.any(zero != np.round(zero)):
+            return None
+        return InputFormat("int", 8, False, dynamic=False, scale=scale, zero_point=zero)
+    return None if np.any(zero) else InputFormat("int", 8, dynamic=False, scale=scale)
+
+
+def refuse_other_quantizers(model: nnx.Module, weights: Iterable[Weight]) -> None:
+    """Raise if the model quantizes more than what is written: weights, and inputs of their layers.
+
+    Args:
+        model: the model.
+        weights: what is written.
+
+    Raises:
+        CheckpointError: names the quantizers.
+    """
+    written = {
+        id(getattr(each.layer, name, None)) for each in weights for name in ("weight_quant", "input_quant")
+    }
+    lost = []
+    for path, node in ModelIndex(model).places:
+        if isinstance(node, QuantProxyFromInjector) and id(node) not in written and node.is_quant_enabled:
+            lost.append(dotted(path))
+        if isinstance(node, QuantizedProgram) and node.op_quant.caches:
+            lost.append(f"{dotted((*path, 'op_quant'))} of caches")
+    if lost:
+        shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        raise CheckpointError(
+            f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {shown}.\n"
+            "  cure: rules without these, in the model that is saved"
+        )

@@ -1,55 +1,82 @@
-"""`save`: a frozen model as a checkpoint of compressed-tensors."""
+"""`save`: a frozen model as a checkpoint of another library."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flax import nnx
 
-from jqinject.dot import FrozenParam
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.libraries import library
-from jqinject.formats.loading.axes import Axes
-from jqinject.formats.loading.names import Name, Names, checked_names
-from jqinject.formats.saving.compressed import Scheme, compressed
+from jqinject.formats.loading.gguf_names import gguf_name, heads_in_turn, published_order
+from jqinject.formats.loading.names import Names, checked_names
+from jqinject.formats.saving.compressed import compressed, settings_of
 from jqinject.formats.saving.frozen_rows import rows_of_frozen
-from jqinject.formats.saving.inputs import input_settings
-from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.formats.saving.gguf_file import checked, write_gguf
+from jqinject.formats.saving.inputs import input_format_of, refuse_other_quantizers
+from jqinject.formats.saving.other_layouts import (
+    bitsandbytes,
+    bitsandbytes_settings,
+    fp8_blocks,
+    fp8_settings,
+    gguf_blocks,
+)
+from jqinject.formats.saving.safetensors_file import write_safetensors
+from jqinject.formats.saving.weights import Weight, array_of, weights_of
+from jqinject.inject.errors import did_you_mean
 
-LEAVES = ("kernel", "embedding", "scale")
+METHODS = ("compressed-tensors", "bitsandbytes", "fp8", "gguf")
+CONFIG, GGUF = "config.json", "model.gguf"
 
 
 def save(
     model: nnx.Module,
     folder: str | Path,
     *,
+    method: str = "compressed-tensors",
     names: Names | None = None,
     config: Mapping[str, Any] | None = None,
+    round_scales: bool = False,
+    shard_bytes: int | None = None,
 ) -> Path:
-    """Write a frozen model as a checkpoint that vLLM, llm-compressor and `load` read: compressed-tensors.
+    """Write a frozen model as a checkpoint that other libraries and `load` read.
 
-    Integers of 2 to 8 bits, e4m3, NVFP4 and MX formats are written with the codes and scales that the model has; their
-    layers' inputs as what the format can say (dynamic per row, or a static scale). All else is written as floats.
+    Codes and scales are those that the model has. All that is not frozen is written as floats. What a format cannot
+    hold is refused before anything is written.
+
+    | `method`               | weights                                                         | inputs              |
+    |------------------------|-----------------------------------------------------------------|---------------------|
+    | `"compressed-tensors"` | integers of 2 to 8 bits, e4m3 (tensors to blocks), NVFP4, MX    | dynamic, static     |
+    | `"bitsandbytes"`       | NF4 in groups that its blocks divide                            | float               |
+    | `"fp8"`                | e4m3 with a scale for 128 rows and columns, as DeepSeek's       | e4m3, groups of 128 |
+    | `"gguf"`               | integers in groups of 32: Q8_0, and Q4_0 of at most 4 bits      | float               |
 
     Args:
         model: a frozen NNX module.
-        folder: is made; a `model.safetensors` or `config.json` that it has is not overwritten.
+        folder: is made; files of a checkpoint that it has are not overwritten.
+        method: as `read_checkpoint(folder).method` says it.
         names: rules as for `load`, from names of the file to paths of the model. None calls a `kernel`, an `embedding`
-            and a norm's `scale` `weight`.
-        config: further entries of `config.json` (`{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}`).
+            and a norm's `scale` `weight`. For GGUF, names of published checkpoints become llama.cpp's, and so
+            does the order of the rows of Llama's queries and keys.
+        config: further entries of `config.json` (`{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}`); of
+            GGUF, its values (`{"general.architecture": "llama", "llama.attention.head_count": 32, ...}`).
+        round_scales: whether scales are rounded to the float16 of GGUF, which changes weights by up to 1 in 2048;
+            refused otherwise.
+        shard_bytes: the most bytes of one safetensors file; more are written as several, with an index. None for one
+            file.
 
     Returns:
         The folder.
 
     Raises:
+        ValueError: an unknown method, or shards of GGUF.
         CheckpointError: a weight or an input that the format cannot hold; two weights of one name.
         FileExistsError: the folder has such files.
-        MissingLibraryError: the library safetensors is not installed.
+        MissingLibraryError: the library safetensors or gguf is not installed.
 
     Example:
         >>> import tempfile
@@ -64,145 +91,80 @@ def save(
         >>> found.format.label, bool(jnp.allclose(found.dequantize().T, served.layers[0].kernel[...]))
         ('int4', True)
     """
+    if method not in METHODS:
+        hint = did_you_mean(str(method), METHODS)
+        raise ValueError(
+            f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, METHODS))}"
+        )
+    if shard_bytes is not None and (method == "gguf" or shard_bytes < 1):
+        raise ValueError(f"shard_bytes is {shard_bytes}, expected bytes of a safetensors file, or None")
     place = Path(folder)
-    writer = library("safetensors.numpy", place)
-    for name in ("model.safetensors", "config.json"):
-        if (place / name).exists():
-            raise FileExistsError(f"{place / name} exists.\n  cure: another folder")
+    library("gguf" if method == "gguf" else "safetensors.numpy", place)
+    for file in place.glob("*"):
+        if (
+            file.suffix == ".gguf"
+            if method == "gguf"
+            else file.suffix == ".safetensors" or file.name == CONFIG
+        ):
+            raise FileExistsError(f"{file} exists.\n  cure: another folder")
     rules = None if names is None else checked_names(names)
+    weights = list(weights_of(model, rules))
+    refuse_other_quantizers(model, weights)
+    if method == "gguf":
+        return _gguf(weights, place, dict(config or {}), round_scales)
     tensors: dict[str, np.ndarray] = {}
-    schemes: dict[str, tuple[Scheme, dict[str, Any] | None]] = {}
-    for path, name, axes, found in _weights(model, rules):
-        if found is None:
-            _put(tensors, name, _floats(model, path, axes))
+    schemes: dict[str, Any] = {}
+    for weight in weights:
+        if weight.numbers is None:
+            _put(tensors, {weight.name: array_of(weight)})
             continue
-        numbers, form, layer = found
-        module = name.removesuffix(".weight")
-        inputs, stored = input_settings(layer, path)
-        rows = rows_of_frozen(numbers, form, axes, path)
-        own, scheme = compressed(rows, path, inputs is not None)
-        for end, array in (own | stored).items():
-            _put(tensors, f"{module}.{end}", array)
-        schemes[module] = scheme, inputs
+        inputs = input_format_of(weight.layer, weight.path)
+        made, schemes[weight.module] = WRITERS[method](rows_of_frozen(weight), weight, inputs)
+        _put(tensors, made)
     written = dict(config or {})
     if schemes:
-        written["quantization_config"] = _settings(schemes)
+        floats = [each.module for each in weights if each.numbers is None and np.ndim(each.value) == 2]
+        written["quantization_config"] = SETTINGS[method](schemes, floats)
+    text = json.dumps(written, indent=2) + "\n"
     place.mkdir(parents=True, exist_ok=True)
-    writer.save_file(
-        {name: np.ascontiguousarray(array) for name, array in tensors.items()}, place / "model.safetensors"
-    )
-    (place / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    write_safetensors(place, tensors, shard_bytes)
+    (place / CONFIG).write_text(text)
     return place
 
 
-def _put(tensors: dict[str, np.ndarray], name: str, array: np.ndarray) -> None:
-    if name in tensors:
-        raise CheckpointError(f"two weights are called {name}.\n  cure: names= with a rule for each")
-    tensors[name] = array
+WRITERS: dict[str, Callable[..., tuple[dict[str, np.ndarray], Any]]] = {
+    "compressed-tensors": compressed,
+    "bitsandbytes": bitsandbytes,
+    "fp8": fp8_blocks,
+}
+SETTINGS: dict[str, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {
+    "compressed-tensors": lambda schemes, floats: settings_of(schemes),
+    "bitsandbytes": lambda schemes, floats: bitsandbytes_settings(floats),
+    "fp8": lambda schemes, floats: fp8_settings(floats),
+}
 
 
-def _weights(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[tuple[str, str, Axes, Any]]:
-    """Path, name, axes, and numbers and form, of every weight: None for the numbers of floats."""
-    index = ModelIndex(model)
-    in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
-    found = []
-    seen: set[int] = set()
-    for path, node in index.places:
-        if isinstance(node, QuantWeightLayer) and node.frozen is not None and id(node) not in seen:
-            seen.add(id(node))
-            own = dotted((*path, node.weight_name))
-            name, axes = _named(own, rules)
-            found.append(
-                (own, name, axes or _axes_of(node, own), (node.frozen.numbers, node.frozen.form, node))
-            )
-        elif isinstance(node, FrozenParam) and id(node) not in seen:
-            seen.add(id(node))
-            own = dotted(path)
-            name, axes = _named(own, rules)
-            if axes is None:
-                raise CheckpointError(
-                    f"{own} is contracted by the model itself, so its inputs are not known.\n"
-                    f"  cure: names={{'{name}': ('{own}', 'out in -> in out')}}"
-                )
-            found.append((own, name, axes, (node.numbers, node.form, None)))
-        elif (
-            isinstance(node, nnx.Param | nnx.BatchStat)
-            and id(node) not in seen
-            and not in_quantizer[id(node)]
-        ):
-            seen.add(id(node))
-            own = dotted(path)
-            name, axes = _named(own, rules)
-            found.append((own, name, axes or _plain(own, node.get_value().ndim), None))
-    return found
+def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scales: bool) -> Path:
+    tensors: dict[str, Any] = {}
+    for weight in weights:
+        name = gguf_name(weight.name)
+        heads = heads_in_turn(name, values) if name != weight.name else 0
+        rows = None if weight.numbers is None else rows_of_frozen(weight)
+        array = array_of(weight) if rows is None else rows.codes
+        order = np.argsort(published_order(array.shape[0], heads, name)) if heads else slice(None)
+        if rows is None:
+            _put(tensors, {name: np.ascontiguousarray(array[order] if heads else array)})
+            continue
+        inputs = input_format_of(weight.layer, weight.path)
+        _put(tensors, {name: gguf_blocks(rows.cut(order), weight, inputs, round_scales)})
+    checked(tensors, values, place)
+    place.mkdir(parents=True, exist_ok=True)
+    write_gguf(place / GGUF, tensors, values)
+    return place
 
 
-def _named(path: str, rules: tuple[Name, ...] | None) -> tuple[str, Axes | None]:
-    """What a parameter is called in the file, and its axes if a rule has them."""
-    for rule in rules or ():
-        turned = Name(rule.models[0], rule.files[0]) if len(rule.models) == len(rule.files) == 1 else None
-        match = None if turned is None else turned.matches(path)
-        if match is not None:
-            return rule.files[0].format(**match[1]), Axes.of(rule.axes) if rule.axes else None
-    if rules is not None:
-        raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
-    module, dot, leaf = path.rpartition(".")
-    return f"{module}{dot}{'weight' if leaf in LEAVES else leaf}", None
-
-
-def _axes_of(layer: Any, path: str) -> Axes:
-    """The axes of a layer's weight: those that it sums over are the inputs."""
-    ndim, summed = layer.weight_ndim, layer.summed_axes()
-    if len(layer.frozen.shape) != ndim:
-        raise CheckpointError(f"{path} is a stack of layers, which is not written")
-    names = [f"a{axis}" for axis in range(ndim)]
-    if not summed and ndim == 2:
-        summed = (1,)  # a table of rows
-    if not summed:
-        raise CheckpointError(f"{path}: weights of {type(layer).__name__} are not written")
-    outs, ins = (
-        [names[axis] for axis in range(ndim) if (axis in summed) is inside] for inside in (False, True)
-    )
-    return Axes.of(f"({' '.join(outs)}) ({' '.join(ins)}) -> {' '.join(names)}")
-
-
-def _plain(path: str, ndim: int) -> Axes:
-    names = [f"a{axis}" for axis in range(ndim)]
-    if path.rpartition(".")[2] == "kernel" and ndim == 2:
-        return Axes.of("out in -> in out")
-    return Axes((), (), tuple((name,) for name in names))
-
-
-def _floats(model: nnx.Module, path: str, axes: Axes) -> np.ndarray:
-    value = np.asarray(ModelIndex(model).by_path[tuple(path.split("."))].variable.get_value())
-    if not axes.outputs:
-        return value
-    flat = [name for term in axes.target for name in term]
-    order = [flat.index(name) for name in (*axes.outputs, *axes.inputs)]
-    turned = value.transpose(order)
-    rows = int(np.prod(turned.shape[: len(axes.outputs)]))
-    return turned.reshape(rows, -1) if axes.inputs else turned.reshape(rows)
-
-
-def _settings(schemes: dict[str, tuple[Scheme, dict[str, Any] | None]]) -> dict[str, Any]:
-    """`quantization_config`: a group for each way in which modules are quantized."""
-    groups: dict[str, tuple[list[str], str, dict[str, Any], Any]] = {}
-    for module, ((name, weights), inputs) in schemes.items():
-        key = json.dumps([name, weights, inputs], sort_keys=True)
-        groups.setdefault(key, ([], name, weights, inputs))[0].append(module)
-    formats = {name for _, name, _, _ in groups.values()}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-        "quantization_status": "compressed",
-        "ignore": [],
-        "config_groups": {
-            f"group_{at}": {
-                "targets": targets,
-                "format": name,
-                "weights": weights,
-                "input_activations": inputs,
-            }
-            for at, (targets, name, weights, inputs) in enumerate(groups.values())
-        },
-    }
+def _put(tensors: dict[str, Any], made: Mapping[str, Any]) -> None:
+    for name, array in made.items():
+        if name in tensors:
+            raise CheckpointError(f"two weights are called {name}.\n  cure: names= with a rule for each")
+        tensors[name] = array

@@ -67,6 +67,7 @@ class ActivationContraction:
         lhs, rhs: the numbers of the operands; "" if float.
         operations: multiply-adds.
         is_low_bit: whether both operands have at most 8 bits.
+        transform: what its operands go through before they are quantized, in words; "" for nothing.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ActivationContraction:
     rhs: str
     operations: int
     is_low_bit: bool
+    transform: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,8 +222,10 @@ def activation_entry(
     """The entry of a contraction of two activations."""
     product = products.get(id(one.equation))
     lhs = rhs = None
+    notes: tuple[str, ...] = ()
     if product is not None:
         lhs, rhs = weights.format_at(product.lhs), weights.format_at(product.rhs)
+        notes = tuple(weights.transform_of_input("", site) for site in (product.lhs, product.rhs) if site)
     return ActivationContraction(
         product.name if product is not None else one.path or one.operation,
         product.operation if product is not None else one.operation,
@@ -229,6 +233,7 @@ def activation_entry(
         _text(rhs),
         one.operations,
         lhs is not None and rhs is not None and lhs.is_low and rhs.is_low,
+        "; ".join(dict.fromkeys(filter(None, notes))),
     )
 
 

@@ -59,6 +59,7 @@ def product_entry(one: ActivationContraction, found: Sequence[Contraction], oper
         contraction=" and ".join(sorted({each.kind for each in found})) or "none",
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=0,
+        note=one.transform,
         operations=operations or one.operations,
     )
 

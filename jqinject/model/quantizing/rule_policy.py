@@ -78,9 +78,11 @@ class RulePolicy:
         """See `Policy`."""
         return isinstance(module, OURS) or (type(module) in COUNTERPARTS and not self.into_layers)
 
-    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
+    def choose(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+    ) -> Choice | None:
         """See `Policy`."""
-        index = self.rule_of(path, operation, weight_path)
+        index = self.rule_of(path, operation, weight_path, name)
         if index is None:
             return None
         rule = self.rules[index]
@@ -99,12 +101,15 @@ class RulePolicy:
             **weight,
         )
 
-    def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
+    def rule_of(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+    ) -> int | None:
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
         for index, rule in enumerate(self.rules):
             takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
-            if takes and any(rule.matches(place) for place in places):
+            own = (name,) if rule.op is not None and name else ()
+            if takes and any(rule.matches(place) for place in (*places, *own)):
                 return index
         return None
 
@@ -154,9 +159,11 @@ class _Watching(RulePolicy):
     caches: dict[str, int | None]
     taken: set[tuple[tuple[Any, ...], str]]
 
-    def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
+    def rule_of(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+    ) -> int | None:
         """See `RulePolicy`."""
-        index = super().rule_of(path, operation, weight_path)
+        index = super().rule_of(path, operation, weight_path, name)
         if index is not None:
             self.used.add(index)
             self.taken.add((weight_path, operation.name))

@@ -45,9 +45,10 @@ class Rule:
     A rule without `op` is for weights: Flax's layers, and every parameter that the model contracts or looks rows up in
     by itself (`quantize` finds these in the model's program, if it is given `inputs`). The path is the layer's, the
     parameter's, that of the module that holds it, or that of the module that contracts it. With `op` a rule is for
-    operations (adding, concatenating, a softmax, `dot_general`) in modules whose path matches, or only for layers of
-    the named classes. A slot that is None stays float; a rule with only a path keeps what it matches float. Of several
-    rules, the first that matches wins.
+    operations (adding, concatenating, a softmax, `dot_general`) in modules whose path matches, or whose own name does
+    (`blocks.0.einsum1`, the module's second einsum, as `coverage` says), or only for layers of the named classes. A
+    slot that is None stays float; a rule with only a path keeps what it matches float. Of several rules, the first that
+    matches wins.
 
     Args:
         path: regular expression that must match a whole path, written with dots (`encoder.layers.0.fc`) or slashes.

@@ -25,7 +25,7 @@ QuantType: TypeAlias = enums.QuantType | Literal['binary', 'BINARY', 'ternary', 
 RestrictValueType: TypeAlias = enums.RestrictValueType | Literal['fp', 'FP', 'signed_fp', 'SIGNED_FP', 'log_fp', 'LOG_FP', 'int', 'INT', 'power_of_two', 'POWER_OF_TWO']
 ScalingImplType: TypeAlias = enums.ScalingImplType | Literal['he', 'HE', 'const', 'CONST', 'stats', 'STATS', 'affine_stats', 'AFFINE_STATS', 'parameter', 'PARAMETER', 'parameter_from_stats', 'PARAMETER_FROM_STATS']
 ScalingPerOutputType: TypeAlias = enums.ScalingPerOutputType | Literal['tensor', 'TENSOR', 'channel', 'CHANNEL', 'group', 'GROUP']
-StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX']
+StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX', 'sigma_std', 'SIGMA_STD']
 TruncScalingImplType: TypeAlias = enums.TruncScalingImplType | Literal['msb', 'MSB', 'wrapper', 'WRAPPER']
 
 class CellKeywords(TypedDict, total=False):
@@ -49,6 +49,7 @@ class SimpleCellKeywords(CellKeywords, total=False):
     residual: bool
 
 class InputActNames(TypedDict, total=False):
+    input_about_mean: bool
     input_affine_rescaling: bool
     input_amax_compute_algo: Literal["max", "most_recent"]
     input_amax_history: Component
@@ -63,12 +64,15 @@ class InputActNames(TypedDict, total=False):
     input_bit_width_impl: Component
     input_bit_width_impl_type: BitWidthImplType
     input_bits: int
+    input_block_dim: int | None
+    input_block_width: int
     input_calibration_impl: Component
     input_candidates: int
     input_channel_axes: int
     input_channel_shape: tuple[int, ...]
     input_channelwise_axes: tuple[int, ...]
     input_clip_gradient: bool
+    input_codebook: Any
     input_collect_stats_steps: int
     input_compute_max_mantissa: Component
     input_dq_dtype: DType
@@ -85,10 +89,11 @@ class InputActNames(TypedDict, total=False):
     input_float_to_int_impl: Component
     input_float_to_int_impl_type: FloatToIntImplType
     input_fractions: tuple[float, ...] | None
+    input_gradient_mask_impl: Component
     input_group_dim: int | None
     input_group_elements_axis: int | None
     input_group_padding: bool
-    input_group_size: int
+    input_group_size: int | tuple[int, int]
     input_high_percentile_q: float
     input_hqo_beta_zp: float
     input_hqo_init_op_zp: Component
@@ -107,6 +112,7 @@ class InputActNames(TypedDict, total=False):
     input_learned_round_init: Array
     input_learned_round_temperature: float
     input_learned_round_zeta: float
+    input_limit_steps: float
     input_low_percentile_q: float
     input_mantissa_bit_class: Injector
     input_mantissa_bit_width: int
@@ -125,6 +131,8 @@ class InputActNames(TypedDict, total=False):
     input_nan_values: tuple[str, ...] | None
     input_narrow_range: bool
     input_noise_sharing_axes: tuple[int, ...]
+    input_normal_clip: float
+    input_normal_scale: float
     input_override_pretrained_bit_width: bool
     input_per_channel_broadcastable_shape: tuple[int, ...]
     input_percentile: float
@@ -176,6 +184,8 @@ class InputActNames(TypedDict, total=False):
     input_tensor_quant: Component
     input_threshold: float
     input_threshold_mixin: Injector
+    input_trust: float
+    input_trust_steps: float
     input_zero_point_impl: Component
     input_zero_point_shape: tuple[int, ...]
     input_zero_point_stats_impl: Component
@@ -183,6 +193,7 @@ class InputActNames(TypedDict, total=False):
     input_zero_point_stats_momentum: float | None
 
 class OutputActNames(TypedDict, total=False):
+    output_about_mean: bool
     output_affine_rescaling: bool
     output_amax_compute_algo: Literal["max", "most_recent"]
     output_amax_history: Component
@@ -197,12 +208,15 @@ class OutputActNames(TypedDict, total=False):
     output_bit_width_impl: Component
     output_bit_width_impl_type: BitWidthImplType
     output_bits: int
+    output_block_dim: int | None
+    output_block_width: int
     output_calibration_impl: Component
     output_candidates: int
     output_channel_axes: int
     output_channel_shape: tuple[int, ...]
     output_channelwise_axes: tuple[int, ...]
     output_clip_gradient: bool
+    output_codebook: Any
     output_collect_stats_steps: int
     output_compute_max_mantissa: Component
     output_dq_dtype: DType
@@ -219,10 +233,11 @@ class OutputActNames(TypedDict, total=False):
     output_float_to_int_impl: Component
     output_float_to_int_impl_type: FloatToIntImplType
     output_fractions: tuple[float, ...] | None
+    output_gradient_mask_impl: Component
     output_group_dim: int | None
     output_group_elements_axis: int | None
     output_group_padding: bool
-    output_group_size: int
+    output_group_size: int | tuple[int, int]
     output_high_percentile_q: float
     output_hqo_beta_zp: float
     output_hqo_init_op_zp: Component
@@ -241,6 +256,7 @@ class OutputActNames(TypedDict, total=False):
     output_learned_round_init: Array
     output_learned_round_temperature: float
     output_learned_round_zeta: float
+    output_limit_steps: float
     output_low_percentile_q: float
     output_mantissa_bit_class: Injector
     output_mantissa_bit_width: int
@@ -259,6 +275,8 @@ class OutputActNames(TypedDict, total=False):
     output_nan_values: tuple[str, ...] | None
     output_narrow_range: bool
     output_noise_sharing_axes: tuple[int, ...]
+    output_normal_clip: float
+    output_normal_scale: float
     output_override_pretrained_bit_width: bool
     output_per_channel_broadcastable_shape: tuple[int, ...]
     output_percentile: float
@@ -310,6 +328,8 @@ class OutputActNames(TypedDict, total=False):
     output_tensor_quant: Component
     output_threshold: float
     output_threshold_mixin: Injector
+    output_trust: float
+    output_trust_steps: float
     output_zero_point_impl: Component
     output_zero_point_shape: tuple[int, ...]
     output_zero_point_stats_impl: Component
@@ -317,6 +337,7 @@ class OutputActNames(TypedDict, total=False):
     output_zero_point_stats_momentum: float | None
 
 class GradGradNames(TypedDict, total=False):
+    grad_about_mean: bool
     grad_affine_rescaling: bool
     grad_amax_compute_algo: Literal["max", "most_recent"]
     grad_amax_history: Component
@@ -328,6 +349,8 @@ class GradGradNames(TypedDict, total=False):
     grad_bit_width: int
     grad_bit_width_impl: Component
     grad_bit_width_impl_type: BitWidthImplType
+    grad_block_dim: int | None
+    grad_block_width: int
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
@@ -343,10 +366,11 @@ class GradGradNames(TypedDict, total=False):
     grad_float_scaling_impl: Component
     grad_float_to_int_impl: Component
     grad_float_to_int_impl_type: FloatToIntImplType
+    grad_gradient_mask_impl: Component
     grad_group_dim: int | None
     grad_group_elements_axis: int | None
     grad_group_padding: bool
-    grad_group_size: int
+    grad_group_size: int | tuple[int, int]
     grad_high_percentile_q: float
     grad_inf_values: tuple[str, ...] | None
     grad_input_view_impl: Component
@@ -416,6 +440,7 @@ class GradGradNames(TypedDict, total=False):
     grad_zero_point_impl: Component
 
 class ActNames(TypedDict, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -430,12 +455,15 @@ class ActNames(TypedDict, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -452,10 +480,11 @@ class ActNames(TypedDict, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -474,6 +503,7 @@ class ActNames(TypedDict, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -492,6 +522,8 @@ class ActNames(TypedDict, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -543,6 +575,8 @@ class ActNames(TypedDict, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -550,6 +584,7 @@ class ActNames(TypedDict, total=False):
     zero_point_stats_momentum: float | None
 
 class WeightWeightNames(TypedDict, total=False):
+    weight_about_mean: bool
     weight_accumulator_bit_width: int
     weight_accumulator_bit_width_impl: Component
     weight_affine_rescaling: bool
@@ -565,6 +600,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_bit_width: int
     weight_bit_width_impl: Component
     weight_bit_width_impl_type: BitWidthImplType
+    weight_block_dim: int | None
+    weight_block_width: int
     weight_calibration_impl: Component
     weight_channel_axes: int
     weight_channel_shape: tuple[int, ...]
@@ -587,10 +624,11 @@ class WeightWeightNames(TypedDict, total=False):
     weight_float_to_int_impl: Component
     weight_float_to_int_impl_type: FloatToIntImplType
     weight_force_parameter: bool
+    weight_gradient_mask_impl: Component
     weight_group_dim: int | None
     weight_group_elements_axis: int | None
     weight_group_padding: bool
-    weight_group_size: int
+    weight_group_size: int | tuple[int, int]
     weight_high_percentile_q: float
     weight_hqo_beta_scale: float
     weight_hqo_beta_zp: float
@@ -614,6 +652,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_learned_round_init: Array
     weight_learned_round_temperature: float
     weight_learned_round_zeta: float
+    weight_limit_steps: float
     weight_low_percentile_q: float
     weight_mantissa_bit_class: Injector
     weight_mantissa_bit_width: int
@@ -629,6 +668,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_nan_values: tuple[str, ...] | None
     weight_narrow_range: bool
     weight_noise_sharing_axes: tuple[int, ...]
+    weight_normal_clip: float
+    weight_normal_scale: float
     weight_normalize_stats_impl: Component
     weight_out_channels: int
     weight_output_channel_dim: int | tuple[int, ...]
@@ -692,6 +733,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_tensor_quant: Component
     weight_threshold: float
     weight_threshold_mixin: Injector
+    weight_trust: float
+    weight_trust_steps: float
     weight_upstream_shape: tuple[int, ...]
     weight_weight_ndims: int
     weight_zero_point_affine_rescaling_init: float | None
@@ -703,6 +746,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_zero_point_stats_input_view_shape_impl: Component
 
 class BiasBiasNames(TypedDict, total=False):
+    bias_about_mean: bool
     bias_affine_rescaling: bool
     bias_axis_name: AxisName
     bias_bit_width: int
@@ -773,6 +817,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_zero_point_impl: Component
 
 class IoActNames(TypedDict, total=False):
+    io_about_mean: bool
     io_affine_rescaling: bool
     io_amax_compute_algo: Literal["max", "most_recent"]
     io_amax_history: Component
@@ -787,12 +832,15 @@ class IoActNames(TypedDict, total=False):
     io_bit_width_impl: Component
     io_bit_width_impl_type: BitWidthImplType
     io_bits: int
+    io_block_dim: int | None
+    io_block_width: int
     io_calibration_impl: Component
     io_candidates: int
     io_channel_axes: int
     io_channel_shape: tuple[int, ...]
     io_channelwise_axes: tuple[int, ...]
     io_clip_gradient: bool
+    io_codebook: Any
     io_collect_stats_steps: int
     io_compute_max_mantissa: Component
     io_dq_dtype: DType
@@ -809,10 +857,11 @@ class IoActNames(TypedDict, total=False):
     io_float_to_int_impl: Component
     io_float_to_int_impl_type: FloatToIntImplType
     io_fractions: tuple[float, ...] | None
+    io_gradient_mask_impl: Component
     io_group_dim: int | None
     io_group_elements_axis: int | None
     io_group_padding: bool
-    io_group_size: int
+    io_group_size: int | tuple[int, int]
     io_high_percentile_q: float
     io_hqo_beta_zp: float
     io_hqo_init_op_zp: Component
@@ -831,6 +880,7 @@ class IoActNames(TypedDict, total=False):
     io_learned_round_init: Array
     io_learned_round_temperature: float
     io_learned_round_zeta: float
+    io_limit_steps: float
     io_low_percentile_q: float
     io_mantissa_bit_class: Injector
     io_mantissa_bit_width: int
@@ -849,6 +899,8 @@ class IoActNames(TypedDict, total=False):
     io_nan_values: tuple[str, ...] | None
     io_narrow_range: bool
     io_noise_sharing_axes: tuple[int, ...]
+    io_normal_clip: float
+    io_normal_scale: float
     io_override_pretrained_bit_width: bool
     io_per_channel_broadcastable_shape: tuple[int, ...]
     io_percentile: float
@@ -900,6 +952,8 @@ class IoActNames(TypedDict, total=False):
     io_tensor_quant: Component
     io_threshold: float
     io_threshold_mixin: Injector
+    io_trust: float
+    io_trust_steps: float
     io_zero_point_impl: Component
     io_zero_point_shape: tuple[int, ...]
     io_zero_point_stats_impl: Component
@@ -907,6 +961,7 @@ class IoActNames(TypedDict, total=False):
     io_zero_point_stats_momentum: float | None
 
 class GateAccActNames(TypedDict, total=False):
+    gate_acc_about_mean: bool
     gate_acc_affine_rescaling: bool
     gate_acc_amax_compute_algo: Literal["max", "most_recent"]
     gate_acc_amax_history: Component
@@ -921,12 +976,15 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_bit_width_impl: Component
     gate_acc_bit_width_impl_type: BitWidthImplType
     gate_acc_bits: int
+    gate_acc_block_dim: int | None
+    gate_acc_block_width: int
     gate_acc_calibration_impl: Component
     gate_acc_candidates: int
     gate_acc_channel_axes: int
     gate_acc_channel_shape: tuple[int, ...]
     gate_acc_channelwise_axes: tuple[int, ...]
     gate_acc_clip_gradient: bool
+    gate_acc_codebook: Any
     gate_acc_collect_stats_steps: int
     gate_acc_compute_max_mantissa: Component
     gate_acc_dq_dtype: DType
@@ -943,10 +1001,11 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_float_to_int_impl: Component
     gate_acc_float_to_int_impl_type: FloatToIntImplType
     gate_acc_fractions: tuple[float, ...] | None
+    gate_acc_gradient_mask_impl: Component
     gate_acc_group_dim: int | None
     gate_acc_group_elements_axis: int | None
     gate_acc_group_padding: bool
-    gate_acc_group_size: int
+    gate_acc_group_size: int | tuple[int, int]
     gate_acc_high_percentile_q: float
     gate_acc_hqo_beta_zp: float
     gate_acc_hqo_init_op_zp: Component
@@ -965,6 +1024,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_learned_round_init: Array
     gate_acc_learned_round_temperature: float
     gate_acc_learned_round_zeta: float
+    gate_acc_limit_steps: float
     gate_acc_low_percentile_q: float
     gate_acc_mantissa_bit_class: Injector
     gate_acc_mantissa_bit_width: int
@@ -983,6 +1043,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_nan_values: tuple[str, ...] | None
     gate_acc_narrow_range: bool
     gate_acc_noise_sharing_axes: tuple[int, ...]
+    gate_acc_normal_clip: float
+    gate_acc_normal_scale: float
     gate_acc_override_pretrained_bit_width: bool
     gate_acc_per_channel_broadcastable_shape: tuple[int, ...]
     gate_acc_percentile: float
@@ -1034,6 +1096,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_tensor_quant: Component
     gate_acc_threshold: float
     gate_acc_threshold_mixin: Injector
+    gate_acc_trust: float
+    gate_acc_trust_steps: float
     gate_acc_zero_point_impl: Component
     gate_acc_zero_point_shape: tuple[int, ...]
     gate_acc_zero_point_stats_impl: Component
@@ -1041,6 +1105,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_zero_point_stats_momentum: float | None
 
 class SigmoidActNames(TypedDict, total=False):
+    sigmoid_about_mean: bool
     sigmoid_affine_rescaling: bool
     sigmoid_amax_compute_algo: Literal["max", "most_recent"]
     sigmoid_amax_history: Component
@@ -1055,12 +1120,15 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_bit_width_impl: Component
     sigmoid_bit_width_impl_type: BitWidthImplType
     sigmoid_bits: int
+    sigmoid_block_dim: int | None
+    sigmoid_block_width: int
     sigmoid_calibration_impl: Component
     sigmoid_candidates: int
     sigmoid_channel_axes: int
     sigmoid_channel_shape: tuple[int, ...]
     sigmoid_channelwise_axes: tuple[int, ...]
     sigmoid_clip_gradient: bool
+    sigmoid_codebook: Any
     sigmoid_collect_stats_steps: int
     sigmoid_compute_max_mantissa: Component
     sigmoid_dq_dtype: DType
@@ -1077,10 +1145,11 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_float_to_int_impl: Component
     sigmoid_float_to_int_impl_type: FloatToIntImplType
     sigmoid_fractions: tuple[float, ...] | None
+    sigmoid_gradient_mask_impl: Component
     sigmoid_group_dim: int | None
     sigmoid_group_elements_axis: int | None
     sigmoid_group_padding: bool
-    sigmoid_group_size: int
+    sigmoid_group_size: int | tuple[int, int]
     sigmoid_high_percentile_q: float
     sigmoid_hqo_beta_zp: float
     sigmoid_hqo_init_op_zp: Component
@@ -1099,6 +1168,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_learned_round_init: Array
     sigmoid_learned_round_temperature: float
     sigmoid_learned_round_zeta: float
+    sigmoid_limit_steps: float
     sigmoid_low_percentile_q: float
     sigmoid_mantissa_bit_class: Injector
     sigmoid_mantissa_bit_width: int
@@ -1117,6 +1187,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_nan_values: tuple[str, ...] | None
     sigmoid_narrow_range: bool
     sigmoid_noise_sharing_axes: tuple[int, ...]
+    sigmoid_normal_clip: float
+    sigmoid_normal_scale: float
     sigmoid_override_pretrained_bit_width: bool
     sigmoid_per_channel_broadcastable_shape: tuple[int, ...]
     sigmoid_percentile: float
@@ -1168,6 +1240,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_tensor_quant: Component
     sigmoid_threshold: float
     sigmoid_threshold_mixin: Injector
+    sigmoid_trust: float
+    sigmoid_trust_steps: float
     sigmoid_zero_point_impl: Component
     sigmoid_zero_point_shape: tuple[int, ...]
     sigmoid_zero_point_stats_impl: Component
@@ -1175,6 +1249,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_zero_point_stats_momentum: float | None
 
 class TanhActNames(TypedDict, total=False):
+    tanh_about_mean: bool
     tanh_affine_rescaling: bool
     tanh_amax_compute_algo: Literal["max", "most_recent"]
     tanh_amax_history: Component
@@ -1189,12 +1264,15 @@ class TanhActNames(TypedDict, total=False):
     tanh_bit_width_impl: Component
     tanh_bit_width_impl_type: BitWidthImplType
     tanh_bits: int
+    tanh_block_dim: int | None
+    tanh_block_width: int
     tanh_calibration_impl: Component
     tanh_candidates: int
     tanh_channel_axes: int
     tanh_channel_shape: tuple[int, ...]
     tanh_channelwise_axes: tuple[int, ...]
     tanh_clip_gradient: bool
+    tanh_codebook: Any
     tanh_collect_stats_steps: int
     tanh_compute_max_mantissa: Component
     tanh_dq_dtype: DType
@@ -1211,10 +1289,11 @@ class TanhActNames(TypedDict, total=False):
     tanh_float_to_int_impl: Component
     tanh_float_to_int_impl_type: FloatToIntImplType
     tanh_fractions: tuple[float, ...] | None
+    tanh_gradient_mask_impl: Component
     tanh_group_dim: int | None
     tanh_group_elements_axis: int | None
     tanh_group_padding: bool
-    tanh_group_size: int
+    tanh_group_size: int | tuple[int, int]
     tanh_high_percentile_q: float
     tanh_hqo_beta_zp: float
     tanh_hqo_init_op_zp: Component
@@ -1233,6 +1312,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_learned_round_init: Array
     tanh_learned_round_temperature: float
     tanh_learned_round_zeta: float
+    tanh_limit_steps: float
     tanh_low_percentile_q: float
     tanh_mantissa_bit_class: Injector
     tanh_mantissa_bit_width: int
@@ -1251,6 +1331,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_nan_values: tuple[str, ...] | None
     tanh_narrow_range: bool
     tanh_noise_sharing_axes: tuple[int, ...]
+    tanh_normal_clip: float
+    tanh_normal_scale: float
     tanh_override_pretrained_bit_width: bool
     tanh_per_channel_broadcastable_shape: tuple[int, ...]
     tanh_percentile: float
@@ -1302,6 +1384,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_tensor_quant: Component
     tanh_threshold: float
     tanh_threshold_mixin: Injector
+    tanh_trust: float
+    tanh_trust_steps: float
     tanh_zero_point_impl: Component
     tanh_zero_point_shape: tuple[int, ...]
     tanh_zero_point_stats_impl: Component
@@ -1309,6 +1393,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_zero_point_stats_momentum: float | None
 
 class CellStateActNames(TypedDict, total=False):
+    cell_state_about_mean: bool
     cell_state_affine_rescaling: bool
     cell_state_amax_compute_algo: Literal["max", "most_recent"]
     cell_state_amax_history: Component
@@ -1323,12 +1408,15 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_bit_width_impl: Component
     cell_state_bit_width_impl_type: BitWidthImplType
     cell_state_bits: int
+    cell_state_block_dim: int | None
+    cell_state_block_width: int
     cell_state_calibration_impl: Component
     cell_state_candidates: int
     cell_state_channel_axes: int
     cell_state_channel_shape: tuple[int, ...]
     cell_state_channelwise_axes: tuple[int, ...]
     cell_state_clip_gradient: bool
+    cell_state_codebook: Any
     cell_state_collect_stats_steps: int
     cell_state_compute_max_mantissa: Component
     cell_state_dq_dtype: DType
@@ -1345,10 +1433,11 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_float_to_int_impl: Component
     cell_state_float_to_int_impl_type: FloatToIntImplType
     cell_state_fractions: tuple[float, ...] | None
+    cell_state_gradient_mask_impl: Component
     cell_state_group_dim: int | None
     cell_state_group_elements_axis: int | None
     cell_state_group_padding: bool
-    cell_state_group_size: int
+    cell_state_group_size: int | tuple[int, int]
     cell_state_high_percentile_q: float
     cell_state_hqo_beta_zp: float
     cell_state_hqo_init_op_zp: Component
@@ -1367,6 +1456,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_learned_round_init: Array
     cell_state_learned_round_temperature: float
     cell_state_learned_round_zeta: float
+    cell_state_limit_steps: float
     cell_state_low_percentile_q: float
     cell_state_mantissa_bit_class: Injector
     cell_state_mantissa_bit_width: int
@@ -1385,6 +1475,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_nan_values: tuple[str, ...] | None
     cell_state_narrow_range: bool
     cell_state_noise_sharing_axes: tuple[int, ...]
+    cell_state_normal_clip: float
+    cell_state_normal_scale: float
     cell_state_override_pretrained_bit_width: bool
     cell_state_per_channel_broadcastable_shape: tuple[int, ...]
     cell_state_percentile: float
@@ -1436,6 +1528,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_tensor_quant: Component
     cell_state_threshold: float
     cell_state_threshold_mixin: Injector
+    cell_state_trust: float
+    cell_state_trust_steps: float
     cell_state_zero_point_impl: Component
     cell_state_zero_point_shape: tuple[int, ...]
     cell_state_zero_point_stats_impl: Component
@@ -1443,6 +1537,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_zero_point_stats_momentum: float | None
 
 class InProjInputActNames(TypedDict, total=False):
+    in_proj_input_about_mean: bool
     in_proj_input_affine_rescaling: bool
     in_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_input_amax_history: Component
@@ -1457,12 +1552,15 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_bit_width_impl: Component
     in_proj_input_bit_width_impl_type: BitWidthImplType
     in_proj_input_bits: int
+    in_proj_input_block_dim: int | None
+    in_proj_input_block_width: int
     in_proj_input_calibration_impl: Component
     in_proj_input_candidates: int
     in_proj_input_channel_axes: int
     in_proj_input_channel_shape: tuple[int, ...]
     in_proj_input_channelwise_axes: tuple[int, ...]
     in_proj_input_clip_gradient: bool
+    in_proj_input_codebook: Any
     in_proj_input_collect_stats_steps: int
     in_proj_input_compute_max_mantissa: Component
     in_proj_input_dq_dtype: DType
@@ -1479,10 +1577,11 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_float_to_int_impl: Component
     in_proj_input_float_to_int_impl_type: FloatToIntImplType
     in_proj_input_fractions: tuple[float, ...] | None
+    in_proj_input_gradient_mask_impl: Component
     in_proj_input_group_dim: int | None
     in_proj_input_group_elements_axis: int | None
     in_proj_input_group_padding: bool
-    in_proj_input_group_size: int
+    in_proj_input_group_size: int | tuple[int, int]
     in_proj_input_high_percentile_q: float
     in_proj_input_hqo_beta_zp: float
     in_proj_input_hqo_init_op_zp: Component
@@ -1501,6 +1600,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_learned_round_init: Array
     in_proj_input_learned_round_temperature: float
     in_proj_input_learned_round_zeta: float
+    in_proj_input_limit_steps: float
     in_proj_input_low_percentile_q: float
     in_proj_input_mantissa_bit_class: Injector
     in_proj_input_mantissa_bit_width: int
@@ -1519,6 +1619,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_nan_values: tuple[str, ...] | None
     in_proj_input_narrow_range: bool
     in_proj_input_noise_sharing_axes: tuple[int, ...]
+    in_proj_input_normal_clip: float
+    in_proj_input_normal_scale: float
     in_proj_input_override_pretrained_bit_width: bool
     in_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     in_proj_input_percentile: float
@@ -1570,6 +1672,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_tensor_quant: Component
     in_proj_input_threshold: float
     in_proj_input_threshold_mixin: Injector
+    in_proj_input_trust: float
+    in_proj_input_trust_steps: float
     in_proj_input_zero_point_impl: Component
     in_proj_input_zero_point_shape: tuple[int, ...]
     in_proj_input_zero_point_stats_impl: Component
@@ -1577,6 +1681,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_zero_point_stats_momentum: float | None
 
 class InProjWeightWeightNames(TypedDict, total=False):
+    in_proj_weight_about_mean: bool
     in_proj_weight_accumulator_bit_width: int
     in_proj_weight_accumulator_bit_width_impl: Component
     in_proj_weight_affine_rescaling: bool
@@ -1592,6 +1697,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_bit_width: int
     in_proj_weight_bit_width_impl: Component
     in_proj_weight_bit_width_impl_type: BitWidthImplType
+    in_proj_weight_block_dim: int | None
+    in_proj_weight_block_width: int
     in_proj_weight_calibration_impl: Component
     in_proj_weight_channel_axes: int
     in_proj_weight_channel_shape: tuple[int, ...]
@@ -1614,10 +1721,11 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_float_to_int_impl: Component
     in_proj_weight_float_to_int_impl_type: FloatToIntImplType
     in_proj_weight_force_parameter: bool
+    in_proj_weight_gradient_mask_impl: Component
     in_proj_weight_group_dim: int | None
     in_proj_weight_group_elements_axis: int | None
     in_proj_weight_group_padding: bool
-    in_proj_weight_group_size: int
+    in_proj_weight_group_size: int | tuple[int, int]
     in_proj_weight_high_percentile_q: float
     in_proj_weight_hqo_beta_scale: float
     in_proj_weight_hqo_beta_zp: float
@@ -1641,6 +1749,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_learned_round_init: Array
     in_proj_weight_learned_round_temperature: float
     in_proj_weight_learned_round_zeta: float
+    in_proj_weight_limit_steps: float
     in_proj_weight_low_percentile_q: float
     in_proj_weight_mantissa_bit_class: Injector
     in_proj_weight_mantissa_bit_width: int
@@ -1656,6 +1765,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_nan_values: tuple[str, ...] | None
     in_proj_weight_narrow_range: bool
     in_proj_weight_noise_sharing_axes: tuple[int, ...]
+    in_proj_weight_normal_clip: float
+    in_proj_weight_normal_scale: float
     in_proj_weight_normalize_stats_impl: Component
     in_proj_weight_out_channels: int
     in_proj_weight_output_channel_dim: int | tuple[int, ...]
@@ -1719,6 +1830,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_tensor_quant: Component
     in_proj_weight_threshold: float
     in_proj_weight_threshold_mixin: Injector
+    in_proj_weight_trust: float
+    in_proj_weight_trust_steps: float
     in_proj_weight_upstream_shape: tuple[int, ...]
     in_proj_weight_weight_ndims: int
     in_proj_weight_zero_point_affine_rescaling_init: float | None
@@ -1730,6 +1843,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_zero_point_stats_input_view_shape_impl: Component
 
 class InProjBiasBiasNames(TypedDict, total=False):
+    in_proj_bias_about_mean: bool
     in_proj_bias_affine_rescaling: bool
     in_proj_bias_axis_name: AxisName
     in_proj_bias_bit_width: int
@@ -1800,6 +1914,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_zero_point_impl: Component
 
 class InProjGradGradNames(TypedDict, total=False):
+    in_proj_grad_about_mean: bool
     in_proj_grad_affine_rescaling: bool
     in_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_grad_amax_history: Component
@@ -1811,6 +1926,8 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_bit_width: int
     in_proj_grad_bit_width_impl: Component
     in_proj_grad_bit_width_impl_type: BitWidthImplType
+    in_proj_grad_block_dim: int | None
+    in_proj_grad_block_width: int
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
@@ -1826,10 +1943,11 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_float_scaling_impl: Component
     in_proj_grad_float_to_int_impl: Component
     in_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    in_proj_grad_gradient_mask_impl: Component
     in_proj_grad_group_dim: int | None
     in_proj_grad_group_elements_axis: int | None
     in_proj_grad_group_padding: bool
-    in_proj_grad_group_size: int
+    in_proj_grad_group_size: int | tuple[int, int]
     in_proj_grad_high_percentile_q: float
     in_proj_grad_inf_values: tuple[str, ...] | None
     in_proj_grad_input_view_impl: Component
@@ -1899,6 +2017,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_zero_point_impl: Component
 
 class OutProjInputActNames(TypedDict, total=False):
+    out_proj_input_about_mean: bool
     out_proj_input_affine_rescaling: bool
     out_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_input_amax_history: Component
@@ -1913,12 +2032,15 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_bit_width_impl: Component
     out_proj_input_bit_width_impl_type: BitWidthImplType
     out_proj_input_bits: int
+    out_proj_input_block_dim: int | None
+    out_proj_input_block_width: int
     out_proj_input_calibration_impl: Component
     out_proj_input_candidates: int
     out_proj_input_channel_axes: int
     out_proj_input_channel_shape: tuple[int, ...]
     out_proj_input_channelwise_axes: tuple[int, ...]
     out_proj_input_clip_gradient: bool
+    out_proj_input_codebook: Any
     out_proj_input_collect_stats_steps: int
     out_proj_input_compute_max_mantissa: Component
     out_proj_input_dq_dtype: DType
@@ -1935,10 +2057,11 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_float_to_int_impl: Component
     out_proj_input_float_to_int_impl_type: FloatToIntImplType
     out_proj_input_fractions: tuple[float, ...] | None
+    out_proj_input_gradient_mask_impl: Component
     out_proj_input_group_dim: int | None
     out_proj_input_group_elements_axis: int | None
     out_proj_input_group_padding: bool
-    out_proj_input_group_size: int
+    out_proj_input_group_size: int | tuple[int, int]
     out_proj_input_high_percentile_q: float
     out_proj_input_hqo_beta_zp: float
     out_proj_input_hqo_init_op_zp: Component
@@ -1957,6 +2080,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_learned_round_init: Array
     out_proj_input_learned_round_temperature: float
     out_proj_input_learned_round_zeta: float
+    out_proj_input_limit_steps: float
     out_proj_input_low_percentile_q: float
     out_proj_input_mantissa_bit_class: Injector
     out_proj_input_mantissa_bit_width: int
@@ -1975,6 +2099,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_nan_values: tuple[str, ...] | None
     out_proj_input_narrow_range: bool
     out_proj_input_noise_sharing_axes: tuple[int, ...]
+    out_proj_input_normal_clip: float
+    out_proj_input_normal_scale: float
     out_proj_input_override_pretrained_bit_width: bool
     out_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_input_percentile: float
@@ -2026,6 +2152,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_tensor_quant: Component
     out_proj_input_threshold: float
     out_proj_input_threshold_mixin: Injector
+    out_proj_input_trust: float
+    out_proj_input_trust_steps: float
     out_proj_input_zero_point_impl: Component
     out_proj_input_zero_point_shape: tuple[int, ...]
     out_proj_input_zero_point_stats_impl: Component
@@ -2033,6 +2161,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_zero_point_stats_momentum: float | None
 
 class OutProjWeightWeightNames(TypedDict, total=False):
+    out_proj_weight_about_mean: bool
     out_proj_weight_accumulator_bit_width: int
     out_proj_weight_accumulator_bit_width_impl: Component
     out_proj_weight_affine_rescaling: bool
@@ -2048,6 +2177,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_bit_width: int
     out_proj_weight_bit_width_impl: Component
     out_proj_weight_bit_width_impl_type: BitWidthImplType
+    out_proj_weight_block_dim: int | None
+    out_proj_weight_block_width: int
     out_proj_weight_calibration_impl: Component
     out_proj_weight_channel_axes: int
     out_proj_weight_channel_shape: tuple[int, ...]
@@ -2070,10 +2201,11 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_float_to_int_impl: Component
     out_proj_weight_float_to_int_impl_type: FloatToIntImplType
     out_proj_weight_force_parameter: bool
+    out_proj_weight_gradient_mask_impl: Component
     out_proj_weight_group_dim: int | None
     out_proj_weight_group_elements_axis: int | None
     out_proj_weight_group_padding: bool
-    out_proj_weight_group_size: int
+    out_proj_weight_group_size: int | tuple[int, int]
     out_proj_weight_high_percentile_q: float
     out_proj_weight_hqo_beta_scale: float
     out_proj_weight_hqo_beta_zp: float
@@ -2097,6 +2229,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_learned_round_init: Array
     out_proj_weight_learned_round_temperature: float
     out_proj_weight_learned_round_zeta: float
+    out_proj_weight_limit_steps: float
     out_proj_weight_low_percentile_q: float
     out_proj_weight_mantissa_bit_class: Injector
     out_proj_weight_mantissa_bit_width: int
@@ -2112,6 +2245,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_nan_values: tuple[str, ...] | None
     out_proj_weight_narrow_range: bool
     out_proj_weight_noise_sharing_axes: tuple[int, ...]
+    out_proj_weight_normal_clip: float
+    out_proj_weight_normal_scale: float
     out_proj_weight_normalize_stats_impl: Component
     out_proj_weight_out_channels: int
     out_proj_weight_output_channel_dim: int | tuple[int, ...]
@@ -2175,6 +2310,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_tensor_quant: Component
     out_proj_weight_threshold: float
     out_proj_weight_threshold_mixin: Injector
+    out_proj_weight_trust: float
+    out_proj_weight_trust_steps: float
     out_proj_weight_upstream_shape: tuple[int, ...]
     out_proj_weight_weight_ndims: int
     out_proj_weight_zero_point_affine_rescaling_init: float | None
@@ -2186,6 +2323,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_zero_point_stats_input_view_shape_impl: Component
 
 class OutProjBiasBiasNames(TypedDict, total=False):
+    out_proj_bias_about_mean: bool
     out_proj_bias_affine_rescaling: bool
     out_proj_bias_axis_name: AxisName
     out_proj_bias_bit_width: int
@@ -2256,6 +2394,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_zero_point_impl: Component
 
 class OutProjOutputActNames(TypedDict, total=False):
+    out_proj_output_about_mean: bool
     out_proj_output_affine_rescaling: bool
     out_proj_output_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_output_amax_history: Component
@@ -2270,12 +2409,15 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_bit_width_impl: Component
     out_proj_output_bit_width_impl_type: BitWidthImplType
     out_proj_output_bits: int
+    out_proj_output_block_dim: int | None
+    out_proj_output_block_width: int
     out_proj_output_calibration_impl: Component
     out_proj_output_candidates: int
     out_proj_output_channel_axes: int
     out_proj_output_channel_shape: tuple[int, ...]
     out_proj_output_channelwise_axes: tuple[int, ...]
     out_proj_output_clip_gradient: bool
+    out_proj_output_codebook: Any
     out_proj_output_collect_stats_steps: int
     out_proj_output_compute_max_mantissa: Component
     out_proj_output_dq_dtype: DType
@@ -2292,10 +2434,11 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_float_to_int_impl: Component
     out_proj_output_float_to_int_impl_type: FloatToIntImplType
     out_proj_output_fractions: tuple[float, ...] | None
+    out_proj_output_gradient_mask_impl: Component
     out_proj_output_group_dim: int | None
     out_proj_output_group_elements_axis: int | None
     out_proj_output_group_padding: bool
-    out_proj_output_group_size: int
+    out_proj_output_group_size: int | tuple[int, int]
     out_proj_output_high_percentile_q: float
     out_proj_output_hqo_beta_zp: float
     out_proj_output_hqo_init_op_zp: Component
@@ -2314,6 +2457,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_learned_round_init: Array
     out_proj_output_learned_round_temperature: float
     out_proj_output_learned_round_zeta: float
+    out_proj_output_limit_steps: float
     out_proj_output_low_percentile_q: float
     out_proj_output_mantissa_bit_class: Injector
     out_proj_output_mantissa_bit_width: int
@@ -2332,6 +2476,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_nan_values: tuple[str, ...] | None
     out_proj_output_narrow_range: bool
     out_proj_output_noise_sharing_axes: tuple[int, ...]
+    out_proj_output_normal_clip: float
+    out_proj_output_normal_scale: float
     out_proj_output_override_pretrained_bit_width: bool
     out_proj_output_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_output_percentile: float
@@ -2383,6 +2529,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_tensor_quant: Component
     out_proj_output_threshold: float
     out_proj_output_threshold_mixin: Injector
+    out_proj_output_trust: float
+    out_proj_output_trust_steps: float
     out_proj_output_zero_point_impl: Component
     out_proj_output_zero_point_shape: tuple[int, ...]
     out_proj_output_zero_point_stats_impl: Component
@@ -2390,6 +2538,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_zero_point_stats_momentum: float | None
 
 class OutProjGradGradNames(TypedDict, total=False):
+    out_proj_grad_about_mean: bool
     out_proj_grad_affine_rescaling: bool
     out_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_grad_amax_history: Component
@@ -2401,6 +2550,8 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_bit_width: int
     out_proj_grad_bit_width_impl: Component
     out_proj_grad_bit_width_impl_type: BitWidthImplType
+    out_proj_grad_block_dim: int | None
+    out_proj_grad_block_width: int
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
@@ -2416,10 +2567,11 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_float_scaling_impl: Component
     out_proj_grad_float_to_int_impl: Component
     out_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    out_proj_grad_gradient_mask_impl: Component
     out_proj_grad_group_dim: int | None
     out_proj_grad_group_elements_axis: int | None
     out_proj_grad_group_padding: bool
-    out_proj_grad_group_size: int
+    out_proj_grad_group_size: int | tuple[int, int]
     out_proj_grad_high_percentile_q: float
     out_proj_grad_inf_values: tuple[str, ...] | None
     out_proj_grad_input_view_impl: Component
@@ -2489,6 +2641,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_zero_point_impl: Component
 
 class QScaledActNames(TypedDict, total=False):
+    q_scaled_about_mean: bool
     q_scaled_affine_rescaling: bool
     q_scaled_amax_compute_algo: Literal["max", "most_recent"]
     q_scaled_amax_history: Component
@@ -2503,12 +2656,15 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_bit_width_impl: Component
     q_scaled_bit_width_impl_type: BitWidthImplType
     q_scaled_bits: int
+    q_scaled_block_dim: int | None
+    q_scaled_block_width: int
     q_scaled_calibration_impl: Component
     q_scaled_candidates: int
     q_scaled_channel_axes: int
     q_scaled_channel_shape: tuple[int, ...]
     q_scaled_channelwise_axes: tuple[int, ...]
     q_scaled_clip_gradient: bool
+    q_scaled_codebook: Any
     q_scaled_collect_stats_steps: int
     q_scaled_compute_max_mantissa: Component
     q_scaled_dq_dtype: DType
@@ -2525,10 +2681,11 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_float_to_int_impl: Component
     q_scaled_float_to_int_impl_type: FloatToIntImplType
     q_scaled_fractions: tuple[float, ...] | None
+    q_scaled_gradient_mask_impl: Component
     q_scaled_group_dim: int | None
     q_scaled_group_elements_axis: int | None
     q_scaled_group_padding: bool
-    q_scaled_group_size: int
+    q_scaled_group_size: int | tuple[int, int]
     q_scaled_high_percentile_q: float
     q_scaled_hqo_beta_zp: float
     q_scaled_hqo_init_op_zp: Component
@@ -2547,6 +2704,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_learned_round_init: Array
     q_scaled_learned_round_temperature: float
     q_scaled_learned_round_zeta: float
+    q_scaled_limit_steps: float
     q_scaled_low_percentile_q: float
     q_scaled_mantissa_bit_class: Injector
     q_scaled_mantissa_bit_width: int
@@ -2565,6 +2723,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_nan_values: tuple[str, ...] | None
     q_scaled_narrow_range: bool
     q_scaled_noise_sharing_axes: tuple[int, ...]
+    q_scaled_normal_clip: float
+    q_scaled_normal_scale: float
     q_scaled_override_pretrained_bit_width: bool
     q_scaled_per_channel_broadcastable_shape: tuple[int, ...]
     q_scaled_percentile: float
@@ -2616,6 +2776,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_tensor_quant: Component
     q_scaled_threshold: float
     q_scaled_threshold_mixin: Injector
+    q_scaled_trust: float
+    q_scaled_trust_steps: float
     q_scaled_zero_point_impl: Component
     q_scaled_zero_point_shape: tuple[int, ...]
     q_scaled_zero_point_stats_impl: Component
@@ -2623,6 +2785,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_zero_point_stats_momentum: float | None
 
 class KTransposedActNames(TypedDict, total=False):
+    k_transposed_about_mean: bool
     k_transposed_affine_rescaling: bool
     k_transposed_amax_compute_algo: Literal["max", "most_recent"]
     k_transposed_amax_history: Component
@@ -2637,12 +2800,15 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_bit_width_impl: Component
     k_transposed_bit_width_impl_type: BitWidthImplType
     k_transposed_bits: int
+    k_transposed_block_dim: int | None
+    k_transposed_block_width: int
     k_transposed_calibration_impl: Component
     k_transposed_candidates: int
     k_transposed_channel_axes: int
     k_transposed_channel_shape: tuple[int, ...]
     k_transposed_channelwise_axes: tuple[int, ...]
     k_transposed_clip_gradient: bool
+    k_transposed_codebook: Any
     k_transposed_collect_stats_steps: int
     k_transposed_compute_max_mantissa: Component
     k_transposed_dq_dtype: DType
@@ -2659,10 +2825,11 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_float_to_int_impl: Component
     k_transposed_float_to_int_impl_type: FloatToIntImplType
     k_transposed_fractions: tuple[float, ...] | None
+    k_transposed_gradient_mask_impl: Component
     k_transposed_group_dim: int | None
     k_transposed_group_elements_axis: int | None
     k_transposed_group_padding: bool
-    k_transposed_group_size: int
+    k_transposed_group_size: int | tuple[int, int]
     k_transposed_high_percentile_q: float
     k_transposed_hqo_beta_zp: float
     k_transposed_hqo_init_op_zp: Component
@@ -2681,6 +2848,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_learned_round_init: Array
     k_transposed_learned_round_temperature: float
     k_transposed_learned_round_zeta: float
+    k_transposed_limit_steps: float
     k_transposed_low_percentile_q: float
     k_transposed_mantissa_bit_class: Injector
     k_transposed_mantissa_bit_width: int
@@ -2699,6 +2867,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_nan_values: tuple[str, ...] | None
     k_transposed_narrow_range: bool
     k_transposed_noise_sharing_axes: tuple[int, ...]
+    k_transposed_normal_clip: float
+    k_transposed_normal_scale: float
     k_transposed_override_pretrained_bit_width: bool
     k_transposed_per_channel_broadcastable_shape: tuple[int, ...]
     k_transposed_percentile: float
@@ -2750,6 +2920,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_tensor_quant: Component
     k_transposed_threshold: float
     k_transposed_threshold_mixin: Injector
+    k_transposed_trust: float
+    k_transposed_trust_steps: float
     k_transposed_zero_point_impl: Component
     k_transposed_zero_point_shape: tuple[int, ...]
     k_transposed_zero_point_stats_impl: Component
@@ -2757,6 +2929,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_zero_point_stats_momentum: float | None
 
 class SoftmaxInputActNames(TypedDict, total=False):
+    softmax_input_about_mean: bool
     softmax_input_affine_rescaling: bool
     softmax_input_amax_compute_algo: Literal["max", "most_recent"]
     softmax_input_amax_history: Component
@@ -2771,12 +2944,15 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_bit_width_impl: Component
     softmax_input_bit_width_impl_type: BitWidthImplType
     softmax_input_bits: int
+    softmax_input_block_dim: int | None
+    softmax_input_block_width: int
     softmax_input_calibration_impl: Component
     softmax_input_candidates: int
     softmax_input_channel_axes: int
     softmax_input_channel_shape: tuple[int, ...]
     softmax_input_channelwise_axes: tuple[int, ...]
     softmax_input_clip_gradient: bool
+    softmax_input_codebook: Any
     softmax_input_collect_stats_steps: int
     softmax_input_compute_max_mantissa: Component
     softmax_input_dq_dtype: DType
@@ -2793,10 +2969,11 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_float_to_int_impl: Component
     softmax_input_float_to_int_impl_type: FloatToIntImplType
     softmax_input_fractions: tuple[float, ...] | None
+    softmax_input_gradient_mask_impl: Component
     softmax_input_group_dim: int | None
     softmax_input_group_elements_axis: int | None
     softmax_input_group_padding: bool
-    softmax_input_group_size: int
+    softmax_input_group_size: int | tuple[int, int]
     softmax_input_high_percentile_q: float
     softmax_input_hqo_beta_zp: float
     softmax_input_hqo_init_op_zp: Component
@@ -2815,6 +2992,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_learned_round_init: Array
     softmax_input_learned_round_temperature: float
     softmax_input_learned_round_zeta: float
+    softmax_input_limit_steps: float
     softmax_input_low_percentile_q: float
     softmax_input_mantissa_bit_class: Injector
     softmax_input_mantissa_bit_width: int
@@ -2833,6 +3011,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_nan_values: tuple[str, ...] | None
     softmax_input_narrow_range: bool
     softmax_input_noise_sharing_axes: tuple[int, ...]
+    softmax_input_normal_clip: float
+    softmax_input_normal_scale: float
     softmax_input_override_pretrained_bit_width: bool
     softmax_input_per_channel_broadcastable_shape: tuple[int, ...]
     softmax_input_percentile: float
@@ -2884,6 +3064,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_tensor_quant: Component
     softmax_input_threshold: float
     softmax_input_threshold_mixin: Injector
+    softmax_input_trust: float
+    softmax_input_trust_steps: float
     softmax_input_zero_point_impl: Component
     softmax_input_zero_point_shape: tuple[int, ...]
     softmax_input_zero_point_stats_impl: Component
@@ -2891,6 +3073,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_zero_point_stats_momentum: float | None
 
 class AttnOutputWeightsActNames(TypedDict, total=False):
+    attn_output_weights_about_mean: bool
     attn_output_weights_affine_rescaling: bool
     attn_output_weights_amax_compute_algo: Literal["max", "most_recent"]
     attn_output_weights_amax_history: Component
@@ -2905,12 +3088,15 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_bit_width_impl: Component
     attn_output_weights_bit_width_impl_type: BitWidthImplType
     attn_output_weights_bits: int
+    attn_output_weights_block_dim: int | None
+    attn_output_weights_block_width: int
     attn_output_weights_calibration_impl: Component
     attn_output_weights_candidates: int
     attn_output_weights_channel_axes: int
     attn_output_weights_channel_shape: tuple[int, ...]
     attn_output_weights_channelwise_axes: tuple[int, ...]
     attn_output_weights_clip_gradient: bool
+    attn_output_weights_codebook: Any
     attn_output_weights_collect_stats_steps: int
     attn_output_weights_compute_max_mantissa: Component
     attn_output_weights_dq_dtype: DType
@@ -2927,10 +3113,11 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_float_to_int_impl: Component
     attn_output_weights_float_to_int_impl_type: FloatToIntImplType
     attn_output_weights_fractions: tuple[float, ...] | None
+    attn_output_weights_gradient_mask_impl: Component
     attn_output_weights_group_dim: int | None
     attn_output_weights_group_elements_axis: int | None
     attn_output_weights_group_padding: bool
-    attn_output_weights_group_size: int
+    attn_output_weights_group_size: int | tuple[int, int]
     attn_output_weights_high_percentile_q: float
     attn_output_weights_hqo_beta_zp: float
     attn_output_weights_hqo_init_op_zp: Component
@@ -2949,6 +3136,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_learned_round_init: Array
     attn_output_weights_learned_round_temperature: float
     attn_output_weights_learned_round_zeta: float
+    attn_output_weights_limit_steps: float
     attn_output_weights_low_percentile_q: float
     attn_output_weights_mantissa_bit_class: Injector
     attn_output_weights_mantissa_bit_width: int
@@ -2967,6 +3155,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_nan_values: tuple[str, ...] | None
     attn_output_weights_narrow_range: bool
     attn_output_weights_noise_sharing_axes: tuple[int, ...]
+    attn_output_weights_normal_clip: float
+    attn_output_weights_normal_scale: float
     attn_output_weights_override_pretrained_bit_width: bool
     attn_output_weights_per_channel_broadcastable_shape: tuple[int, ...]
     attn_output_weights_percentile: float
@@ -3018,6 +3208,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_tensor_quant: Component
     attn_output_weights_threshold: float
     attn_output_weights_threshold_mixin: Injector
+    attn_output_weights_trust: float
+    attn_output_weights_trust_steps: float
     attn_output_weights_zero_point_impl: Component
     attn_output_weights_zero_point_shape: tuple[int, ...]
     attn_output_weights_zero_point_stats_impl: Component
@@ -3025,6 +3217,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_zero_point_stats_momentum: float | None
 
 class VActNames(TypedDict, total=False):
+    v_about_mean: bool
     v_affine_rescaling: bool
     v_amax_compute_algo: Literal["max", "most_recent"]
     v_amax_history: Component
@@ -3039,12 +3232,15 @@ class VActNames(TypedDict, total=False):
     v_bit_width_impl: Component
     v_bit_width_impl_type: BitWidthImplType
     v_bits: int
+    v_block_dim: int | None
+    v_block_width: int
     v_calibration_impl: Component
     v_candidates: int
     v_channel_axes: int
     v_channel_shape: tuple[int, ...]
     v_channelwise_axes: tuple[int, ...]
     v_clip_gradient: bool
+    v_codebook: Any
     v_collect_stats_steps: int
     v_compute_max_mantissa: Component
     v_dq_dtype: DType
@@ -3061,10 +3257,11 @@ class VActNames(TypedDict, total=False):
     v_float_to_int_impl: Component
     v_float_to_int_impl_type: FloatToIntImplType
     v_fractions: tuple[float, ...] | None
+    v_gradient_mask_impl: Component
     v_group_dim: int | None
     v_group_elements_axis: int | None
     v_group_padding: bool
-    v_group_size: int
+    v_group_size: int | tuple[int, int]
     v_high_percentile_q: float
     v_hqo_beta_zp: float
     v_hqo_init_op_zp: Component
@@ -3083,6 +3280,7 @@ class VActNames(TypedDict, total=False):
     v_learned_round_init: Array
     v_learned_round_temperature: float
     v_learned_round_zeta: float
+    v_limit_steps: float
     v_low_percentile_q: float
     v_mantissa_bit_class: Injector
     v_mantissa_bit_width: int
@@ -3101,6 +3299,8 @@ class VActNames(TypedDict, total=False):
     v_nan_values: tuple[str, ...] | None
     v_narrow_range: bool
     v_noise_sharing_axes: tuple[int, ...]
+    v_normal_clip: float
+    v_normal_scale: float
     v_override_pretrained_bit_width: bool
     v_per_channel_broadcastable_shape: tuple[int, ...]
     v_percentile: float
@@ -3152,6 +3352,8 @@ class VActNames(TypedDict, total=False):
     v_tensor_quant: Component
     v_threshold: float
     v_threshold_mixin: Injector
+    v_trust: float
+    v_trust_steps: float
     v_zero_point_impl: Component
     v_zero_point_shape: tuple[int, ...]
     v_zero_point_stats_impl: Component
@@ -3159,6 +3361,7 @@ class VActNames(TypedDict, total=False):
     v_zero_point_stats_momentum: float | None
 
 class SdpaOutputActNames(TypedDict, total=False):
+    sdpa_output_about_mean: bool
     sdpa_output_affine_rescaling: bool
     sdpa_output_amax_compute_algo: Literal["max", "most_recent"]
     sdpa_output_amax_history: Component
@@ -3173,12 +3376,15 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_bit_width_impl: Component
     sdpa_output_bit_width_impl_type: BitWidthImplType
     sdpa_output_bits: int
+    sdpa_output_block_dim: int | None
+    sdpa_output_block_width: int
     sdpa_output_calibration_impl: Component
     sdpa_output_candidates: int
     sdpa_output_channel_axes: int
     sdpa_output_channel_shape: tuple[int, ...]
     sdpa_output_channelwise_axes: tuple[int, ...]
     sdpa_output_clip_gradient: bool
+    sdpa_output_codebook: Any
     sdpa_output_collect_stats_steps: int
     sdpa_output_compute_max_mantissa: Component
     sdpa_output_dq_dtype: DType
@@ -3195,10 +3401,11 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_float_to_int_impl: Component
     sdpa_output_float_to_int_impl_type: FloatToIntImplType
     sdpa_output_fractions: tuple[float, ...] | None
+    sdpa_output_gradient_mask_impl: Component
     sdpa_output_group_dim: int | None
     sdpa_output_group_elements_axis: int | None
     sdpa_output_group_padding: bool
-    sdpa_output_group_size: int
+    sdpa_output_group_size: int | tuple[int, int]
     sdpa_output_high_percentile_q: float
     sdpa_output_hqo_beta_zp: float
     sdpa_output_hqo_init_op_zp: Component
@@ -3217,6 +3424,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_learned_round_init: Array
     sdpa_output_learned_round_temperature: float
     sdpa_output_learned_round_zeta: float
+    sdpa_output_limit_steps: float
     sdpa_output_low_percentile_q: float
     sdpa_output_mantissa_bit_class: Injector
     sdpa_output_mantissa_bit_width: int
@@ -3235,6 +3443,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_nan_values: tuple[str, ...] | None
     sdpa_output_narrow_range: bool
     sdpa_output_noise_sharing_axes: tuple[int, ...]
+    sdpa_output_normal_clip: float
+    sdpa_output_normal_scale: float
     sdpa_output_override_pretrained_bit_width: bool
     sdpa_output_per_channel_broadcastable_shape: tuple[int, ...]
     sdpa_output_percentile: float
@@ -3286,6 +3496,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_tensor_quant: Component
     sdpa_output_threshold: float
     sdpa_output_threshold_mixin: Injector
+    sdpa_output_trust: float
+    sdpa_output_trust_steps: float
     sdpa_output_zero_point_impl: Component
     sdpa_output_zero_point_shape: tuple[int, ...]
     sdpa_output_zero_point_stats_impl: Component
@@ -3293,6 +3505,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_zero_point_stats_momentum: float | None
 
 class TruncNames(TypedDict, total=False):
+    about_mean: bool
     affine_rescaling: bool
     axis_name: AxisName
     bit_width: int
@@ -3364,6 +3577,7 @@ class TruncNames(TypedDict, total=False):
     trunc_scaling_impl_type: TruncScalingImplType
 
 class LhsActNames(TypedDict, total=False):
+    lhs_about_mean: bool
     lhs_affine_rescaling: bool
     lhs_amax_compute_algo: Literal["max", "most_recent"]
     lhs_amax_history: Component
@@ -3378,12 +3592,15 @@ class LhsActNames(TypedDict, total=False):
     lhs_bit_width_impl: Component
     lhs_bit_width_impl_type: BitWidthImplType
     lhs_bits: int
+    lhs_block_dim: int | None
+    lhs_block_width: int
     lhs_calibration_impl: Component
     lhs_candidates: int
     lhs_channel_axes: int
     lhs_channel_shape: tuple[int, ...]
     lhs_channelwise_axes: tuple[int, ...]
     lhs_clip_gradient: bool
+    lhs_codebook: Any
     lhs_collect_stats_steps: int
     lhs_compute_max_mantissa: Component
     lhs_dq_dtype: DType
@@ -3400,10 +3617,11 @@ class LhsActNames(TypedDict, total=False):
     lhs_float_to_int_impl: Component
     lhs_float_to_int_impl_type: FloatToIntImplType
     lhs_fractions: tuple[float, ...] | None
+    lhs_gradient_mask_impl: Component
     lhs_group_dim: int | None
     lhs_group_elements_axis: int | None
     lhs_group_padding: bool
-    lhs_group_size: int
+    lhs_group_size: int | tuple[int, int]
     lhs_high_percentile_q: float
     lhs_hqo_beta_zp: float
     lhs_hqo_init_op_zp: Component
@@ -3422,6 +3640,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_learned_round_init: Array
     lhs_learned_round_temperature: float
     lhs_learned_round_zeta: float
+    lhs_limit_steps: float
     lhs_low_percentile_q: float
     lhs_mantissa_bit_class: Injector
     lhs_mantissa_bit_width: int
@@ -3440,6 +3659,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_nan_values: tuple[str, ...] | None
     lhs_narrow_range: bool
     lhs_noise_sharing_axes: tuple[int, ...]
+    lhs_normal_clip: float
+    lhs_normal_scale: float
     lhs_override_pretrained_bit_width: bool
     lhs_per_channel_broadcastable_shape: tuple[int, ...]
     lhs_percentile: float
@@ -3491,6 +3712,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_tensor_quant: Component
     lhs_threshold: float
     lhs_threshold_mixin: Injector
+    lhs_trust: float
+    lhs_trust_steps: float
     lhs_zero_point_impl: Component
     lhs_zero_point_shape: tuple[int, ...]
     lhs_zero_point_stats_impl: Component
@@ -3498,6 +3721,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_zero_point_stats_momentum: float | None
 
 class RhsActNames(TypedDict, total=False):
+    rhs_about_mean: bool
     rhs_affine_rescaling: bool
     rhs_amax_compute_algo: Literal["max", "most_recent"]
     rhs_amax_history: Component
@@ -3512,12 +3736,15 @@ class RhsActNames(TypedDict, total=False):
     rhs_bit_width_impl: Component
     rhs_bit_width_impl_type: BitWidthImplType
     rhs_bits: int
+    rhs_block_dim: int | None
+    rhs_block_width: int
     rhs_calibration_impl: Component
     rhs_candidates: int
     rhs_channel_axes: int
     rhs_channel_shape: tuple[int, ...]
     rhs_channelwise_axes: tuple[int, ...]
     rhs_clip_gradient: bool
+    rhs_codebook: Any
     rhs_collect_stats_steps: int
     rhs_compute_max_mantissa: Component
     rhs_dq_dtype: DType
@@ -3534,10 +3761,11 @@ class RhsActNames(TypedDict, total=False):
     rhs_float_to_int_impl: Component
     rhs_float_to_int_impl_type: FloatToIntImplType
     rhs_fractions: tuple[float, ...] | None
+    rhs_gradient_mask_impl: Component
     rhs_group_dim: int | None
     rhs_group_elements_axis: int | None
     rhs_group_padding: bool
-    rhs_group_size: int
+    rhs_group_size: int | tuple[int, int]
     rhs_high_percentile_q: float
     rhs_hqo_beta_zp: float
     rhs_hqo_init_op_zp: Component
@@ -3556,6 +3784,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_learned_round_init: Array
     rhs_learned_round_temperature: float
     rhs_learned_round_zeta: float
+    rhs_limit_steps: float
     rhs_low_percentile_q: float
     rhs_mantissa_bit_class: Injector
     rhs_mantissa_bit_width: int
@@ -3574,6 +3803,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_nan_values: tuple[str, ...] | None
     rhs_narrow_range: bool
     rhs_noise_sharing_axes: tuple[int, ...]
+    rhs_normal_clip: float
+    rhs_normal_scale: float
     rhs_override_pretrained_bit_width: bool
     rhs_per_channel_broadcastable_shape: tuple[int, ...]
     rhs_percentile: float
@@ -3625,6 +3856,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_tensor_quant: Component
     rhs_threshold: float
     rhs_threshold_mixin: Injector
+    rhs_trust: float
+    rhs_trust_steps: float
     rhs_zero_point_impl: Component
     rhs_zero_point_shape: tuple[int, ...]
     rhs_zero_point_stats_impl: Component
@@ -3632,6 +3865,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_zero_point_stats_momentum: float | None
 
 class CacheActNames(TypedDict, total=False):
+    cache_about_mean: bool
     cache_affine_rescaling: bool
     cache_amax_compute_algo: Literal["max", "most_recent"]
     cache_amax_history: Component
@@ -3646,12 +3880,15 @@ class CacheActNames(TypedDict, total=False):
     cache_bit_width_impl: Component
     cache_bit_width_impl_type: BitWidthImplType
     cache_bits: int
+    cache_block_dim: int | None
+    cache_block_width: int
     cache_calibration_impl: Component
     cache_candidates: int
     cache_channel_axes: int
     cache_channel_shape: tuple[int, ...]
     cache_channelwise_axes: tuple[int, ...]
     cache_clip_gradient: bool
+    cache_codebook: Any
     cache_collect_stats_steps: int
     cache_compute_max_mantissa: Component
     cache_dq_dtype: DType
@@ -3668,10 +3905,11 @@ class CacheActNames(TypedDict, total=False):
     cache_float_to_int_impl: Component
     cache_float_to_int_impl_type: FloatToIntImplType
     cache_fractions: tuple[float, ...] | None
+    cache_gradient_mask_impl: Component
     cache_group_dim: int | None
     cache_group_elements_axis: int | None
     cache_group_padding: bool
-    cache_group_size: int
+    cache_group_size: int | tuple[int, int]
     cache_high_percentile_q: float
     cache_hqo_beta_zp: float
     cache_hqo_init_op_zp: Component
@@ -3690,6 +3928,7 @@ class CacheActNames(TypedDict, total=False):
     cache_learned_round_init: Array
     cache_learned_round_temperature: float
     cache_learned_round_zeta: float
+    cache_limit_steps: float
     cache_low_percentile_q: float
     cache_mantissa_bit_class: Injector
     cache_mantissa_bit_width: int
@@ -3708,6 +3947,8 @@ class CacheActNames(TypedDict, total=False):
     cache_nan_values: tuple[str, ...] | None
     cache_narrow_range: bool
     cache_noise_sharing_axes: tuple[int, ...]
+    cache_normal_clip: float
+    cache_normal_scale: float
     cache_override_pretrained_bit_width: bool
     cache_per_channel_broadcastable_shape: tuple[int, ...]
     cache_percentile: float
@@ -3759,6 +4000,8 @@ class CacheActNames(TypedDict, total=False):
     cache_tensor_quant: Component
     cache_threshold: float
     cache_threshold_mixin: Injector
+    cache_trust: float
+    cache_trust_steps: float
     cache_zero_point_impl: Component
     cache_zero_point_shape: tuple[int, ...]
     cache_zero_point_stats_impl: Component
@@ -3799,6 +4042,7 @@ class QuantGroupNormOverrides(InputActNames, OutputActNames, GradGradNames, tota
     ...
 
 class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -3813,12 +4057,15 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -3835,10 +4082,11 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -3856,6 +4104,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -3874,6 +4123,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -3925,6 +4176,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -3932,6 +4185,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     zero_point_stats_momentum: float | None
 
 class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -3946,12 +4200,15 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -3968,10 +4225,11 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -3989,6 +4247,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4005,6 +4264,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4056,6 +4317,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4099,6 +4362,7 @@ class QuantRNNOverrides(SimpleCellKeywords, WeightWeightNames, BiasBiasNames, Io
     ...
 
 class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4113,12 +4377,15 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4135,10 +4402,11 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4156,6 +4424,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4174,6 +4443,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4225,6 +4496,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4238,6 +4511,7 @@ class QuantScaledDotProductAttentionOverrides(QScaledActNames, KTransposedActNam
     ...
 
 class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4252,12 +4526,15 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4274,10 +4551,11 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4295,6 +4573,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4313,6 +4592,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4364,6 +4645,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4374,6 +4657,7 @@ class QuantSimpleCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, Gat
     ...
 
 class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4388,12 +4672,15 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4410,10 +4697,11 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4431,6 +4719,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4449,6 +4738,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4500,6 +4791,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from jqinject.program.operations import Operation
-from jqinject.program.policy import NO_AXES, ActivationProduct, Choice, Site, SummedAxes, other_axes
+from jqinject.program.policy import ActivationProduct, Choice, Site
 from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
+from jqinject.program.weights.operand_quantizer import Wanted, check_turned, free_axes, summed_axes, wanted
 from jqinject.program.weights.parameters import (
     as_activation,
     dotted,
@@ -18,9 +19,7 @@ from jqinject.program.weights.parameters import (
     note_use,
     weight_among,
 )
-from jqinject.program.weights.quantized_rows import has_row_scales
 from jqinject.program.weights.weight_call import Heard, WeightCall
-from jqinject.proxy import has_transform
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
@@ -116,14 +115,14 @@ class _Contraction:
 
     def _floats(self, place: int) -> Any:
         """An operand without its quantizer, but with the transform before it."""
-        wanted = self._wanted(place)
-        if wanted is None:
+        own = self._wanted(place)
+        if own is None:
             return self.operands[place].array
-        return self.run.transformed(self.operands[place], wanted.quantizer, self._names[place], wanted.axes)
+        return self.run.transformed(self.operands[place], own.quantizer, self._names[place], own.axes)
 
-    def _wanted(self, place: int) -> _Wanted | None:
+    def _wanted(self, place: int) -> Wanted | None:
         x, other = self.operands[place], self.operands[1 - place]
-        return _wanted(self.run, x, other, self.choice, self.eqn, place)
+        return wanted(self.run, x, other, self.choice, self.eqn, place)
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -135,6 +134,7 @@ class _Contraction:
 
     def _taken(self) -> list[Tracked]:
         """The operands, quantized."""
+        check_turned(self.run, self.operands, self.choice, self.name)
         taken: list[Tracked] = []
         for place, x in enumerate(self.operands):
             if place == self.weight:
@@ -257,62 +257,8 @@ def _update(
     return low_rank.contracted(eqn, x, weight, rest, shape_of(operands[weight]), evaluate)
 
 
-class _Wanted(NamedTuple):
-    """The quantizer of an operand.
-
-    Attributes:
-        quantizer: the injector.
-        axes: what it has to know of the axes that are summed.
-        overrides: names that it redeclares here.
-    """
-
-    quantizer: Any
-    axes: SummedAxes = NO_AXES
-    overrides: Mapping[str, Any] = {}
-
-
-def _operand(run: Any, x: Tracked, wanted: _Wanted | None, name: str) -> Tracked:
-    return x if wanted is None else run.quantized(x, wanted.quantizer, name, wanted.axes, **wanted.overrides)
-
-
-def _wanted(
-    run: Any, x: Tracked, other: Tracked, choice: Choice | None, eqn: Any, place: int
-) -> _Wanted | None:
-    """The quantizer of an operand at a contraction; None if it is left as it is."""
-    if choice is None or not x.is_float:
-        return None
-    if x.quantized and not (x.is_activation and has_transform(_declared(choice, x, other, place))):
-        return None
-    summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
-    if x.is_weight:
-        if choice.weight is None:
-            return None
-        axes = run.policy.channel_axes(summed, ndim, is_weight=True)
-        return _Wanted(choice.weight, overrides={"channelwise_axes": axes})
-    if not x.is_activation:
-        return None
-    if choice.dynamic:
-        if choice.inputs is None or not other.is_weight:
-            return None
-        axes = run.policy.channel_axes(summed, ndim, is_weight=False)
-        return _Wanted(choice.inputs, overrides={"channelwise_axes": axes})
-    wanted = _declared(choice, x, other, place)
-    if wanted is None:
-        return None
-    rows = () if summed == (ndim - 1,) or not has_row_scales(wanted) else summed
-    return _Wanted(wanted, SummedAxes(rows, transformed_axes(eqn, place) if has_transform(wanted) else ()))
-
-
-def _declared(choice: Choice, x: Tracked, other: Tracked, place: int) -> Any:
-    own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
-    return own or (None if choice.inputs is None else x.pending or choice.inputs)
-
-
-def transformed_axes(eqn: Any, place: int) -> Axes:
-    """The axes of a contraction's operand that a transform takes: those summed over; of an image, its channels."""
-    if eqn.primitive.name == "conv_general_dilated":
-        return (eqn.params["dimension_numbers"].lhs_spec[1],)
-    return summed_axes(eqn)[place]
+def _operand(run: Any, x: Tracked, own: Wanted | None, name: str) -> Tracked:
+    return x if own is None else run.quantized(x, own.quantizer, name, own.axes, **own.overrides)
 
 
 def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:
@@ -334,32 +280,3 @@ def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
         return [out.reshape(*out.shape[:-1], *outputs)]
 
     return evaluate
-
-
-def free_axes(eqn: Any, place: int, ndim: int) -> Axes:
-    """The axes of a contraction's operand that its output has, and the other operand does not."""
-    name, params = eqn.primitive.name, eqn.params
-    if name == "conv_general_dilated":
-        numbers = params["dimension_numbers"]
-        return ((numbers.lhs_spec, numbers.rhs_spec)[place][0],)
-    if name == "ragged_dot_general":
-        ragged = params["ragged_dot_dimension_numbers"]
-        contracted, batch = ragged.dot_dimension_numbers
-        groups = ragged.rhs_group_dimensions if place == 1 else ()
-        return other_axes((*contracted[place], *batch[place], *groups), ndim)
-    contracted, batch = params["dimension_numbers"]
-    return other_axes((*contracted[place], *batch[place]), ndim)
-
-
-def summed_axes(eqn: Any) -> tuple[Axes, Axes]:
-    """The axes of both operands of a contraction that share a scale because they are summed over."""
-    if eqn.primitive.name == "ragged_dot_general":
-        (left, right), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-        return tuple(left), tuple(right)
-    numbers = eqn.params["dimension_numbers"]
-    if eqn.primitive.name == "dot_general":
-        (left, right), _ = numbers
-        return tuple(left), tuple(right)
-    # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
-    left, right = numbers.lhs_spec, numbers.rhs_spec
-    return tuple(left[1:]), other_axes((right[0],), len(right))

@@ -36,6 +36,7 @@ from jqinject.core.stats import (
     MeanLearnedSigmaStd,
     MeanSigmaStd,
     PercentileInterval,
+    SigmaStd,
     SignedAbsMax,
 )
 from jqinject.quant.enums import (
@@ -97,6 +98,7 @@ STATS_IMPL: Mapping[StatsOp, type] = {
     StatsOp.MIN_MAX: AbsMinMax,
     StatsOp.PERCENTILE_INTERVAL: PercentileInterval,
     StatsOp.SIGNED_MAX: SignedAbsMax,
+    StatsOp.SIGMA_STD: SigmaStd,
 }
 
 

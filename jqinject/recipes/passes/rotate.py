@@ -16,12 +16,13 @@ from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
 from jqinject.recipes.online import columns_of
 from jqinject.recipes.passes.float_change import FloatChange
+from jqinject.recipes.passes.turn_scores import turned_scores
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
 from jqinject.recipes.transforms.sources import comes_from_nonlinearity, values_of
 from jqinject.recipes.transforms.turning import TurnedRegion, Turning
 from jqinject.recipes.work import Work, site_path
 
-KINDS = ("R1", "R2", "R4")
+KINDS = ("R1", "R2", "R3", "R4")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Rotate:
     |---|---|---|
     | R1 | those that norms normalize: the residual stream | into the weights that write and read it |
     | R2 | those between two contractions with nothing nonlinear in between: values of attention | into both weights |
+    | R3 | those of a head, of queries and keys after RoPE | online, on both operands; before a cache that rounds keys |
     | R4 | those that come out of something nonlinear, number by number | online, before the input |
 
     Which channels these are is found from the program. The matrices are Hadamard's, with random signs where they are
@@ -73,7 +75,9 @@ class Rotate:
     Source: Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
 
     Differs from QuaRot: a table that is looked up and is the head too is rotated once; a norm's gain that cannot be
-    folded leaves the stream as it is, and the report says so. R3 (queries and keys) is not here.
+    folded leaves the stream as it is, and the report says so. R3 is done where a rule quantizes queries, keys
+    (`op=("dot_general", "einsum")`) or their cache (`cache_quant`). A cache then keeps turned keys: one that a float
+    model has filled is handed over by `jqinject.quantized_cache`.
 
     Example:
         >>> Rotate("R1", "R4")
@@ -113,7 +117,8 @@ class Rotate:
             _paths(change),
             values_of(change.traced.flat, change.state, change.links),
         )
-        done: list[Any] = []
+        scores, first = turned_scores(change, self._size) if "R3" in self.kinds else ([], ())
+        done: list[Any] = [*scores]
         taken: set[str] = set()
         key = jax.random.key(self.seed)
         for site in change.sites:
@@ -129,12 +134,15 @@ class Rotate:
             if kind in self.kinds:
                 key, own = jax.random.split(key)
                 done.append(self._turned(change, site, region, kind, own))
-        return done + change.finish()
+        left = change.finish()
+        if first:
+            work.rules, work.allow_idle = (*first, *work.rules), True
+        return done + left
 
     def _turned(
         self, change: FloatChange, site: ContractionSite, region: TurnedRegion, kind: str, key: jax.Array
     ) -> Rotated:
-        size = self._size(region.block, site)
+        size = self._size(region.block, _named(site))
         transform = rotation(region.block, size, region.keeps_sums, key)
         turns = {
             path: partial(turned, transform=transform, axis=axis, block=region.block)
@@ -152,20 +160,20 @@ class Rotate:
         if site_path(site) in {name for _, _, online in change.done for name in online}:
             return []
         channels = columns_of(site)
-        size = self._size(channels, site)
+        size = self._size(channels, _named(site))
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
             return [LeftOut(site.name, site.path, refused)]
         return [Rotated("R4", (site.name,), size, (site_path(site),), online=True)]
 
-    def _size(self, channels: int, site: ContractionSite) -> int:
+    def _size(self, channels: int, site: str) -> int:
         """How many channels one matrix mixes."""
         size = largest_size(channels)
         if self.full_size and size != channels:
             try:
                 hadamard.table_size(channels)
             except ValueError as error:
-                raise ValueError(f"{self!r}: {site.name} ({site_path(site)}): {error}") from error
+                raise ValueError(f"{self!r}: {site}: {error}") from error
         return size
 
 
@@ -222,6 +230,10 @@ def turned(value: jax.Array, *, transform: Transform, axis: int, block: int) -> 
     moved = jnp.moveaxis(value, axis, -1)
     cut = moved.reshape(*moved.shape[:-1], moved.shape[-1] // block, block)
     return jnp.moveaxis(transform(cut).reshape(moved.shape), -1, axis)
+
+
+def _named(site: ContractionSite) -> str:
+    return f"{site.name} ({site_path(site)})"
 
 
 def _paths(change: FloatChange) -> dict[int, Any]:

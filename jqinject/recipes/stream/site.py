@@ -82,11 +82,11 @@ class ContractionSite:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A contraction of a parameter that no solver can reach.
+    """A contraction that a pass leaves alone.
 
     Attributes:
         name: the operation's.
-        path: the parameter's path.
+        path: the parameter's path; empty if it is a contraction of two activations.
         reason: why.
     """
 
@@ -95,7 +95,24 @@ class LeftOut:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({dotted(self.path)}): {self.reason}"
+        return f"{self.name}{f' ({dotted(self.path)})' if self.path else ''}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction of two activations.
+
+    Attributes:
+        name: the operation's, as `jqinject.coverage` names it; in a loop, that of every turn.
+        operation: as rules name it, "einsum" or "dot_general".
+        path: of the module.
+        step: index of the step.
+    """
+
+    name: str
+    operation: str
+    path: str
+    step: int
 
 
 @dataclass
@@ -106,11 +123,13 @@ class FoundSites:
         sites: those that can be solved.
         left_out: the others.
         fixed: the slots that depend on parameters alone.
+        products: contractions of two activations.
     """
 
     sites: list[ContractionSite] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     fixed: set[Slot] = field(default_factory=set)
+    products: list[Product] = field(default_factory=list)
 
 
 def sites_of(
@@ -139,6 +158,8 @@ def sites_of(
             kind = "einsum" if step.name == "dot_general" and is_einsum(step.equation) else kind
             name = f"{step.path}.{kind}{counts[step.path, kind, step.turn]}".lstrip(".")
             counts[step.path, kind, step.turn] += 1
+            if not any(slot in owner or slot in found.fixed for slot in step.inputs[:2]):
+                found.products.append(Product(name, kind, step.path, index))
             _look(flat, found, index, name, owner, made_by, parameters)
     return found
 
