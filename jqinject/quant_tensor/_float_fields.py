@@ -1,14 +1,41 @@
-"""Conversion of a `FloatQuantTensor`'s format argument."""
+"""The fields of a `FloatQuantTensor`: its format, and the levels of its scale."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.minifloats.float_grid import to_float_codes
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
+
+
+class Levels(NamedTuple):
+    """What a tensor was rounded to, by a scale in two levels: `value = minifloats * block * shared`.
+
+    Attributes:
+        minifloats: float32, of the shape of the value; zeros keep their signs.
+        block: numbers of the scales' format, float32; broadcasts against them.
+        shared: float32, likewise.
+    """
+
+    minifloats: jax.Array
+    block: jax.Array
+    shared: jax.Array
+
+    def codes(self, form: FloatFormat) -> jax.Array:
+        """The codes of the minifloats; zeros keep their signs.
+
+        Args:
+            form: their format.
+        """
+        codes = to_float_codes(self.minifloats, form)
+        sign = codes.dtype.type(1 << (form.exponent_bit_width + form.mantissa_bit_width))
+        return jnp.where(jnp.signbit(self.minifloats) & form.signed, codes | sign, codes)
 
 
 def float_format(given: Any, where: str) -> AnyFloatFormat:

@@ -14,10 +14,12 @@ from jqinject.ops.minifloats.float_grid import (
     to_float_codes,
     to_float_grid,
 )
-from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, float_format
+from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, Levels, float_format
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor
+
+_SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
 
 
 @final
@@ -51,13 +53,33 @@ class FloatQuantTensor(ScaledQuantTensor):
         Array([1., 8.], dtype=float32)
     """
 
-    __slots__ = ()
+    __slots__ = ("_levels",)
     fields = ("value", "scale", "format", "training")
+    _levels: Levels | None
 
     def __init__(
         self, value: Any, scale: Any, format: Any, training: bool = False, payload: jax.Array | None = None
     ) -> None:
         self._store(value, scale, float_format(format, "FloatQuantTensor"), training, payload)
+
+    def _hold(self, fields: tuple[Any, ...], payload: jax.Array | None) -> None:
+        super()._hold(fields, payload)
+        object.__setattr__(self, "_levels", None)
+
+    def with_levels(self, levels: Levels) -> Self:
+        """The same tensor, which also keeps what it was rounded to, as it keeps a payload.
+
+        Args:
+            levels: both levels of its scale, and its minifloats.
+        """
+        made = type(self)._of(self._value, self._scale, self._format, self._training)
+        object.__setattr__(made, "_levels", levels)
+        return made
+
+    @property
+    def levels(self) -> Levels | None:
+        """What it was rounded to, of a tensor that a quantizer with a scale in two levels has just made; else None."""
+        return self._levels
 
     @classmethod
     def from_payload(
@@ -165,12 +187,15 @@ class FloatQuantTensor(ScaledQuantTensor):
             return self._payload
         dtype = self.q_dtype
         return (
-            self.codes() if jnp.issubdtype(dtype, jnp.integer) else to_float8(self.value, self.scale, dtype)
+            self.codes()
+            if jnp.issubdtype(dtype, jnp.integer)
+            else to_float8(self.value, self._divisor(), dtype)
         )
 
     def codes(self) -> jax.Array:
         """The codes of the minifloats: sign, exponent and mantissa as an unsigned integer."""
-        return to_float_codes(self._steps(), self.known_format("its codes"))
+        form = self.known_format("its codes")
+        return to_float_codes(self._steps(), form) if self._levels is None else self._levels.codes(form)
 
     def int(self, float_datatype: bool = False) -> jax.Array:
         """The codes of the minifloats, as `IntQuantTensor.int` returns integers.
@@ -224,9 +249,16 @@ class FloatQuantTensor(ScaledQuantTensor):
         return bool(valid) if is_concrete(valid) else valid
 
     def _steps(self) -> jax.Array:
-        return jax.lax.stop_gradient(self.value).astype(jnp.float32) / jax.lax.stop_gradient(self.scale)
+        return jax.lax.stop_gradient(self.value).astype(jnp.float32) / self._divisor()
+
+    def _divisor(self) -> jax.Array:
+        """The scale, without numbers so small that processors take them for 0: those are scales of zeros."""
+        scale = jax.lax.stop_gradient(self.scale)
+        return jnp.where(jnp.abs(scale) < _SMALLEST_NORMAL, _SMALLEST_NORMAL, scale)
 
     def _rounded(self) -> jax.Array:
+        if self._levels is not None:
+            return self._levels.minifloats
         form, steps = self._format, self._steps()
         rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, jnp.round)
         largest = form.max_value

@@ -10,6 +10,10 @@ from jqinject.core.scaling.accumulator_aware import InputAwarePreScaling as Inpu
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
 from jqinject.core.scaling.amax import CurrentScaling as CurrentScaling
 from jqinject.core.scaling.amax import DelayedScaling as DelayedScaling
+from jqinject.core.scaling.block_scales import BlockScales as BlockScales
+from jqinject.core.scaling.block_scales import FourOverSixScales as FourOverSixScales
+from jqinject.core.scaling.block_scales import LeastNormalScales as LeastNormalScales
+from jqinject.core.scaling.block_scales import NVFP4Scales as NVFP4Scales
 from jqinject.core.scaling.constant import ConstScaling as ConstScaling
 from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
 from jqinject.core.scaling.dynamic_scaling import (
@@ -34,5 +38,13 @@ from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as Single
 from jqinject.core.scaling.learned_step import LearnedStepScaling as LearnedStepScaling
 from jqinject.core.scaling.mid_max import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
+from jqinject.core.scaling.shared_exponent import CeilExponent as CeilExponent
+from jqinject.core.scaling.shared_exponent import EvenExponent as EvenExponent
+from jqinject.core.scaling.shared_exponent import FloorExponent as FloorExponent
+from jqinject.core.scaling.shared_exponent import RoundUpExponent as RoundUpExponent
+from jqinject.core.scaling.shared_exponent import SharedExponentScaling as SharedExponentScaling
 from jqinject.core.scaling.trunc_scaling import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.trunc_scaling import TruncScalingWrapper as TruncScalingWrapper
+from jqinject.core.scaling.two_level_scaling import (
+    RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling,
+)
