@@ -123,8 +123,9 @@ def keeps_integers(x: Any) -> bool:
 def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point known to be 0 is omitted."""
     integers = x.int() if x.payload is None else x.payload
-    # Outside a program nothing could be fused.
-    integers = settled(integers) if isinstance(integers, jax.core.Tracer) else integers
+    # Stored integers lie as they are contracted, and outside a program nothing could be fused.
+    just_rounded = isinstance(integers, jax.core.Tracer) and not x.is_stored
+    integers = settled(integers) if just_rounded else integers
     return Affine(integers, x.scale, None if known_zero_point(x) else x.zero_point)
 
 
