@@ -85,8 +85,9 @@ def lora(
     Raises:
         TypeError: arguments of another kind; a proxy as quantizer.
         ValueError: a rule with bias_quant: biases of an adapted model stay float; a rank below 1, or a pattern that
-            matches nothing; a rule that takes nothing; a model that has adapters or is quantized already, named by path; no inputs; weights that are not finite; a weight whose
-            contraction cannot be followed. Nothing is changed then.
+            matches nothing; a rule that takes nothing; a model that has adapters or is quantized already, named by
+            path; no inputs; weights that are not finite; a weight whose contraction cannot be followed. Nothing is
+            changed then.
 
     Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Li et al., 2023, "LoftQ"; Qwix's
     `apply_lora_to_model`. Differs from Qwix: an `einsum` over experts has a B for each, and A keeps the axes of w.
