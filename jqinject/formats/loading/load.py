@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.errors import CheckpointError
+from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
 from jqinject.formats.loading.axes import Axes
 from jqinject.formats.loading.gguf_names import published_order
 from jqinject.formats.loading.names import Names
@@ -73,7 +75,8 @@ def load(
     (`blk.{i}.attn_q.weight`). Scales of caches (`k_scale`, `v_scale`) are left; `explain_load` names them.
 
     Args:
-        model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
+        model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed. Or one that
+            `jqinject.lora` made: the checkpoint then takes the place of its base.
         checkpoint: a folder, a file, a tree of arrays (Qwix's, AQT's), or what `read_checkpoint` returned.
         names: `Name` rules, or a mapping from names of the file to paths of the model, with `{i}` for a part of both:
             `{"model.layers.{i}.mlp.up_proj.weight": "layers.{i}.up.kernel"}`. None finds parameters with the path of
@@ -128,6 +131,10 @@ def load(
             stacklevel=2,
         )
     kept = [each for each in low if each not in whole]
+    if is_adapted(model):
+        adapted = nnx.clone(model, graph=True)
+        put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
+        return adapted
     rules = _rules(model, opened, kept)
     graphdef, state = nnx.split(model, graph=True)
     arrays = _arrays(model, opened, plan, {each.path for each in kept})
@@ -142,6 +149,17 @@ def load(
             return quantize(floats, rules, inputs=inputs)
 
     return load_frozen(make, arrays)
+
+
+def _under_adapters(
+    model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, kept: list[Assignment]
+) -> Iterator[tuple[Assignment, Any]]:
+    """What `put_under_adapters` takes."""
+    dtypes = {path: variable.dtype for path, variable in _of_checkpoints(ModelIndex(model))}
+    for each in plan.assignments:
+        dtype = dtypes[each.path]
+        low = each in kept
+        yield each, _maker(checkpoint, each, dtype) if low else _floats(checkpoint, each).astype(dtype)
 
 
 def _with_floats(model: Model, arrays: Iterator[tuple[str, Any]]) -> Model:
@@ -161,11 +179,17 @@ def _zeros(leaf: Any) -> Any:
 def _parameters(model: nnx.Module) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by their first paths."""
     index = ModelIndex(model)
-    return {
-        dotted(found.path): tuple(found.variable.get_value().shape)
-        for found in index.variables
-        if isinstance(found.variable, nnx.Param | nnx.BatchStat)
-    }
+    return {path: tuple(variable.shape) for path, variable in _of_checkpoints(index)}
+
+
+def _of_checkpoints(index: ModelIndex) -> Iterator[tuple[str, Any]]:
+    """The Variables that a checkpoint has numbers for, by their first paths."""
+    for found in index.variables:
+        known = isinstance(found.variable, nnx.Param | nnx.BatchStat)
+        if known and not found.in_quantizer and not isinstance(found.variable, nnx.LoRAParam):
+            yield dotted(found.path), found.variable
+    frozen = {id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)}
+    yield from ((dotted(path), node) for path, node in frozen.values())
 
 
 def _follows_rows(checkpoint: Checkpoint, each: Assignment) -> bool:
