@@ -176,9 +176,15 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "amax_compute_algo": ('Literal["max", "most_recent"]', "what a history of largest magnitudes gives"),
     "amax_history": ("Component", "the record of largest magnitudes"),
     "amax_history_length": ("int", "steps that the record remembers"),
+    "keeps_infinite": ("bool", "whether inf and nan enter the record"),
     "amax_shape": (_SHAPE, "shape of one entry of the record"),
     "amax_of_gradient": ("bool", "whether the record is of a gradient"),
     # groups
+    "by_factor": ("bool", "multiply by the inverse of the scale instead of dividing by the scale"),
+    "power_of_two_factor": ("bool", "round that inverse down to a power of two"),
+    "straight_through": ("bool", "gradients pass unchanged, and the payload is kept"),
+    "scale_rounding": ("ScaleRounding", "how the power of two that a block shares is rounded"),
+    "exponent_impl": ("Component", "from a block's largest magnitude to the exponent of its scale"),
     "group_size": ("int | tuple[int, int]", "elements of a group, or of a block along both axes"),
     "collected_range": ("float | None", "a range that counts as collected; calibration replaces it"),
     "collected_zero_point": (
