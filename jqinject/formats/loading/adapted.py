@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
@@ -45,7 +46,7 @@ def put_under_adapters(model: nnx.Module, arrays: Iterator[tuple[Assignment, Any
     places = {dotted(path): node for path, node in reversed(index.places) if isinstance(node, nnx.Variable)}
     for each, made in arrays:
         held: Any = places[each.path]
-        if callable(made):
+        if not isinstance(made, np.ndarray):
             if not isinstance(held, FrozenParam):
                 raise CheckpointError(
                     f"{each.path} is in low bits, but lora keeps it float.\n"

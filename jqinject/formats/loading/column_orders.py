@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -74,7 +75,7 @@ def put_orders(model: nnx.Module, orders: list[np.ndarray]) -> None:
         if isinstance(module, ActQuantProxyFromInjector) and isinstance(module.pre_transform, Permutation):
             declared = transform_of(module.binding)
             if declared.label in by_label:
-                module.pre_transform.put(by_label[declared.label])
+                module.pre_transform.put(jnp.asarray(by_label[declared.label]))
 
 
 def _label(order: np.ndarray) -> str:
