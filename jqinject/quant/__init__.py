@@ -307,3 +307,6 @@ from jqinject.quant.quest import (
 
 def __dir__() -> list[str]:
     return [name for name in globals() if name[0].isupper()] + ["__doc__", "__name__"]
+
+
+from jqinject.quant.training.nvfp4 import NVFP4Training as NVFP4Training

@@ -19,8 +19,15 @@ from jqinject.dot.geometry.labels import Labelling, Labels
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
-from jqinject.dot.tensors.packed_tensor import is_packed, packed_tensor, shaped_like, unpacked_tensor
+from jqinject.dot.tensors.packed_tensor import (
+    is_packed,
+    packed_tensor,
+    shape_alone,
+    shaped_like,
+    unpacked_tensor,
+)
 from jqinject.dot.tensors.product import PLAIN, Sums, product
+from jqinject.dot.tensors.two_levels import TwoLevels
 from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.minifloats.float8_cast import to_float8_again
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
@@ -103,8 +110,14 @@ class KeptOperands(NamedTuple):
 
     def for_backward(self) -> LowBits:
         """What a backward pass keeps; `from_forward` reads it."""
-        left, right = (x.for_backward() if isinstance(x, IntegerOperand) else x for x in (self.lhs, self.rhs))
-        return as_bits(self._replace(lhs=left, rhs=right))
+        # `dx` takes the right operand, `dw` the left one, unless they have one of their own.
+        own = [self.others[1] is not None, self.others[0] is not None]
+        kept = [shape_alone(x) if has else x for x, has in zip((self.lhs, self.rhs), own, strict=True)]
+        left, right, *others = (
+            x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
+            for x in (*kept, *self.others)
+        )
+        return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
 
     @staticmethod
     def from_forward(kept: LowBits) -> KeptOperands:
