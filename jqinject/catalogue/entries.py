@@ -12,6 +12,7 @@ import numpy as np
 import jqinject.quant
 from jqinject.catalogue.entry import Entry
 from jqinject.catalogue.examples import kind_of, wiring_of
+from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
 from jqinject.ops import NF4
@@ -49,7 +50,9 @@ def ready_made() -> dict[str, type[ExtendedInjector]]:
     found = {
         name: member
         for name, member in vars(jqinject.quant).items()
-        if isinstance(member, type) and issubclass(member, ExtendedInjector)
+        if isinstance(member, type)
+        and issubclass(member, ExtendedInjector)
+        and not issubclass(member, Scheme)
     }
     return dict(sorted(found.items()))
 

@@ -36,6 +36,7 @@ from jqinject.core.construction.static_functions import LogTwo as LogTwo
 from jqinject.core.construction.static_functions import PowerOfTwo as PowerOfTwo
 from jqinject.core.delay import DelayWrapper as DelayWrapper
 from jqinject.core.float_clamp import FloatClamp as FloatClamp
+from jqinject.core.float_clamp import FloatSaturate as FloatSaturate
 from jqinject.core.float_width import ComputeExponentBias as ComputeExponentBias
 from jqinject.core.float_width import ComputeMaxMantissa as ComputeMaxMantissa
 from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
@@ -94,10 +95,13 @@ from jqinject.core.scaling import (
 )
 from jqinject.core.scaling import AmaxScaling as AmaxScaling
 from jqinject.core.scaling import BlockScales as BlockScales
+from jqinject.core.scaling import CeilExponent as CeilExponent
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
+from jqinject.core.scaling import EvenExponent as EvenExponent
 from jqinject.core.scaling import FloatScaling as FloatScaling
+from jqinject.core.scaling import FloorExponent as FloorExponent
 from jqinject.core.scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
@@ -113,10 +117,12 @@ from jqinject.core.scaling import ParameterPreScalingWeightNorm as ParameterPreS
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling import RoundMidMaxSte as RoundMidMaxSte
+from jqinject.core.scaling import RoundUpExponent as RoundUpExponent
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
 from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling import RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling import SharedExponentScaling as SharedExponentScaling
 from jqinject.core.scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.scaling import TruncMsbScaling as TruncMsbScaling

@@ -62,6 +62,12 @@ def is_learned(component: Any) -> bool:
     return getattr(component, "is_learned", False)
 
 
+def divisor_of(scaling: Any, scale: jax.Array) -> jax.Array:
+    """What numbers are divided by to be quantized: the scale, unless the scaling has a method `divisor` that says."""
+    says = getattr(scaling, "divisor", None)
+    return scale if says is None else says(scale)
+
+
 def searches(component: Any) -> bool:
     """Whether a statistic, a scaling or a zero point is searched by trying candidates; False if unstated."""
     return getattr(component, "searches", False)

@@ -81,3 +81,38 @@ class FloatClamp:
         if self.inf_values is None:
             return jnp.where(above | below, jnp.nan, y)
         return jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, y))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class FloatSaturate:
+    """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
+
+    Args:
+        signed: whether there are negative numbers.
+        inf_values, nan_values: as of `FloatClamp`.
+        max_available_float: largest number; None if all codes are numbers.
+
+    Example:
+        >>> FloatSaturate()(jnp.array([500.0, -jnp.inf, jnp.nan]), 4, 1.875, 7)
+        Array([ 480., -480.,   nan], dtype=float32)
+    """
+
+    signed: bool = True
+    inf_values: tuple[str, ...] | None = None
+    nan_values: tuple[str, ...] | None = None
+    max_available_float: float | None = None
+    saturating = True
+
+    def __post_init__(self) -> None:
+        for name in ("inf_values", "nan_values"):
+            codes = getattr(self, name)
+            if codes is not None:
+                object.__setattr__(self, name, tuple(codes))
+
+    def __call__(
+        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+    ) -> jax.Array:
+        """`x` clamped, float32."""
+        largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        return TensorClamp()(x, min_val=-largest if self.signed else 0.0, max_val=largest)

@@ -15,6 +15,7 @@ from jqinject.quant.enums import (
     LearnedRoundImplType as LearnedRoundImplType,
     QuantType as QuantType,
     RestrictValueType as RestrictValueType,
+    ScaleRounding as ScaleRounding,
     ScalingImplType as ScalingImplType,
     ScalingPerOutputType as ScalingPerOutputType,
     StatsOp as StatsOp,
@@ -302,6 +303,32 @@ from jqinject.quant.quest import (
     MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight,
     QuestActPerRowFloat as QuestActPerRowFloat,
     QuestWeightPerChannelFloat as QuestWeightPerChannelFloat,
+)
+from jqinject.quant.training.fp8 import (
+    Fp8BlockTraining as Fp8BlockTraining,
+    Fp8BlockTrainingAct as Fp8BlockTrainingAct,
+    Fp8BlockTrainingGrad as Fp8BlockTrainingGrad,
+    Fp8BlockTrainingWeight as Fp8BlockTrainingWeight,
+    Fp8CurrentTraining as Fp8CurrentTraining,
+    Fp8DelayedTraining as Fp8DelayedTraining,
+    Fp8RowTraining as Fp8RowTraining,
+    Fp8RowTrainingAct as Fp8RowTrainingAct,
+    Fp8RowTrainingGrad as Fp8RowTrainingGrad,
+    Fp8RowTrainingWeight as Fp8RowTrainingWeight,
+    Fp8TrainingAct as Fp8TrainingAct,
+    Fp8TrainingGrad as Fp8TrainingGrad,
+    Fp8TrainingWeight as Fp8TrainingWeight,
+)
+from jqinject.quant.training.mx import (
+    MXFP4Training as MXFP4Training,
+    MXFP4TrainingAct as MXFP4TrainingAct,
+    MXFP4TrainingGrad as MXFP4TrainingGrad,
+    MXFP4TrainingWeight as MXFP4TrainingWeight,
+    MXFP8Training as MXFP8Training,
+    MXFP8TrainingAct as MXFP8TrainingAct,
+    MXFP8TrainingGrad as MXFP8TrainingGrad,
+    MXFP8TrainingWeight as MXFP8TrainingWeight,
+    MXFP8e5m2TrainingGrad as MXFP8e5m2TrainingGrad,
 )
 
 

@@ -100,6 +100,15 @@ class ScalingPerOutputType(ImplEnum):
     GROUP = enum.auto()
 
 
+class ScaleRounding(ImplEnum):
+    """How the power of two that a block shares is rounded."""
+
+    FLOOR = enum.auto()
+    CEIL = enum.auto()
+    EVEN = enum.auto()
+    RCEIL = enum.auto()
+
+
 class StatsOp(ImplEnum):
     """The statistic that a scale is computed from."""
 

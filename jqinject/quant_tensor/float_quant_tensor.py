@@ -19,6 +19,8 @@ from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor
 
+_SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
+
 
 @final
 class FloatQuantTensor(ScaledQuantTensor):
@@ -185,7 +187,9 @@ class FloatQuantTensor(ScaledQuantTensor):
             return self._payload
         dtype = self.q_dtype
         return (
-            self.codes() if jnp.issubdtype(dtype, jnp.integer) else to_float8(self.value, self.scale, dtype)
+            self.codes()
+            if jnp.issubdtype(dtype, jnp.integer)
+            else to_float8(self.value, self._divisor(), dtype)
         )
 
     def codes(self) -> jax.Array:
@@ -245,7 +249,12 @@ class FloatQuantTensor(ScaledQuantTensor):
         return bool(valid) if is_concrete(valid) else valid
 
     def _steps(self) -> jax.Array:
-        return jax.lax.stop_gradient(self.value).astype(jnp.float32) / jax.lax.stop_gradient(self.scale)
+        return jax.lax.stop_gradient(self.value).astype(jnp.float32) / self._divisor()
+
+    def _divisor(self) -> jax.Array:
+        """The scale, without numbers so small that processors take them for 0: those are scales of zeros."""
+        scale = jax.lax.stop_gradient(self.scale)
+        return jnp.where(jnp.abs(scale) < _SMALLEST_NORMAL, _SMALLEST_NORMAL, scale)
 
     def _rounded(self) -> jax.Array:
         if self._levels is not None:

@@ -13,6 +13,9 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    lowbit_fp8,
+    lowbit_mx,
+    lowbit_optim,
     lowbit_quest,
     ptq_autoround,
     ptq_awq,
@@ -145,6 +148,33 @@ QWIX_SMOOTH = {
     **{"peer": "qwix", "algorithm": "smooth_quant", "layout": "weight (in, out), x (rows, in)", "seed": 1},
     "alpha": 0.5,
 }
+MX = {"block": 32, "data": "normal", "element": "e4m3", "input_dtype": "float32", "scale_mode": "FLOOR"}
+TE_CURRENT = {
+    **{"data": "normal", "eps": 0.0, "fp8": "float8_e4m3fn", "input_dtype": "float32", "seed": 1},
+    **{"power_of_two_scale": False, "shape": [4, 8]},
+}
+TE_CURRENT_GEMM = {
+    **{"g": "e5m2", "w": "e4m3", "x": "e4m3", "k": 4, "m": 4, "n": 4, "seed": 1},
+    "power_of_two_scale": False,
+}
+TE_JAX = {
+    **{"data": "normal", "flatten_axis": -1, "input_dtype": "float32", "seed": 1, "shape": [4, 8]},
+    **{"mode": "MXFP8_1D_SCALING", "q_dtype": "float8_e4m3fn"},
+}
+TE_JAX_GEMM = {
+    **{"bwd": "float8_e5m2", "fwd": "float8_e4m3fn", "mode": "MXFP8_1D_SCALING", "k": 4, "m": 4, "n": 4},
+    **{"layout": "x (M,K), kernel (K,N), g (M,N)", "fprop": "x.row @ w.col", "seed": 1},
+    **{"dgrad": "g.row @ w.row.T", "wgrad": "x.col.T @ g.col"},
+}
+TE_DELAYED = {
+    **{"amax_compute_algo": "max", "history": 4, "margin": 0.0, "q_dtype": "float8_e4m3fn", "seed": 1},
+    "steps": 10,
+}
+TORCHAO_FLOAT8 = {
+    **{"axiswise_dim": None, "fp8": "float8_e4m3fn", "granularity": "TENSORWISE", "input_dtype": "float32"},
+    "power_of_two": False,
+}
+TORCHAO_ROWS = {**TORCHAO_FLOAT8, "axiswise_dim": -1, "granularity": "AXISWISE"}
 ALLOCATION = {
     **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
     "budget_bytes": 10,
@@ -165,6 +195,10 @@ def odml(config: dict[str, Any]) -> None:
         qwix_models.linen_model(found.model, found.fields, {})
 
 
+STEPS = {
+    **{"optimizer": "torchao.optim.AdamW8bit", "options": {"lr": 0.01}, "steps": 4, "middle_step": 3},
+    **{"param_dtype": "float32", "seed": 1, "shape": [64, 64]},
+}
 QUARTET = {"quest": True, "gaussian_scale": 0.5, "group": 32, "hadamard_dim": 32, "seed": 1}
 
 # For every group what reads its configs, each with a config that it can read.
@@ -247,6 +281,28 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
     "lowbit_training": {
+        "mx": [(MX, lowbit_mx.mx_of)],
+        "te_current": [
+            (TE_CURRENT, lowbit_fp8.te_current_of),
+            (TE_CURRENT_GEMM, lowbit_fp8.te_current_gemm_of),
+        ],
+        "te_jax": [
+            (TE_JAX, lowbit_fp8.te_jax_of),
+            (TE_JAX_GEMM, lowbit_fp8.te_jax_gemm_of),
+            (TE_DELAYED, lowbit_fp8.delayed_of),
+        ],
+        "torchao_float8": [
+            (TORCHAO_FLOAT8, lowbit_fp8.torchao_float8_of),
+            (TORCHAO_ROWS, lowbit_fp8.torchao_float8_of),
+        ],
+        "torchao_int8": [({"input_dtype": "float32", "samples": 2}, lowbit_fp8.torchao_int8_of)],
+        "optim": [
+            (STEPS, lowbit_optim.optimizer_of),
+            ({**STEPS, "optimizer": "bitsandbytes.optim.SGD8bit"}, lowbit_optim.optimizer_of),
+            ({"signed": True, "blocksize": 256, "seed": 1}, lowbit_optim.optimizer_of),
+            ({"draws": 2, "seed": 1}, lowbit_optim.optimizer_of),
+            ({"runs": 2, "lr": 1e-4, "seed": 1}, lowbit_optim.optimizer_of),
+        ],
         "quest": [
             ({"cls": "TrustQuantizer", "bits": 4, "hadamard_dim": 128}, lowbit_quest.quest_of),
             ({"cls": "GaussianTrustQuantizer"}, lowbit_quest.quest_of),
@@ -255,11 +311,21 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     },
 }
 
-# Groups of cases whose configs are sizes alone, which their adapters read case by case.
+# Groups of cases whose configs are sizes alone, which their adapters read case by case; and of training in low bits
+# those, or their keys, that no adapter reads yet.
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
-    **dict.fromkeys(("te_nvfp4", "te_nvfp4_gemm", "te_current", "te_jax"), "lowbit_training"),
-    **dict.fromkeys(("mx", "torchao_float8", "torchao_int8", "optim"), "lowbit_training"),
+    **dict.fromkeys(
+        ("mx.two_level", "te_nvfp4", "te_nvfp4_gemm"),
+        "lowbit_training",
+    ),
+    **dict.fromkeys(
+        (
+            *("te_jax.block", "te_jax.keys", "te_jax.max_abs_bias_of_mean", "te_jax.mode", "te_jax.q_dtype"),
+            *("te_jax.sign_mask", "te_jax.use_rht"),
+        ),
+        "lowbit_training",
+    ),
 }
 
 # What the library refuses, as the reference does, in cases of errors.
@@ -276,6 +342,7 @@ KEYS = [
     for group, keys in vocabulary(peer).items()
     if NOT_DRIVEN.get(group) != peer
     for key, values in keys.items()
+    if NOT_DRIVEN.get(f"{group}.{key}") != peer
 ]
 
 
@@ -358,6 +425,8 @@ def test_no_reader_accepts_a_key_that_it_does_not_know(peer: str, group: str) ->
         ("ptq", "brevitas_gptq", "scale_rule", "thawed"),
         ("ptq", "brevitas_gptq", "overrides.weight_bitwidth", 4),
         ("ptq", "brevitas_gpfq", "num_blocks", 4),
+        ("lowbit_training", "mx", "scale_mode", "DOWN"),
+        ("lowbit_training", "mx", "element", "int8"),
     ],
 )
 def test_a_value_without_a_meaning_is_refused(peer: str, group: str, key: str, value: str) -> None:

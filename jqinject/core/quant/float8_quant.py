@@ -19,8 +19,15 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.quant.grids import MinifloatGrid
 from jqinject.ops.fake_quant import known_zero
-from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
+from jqinject.ops.minifloats.float8_cast import (
+    float8_dtype,
+    float8_factor,
+    float8_max,
+    quantize_by_factor,
+    quantize_float8,
+)
 from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.power import divide
 from jqinject.quant_tensor import FloatQuantTensor
 
 
@@ -76,6 +83,9 @@ class Float8Quant(Component):
         q_dtype: dtype of the payload, one of the four 8-bit floats.
         dq_dtype: dtype of `y`; None means that of `x`.
         input_view_impl: applied to `x` first; None for no view.
+        by_factor: multiply by `f = max / scaling_impl(x, 1)` instead, in float32, as TransformerEngine and torchao do;
+            the scale is `1 / f`. A scaling with a first scale takes it in units of `x`: `scaling_init = max` for 1.
+        power_of_two_factor: round `f` down to a power of two.
 
     Raises:
         TypeError: `q_dtype` is not an 8-bit float, or `dq_dtype` not a float; (when called) `x` is not a float array.
@@ -95,6 +105,8 @@ class Float8Quant(Component):
     q_dtype: np.dtype
     input_view_impl: View = Identity()
     dq_dtype: np.dtype | None = None
+    by_factor: bool = False
+    power_of_two_factor: bool = False
 
     def __init__(
         self,
@@ -102,6 +114,8 @@ class Float8Quant(Component):
         q_dtype: Any = jnp.float8_e4m3fn,
         dq_dtype: Any = None,
         input_view_impl: View | None = None,
+        by_factor: bool = False,
+        power_of_two_factor: bool = False,
     ) -> None:
         if dq_dtype is not None and not jnp.issubdtype(dq_dtype, jnp.floating):
             raise TypeError(f"Float8Quant: dq_dtype must be a float dtype or None, got {dq_dtype!r}")
@@ -110,7 +124,14 @@ class Float8Quant(Component):
             self,
             dq_dtype=None if dq_dtype is None else np.dtype(dq_dtype),
             input_view_impl=input_view_impl,
+            by_factor=by_factor or None,
+            power_of_two_factor=power_of_two_factor or None,
         )
+        if power_of_two_factor and not by_factor:
+            raise ValueError(
+                "Float8Quant: power_of_two_factor rounds a factor, and numbers are divided by the scale.\n"
+                "  cure: by_factor = True"
+            )
 
     @property
     def format(self) -> FloatFormat:
@@ -130,8 +151,16 @@ class Float8Quant(Component):
     def __call__(self, x: jax.Array) -> Float8QuantResult:
         """`x` quantized; scale float32."""
         x = self.input_view_impl(check.float_input(x, "Float8Quant"))
+        if self.by_factor:
+            return self._by_factor(x)
         scale = self.scaling_impl(x.astype(jnp.float32), float8_max(self.q_dtype))
         return self._quantized(x, scale)
+
+    def _by_factor(self, x: jax.Array) -> Float8QuantResult:
+        amax = jax.lax.stop_gradient(self.scaling_impl(x.astype(jnp.float32), 1.0))
+        factor = float8_factor(amax, float8_max(self.q_dtype), x.dtype, self.power_of_two_factor)
+        value, payload = quantize_by_factor(x, factor, self.q_dtype, self.dq_dtype or x.dtype)
+        return Float8QuantResult(value, divide(1.0, factor), self.q_dtype, payload)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool

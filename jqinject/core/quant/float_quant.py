@@ -24,7 +24,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import groups_of, is_nearest, scale_dtype
+from jqinject.core.facts import divisor_of, groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.quant.grids import MinifloatGrid
 from jqinject.core.quant.two_levels import in_two_levels
@@ -35,8 +35,8 @@ from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.ste import with_gradient_where
+from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, payload_of, to_float_grid
+from jqinject.ops.ste import with_gradient_of, with_gradient_where
 from jqinject.quant_tensor import FloatQuantTensor, Levels
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
@@ -50,6 +50,7 @@ class FloatQuantResult:
         value: the quantized tensor in float, shape and dtype of the input.
         scale: float per step of the minifloat, float32.
         format: the minifloat's.
+        payload: the numbers behind `value` in the format's `payload_dtype`; None if they were not kept.
         minifloats, block, shared: of a scale in two levels (`RuntimeDynamicTwoLevelScaling`), the numbers that were
             rounded to, the scale of each block and the scale that these share; else None.
     """
@@ -57,6 +58,7 @@ class FloatQuantResult:
     value: jax.Array
     scale: jax.Array
     format: AnyFloatFormat
+    payload: jax.Array | None = None
     minifloats: jax.Array | None = None
     block: jax.Array | None = None
     shared: jax.Array | None = None
@@ -84,7 +86,7 @@ class FloatQuantResult:
             signed: unused: the format knows.
             training: whether it was quantized in training mode.
         """
-        made = FloatQuantTensor(self.value, self.scale, self.format, training)
+        made = FloatQuantTensor(self.value, self.scale, self.format, training, self.payload)
         if self.minifloats is None or self.block is None or self.shared is None:
             return made
         return made.with_levels(Levels(self.minifloats, self.block, self.shared))
@@ -115,6 +117,8 @@ class FloatQuant(Component):
         float_to_int_impl: how to round; None means `RoundSte()`.
         gradient_mask_impl: where the gradient goes; None for the rule above.
         bit_width: bits of one number, checked against the widths; None for no check.
+        straight_through: the gradient of `x` is that of `y` everywhere, clamped numbers included, the scale gets none,
+            and the result keeps its payload: for training in low bits.
 
     Raises:
         TypeError: a constant width is not an int; (when called) `x` is not a float array.
@@ -143,6 +147,7 @@ class FloatQuant(Component):
     scaling_impl: Scaling
     float_scaling_impl: FloatScalingImpl | None = None
     float_to_int_impl: Rounding = RoundSte()
+    straight_through: bool = False
     gradient_mask_impl: GradientMask | None = None
 
     def __init__(
@@ -159,6 +164,7 @@ class FloatQuant(Component):
         float_to_int_impl: Rounding | None = None,
         gradient_mask_impl: GradientMask | None = None,
         bit_width: int | None = None,
+        straight_through: bool = False,
     ) -> None:
         assign(
             self,
@@ -175,6 +181,7 @@ class FloatQuant(Component):
             compute_max_mantissa=compute_max_mantissa,
             float_scaling_impl=float_scaling_impl,
             float_to_int_impl=float_to_int_impl,
+            straight_through=straight_through or None,
             gradient_mask_impl=gradient_mask_impl,
         )
         _check_sum(self.format, bit_width)
@@ -218,11 +225,11 @@ class FloatQuant(Component):
         form = self.format
         if isinstance(self.scaling_impl, RuntimeDynamicTwoLevelScaling):
             value, scale, *levels = in_two_levels(self, self.scaling_impl, x)
-            return FloatQuantResult(value, scale, form, *levels)
+            return FloatQuantResult(value, scale, form, None, *levels)
         threshold = self.scaling_threshold(form)
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
         (scale,) = beside(self.input_view_impl, x, scale)
-        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+        return self._quantized(x, scale, form)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
         """`x` quantized with the scale made from `statistic`.
@@ -237,8 +244,7 @@ class FloatQuant(Component):
 
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
         """`x` quantized by a scale; the zero point is 0."""
-        form = self.format
-        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+        return self._quantized(x, scale, self.format)
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> FloatQuantResult:
         """See `SaysGrid`."""
@@ -259,19 +265,47 @@ class FloatQuant(Component):
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
         return self.float_scaling_impl(form.exponent_bit_width, largest, form.exponent_bias)
 
+    def _quantized(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> FloatQuantResult:
+        if not self.straight_through:
+            return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+        if not isinstance(form, FloatFormat):
+            raise TypeError(
+                "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
+            )
+        scale = jax.lax.stop_gradient(scale)
+
+        def made(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+            numbers = jax.lax.stop_gradient(x)
+            steps, minifloats = self._minifloats(numbers, scale, form)
+            value = from_float_steps(minifloats, scale, x.dtype)
+            value = jnp.where(jnp.isinf(numbers), numbers, value)
+            mask, payload = self.gradient_mask_impl, payload_of(minifloats, form)
+            if mask is None:
+                return with_gradient_of(x, value), payload
+            return with_gradient_where(x, value, mask(steps, minifloats)), payload
+
+        value, payload = in_layout(self.input_view_impl, made, x, scale)
+        return FloatQuantResult(value, scale, form, payload)
+
     def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""
 
         def made(x: jax.Array, scale: jax.Array) -> jax.Array:
-            steps = float_steps(x.astype(jnp.float32), scale)
-            rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
-            largest = self.compute_max_mantissa(form.mantissa_bit_width)
-            clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
+            steps, clamped = self._minifloats(x, scale, form)
             value = from_float_steps(clamped, scale, x.dtype)
             mask = self.gradient_mask_impl
             return value if mask is None else with_gradient_where(x, value, mask(steps, clamped))
 
         return in_layout(self.input_view_impl, made, x, scale)
+
+    def _minifloats(
+        self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat
+    ) -> tuple[jax.Array, jax.Array]:
+        """Numbers in steps of their scale, and the format's numbers that they are rounded to; float32."""
+        steps = float_steps(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
+        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
+        largest = self.compute_max_mantissa(form.mantissa_bit_width)
+        return steps, self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
 
 
 def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:

@@ -38,6 +38,11 @@ from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as Single
 from jqinject.core.scaling.learned_step import LearnedStepScaling as LearnedStepScaling
 from jqinject.core.scaling.mid_max import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
+from jqinject.core.scaling.shared_exponent import CeilExponent as CeilExponent
+from jqinject.core.scaling.shared_exponent import EvenExponent as EvenExponent
+from jqinject.core.scaling.shared_exponent import FloorExponent as FloorExponent
+from jqinject.core.scaling.shared_exponent import RoundUpExponent as RoundUpExponent
+from jqinject.core.scaling.shared_exponent import SharedExponentScaling as SharedExponentScaling
 from jqinject.core.scaling.trunc_scaling import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.trunc_scaling import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.scaling.two_level_scaling import (

@@ -41,12 +41,14 @@ class AmaxRule:
         view: its view.
         shape: shape of amax and scale.
         margin: multiplies the scale by `2 ** margin`.
+        least: the minimum of the amax.
     """
 
     stats: Stat
     view: View
     shape: tuple[int, ...]
     margin: float
+    least: float = 0.0
 
     def amax(self, x: jax.Array) -> jax.Array:
         """The magnitude of `x`, float32, in the scale's shape.
@@ -58,6 +60,7 @@ class AmaxRule:
             return jnp.zeros(self.shape, jnp.float32)
         stat, viewed = in_place(self.stats, self.view, jnp.asarray(x).astype(jnp.float32))
         amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
+        amax = jnp.maximum(amax, self.least) if self.least else amax
         return check.statistic_shape(amax, self.shape, "amax")
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
@@ -91,6 +94,7 @@ class AmaxScaling(nnx.Module):
         scaling_init: the scale before the first step.
         amax_of_gradient: whether it scales gradients, with `GradStat`s as state.
         axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
+        scaling_min_val: the minimum of the amax; None for none.
 
     Attributes:
         record: one Variable with all of the following.
@@ -116,6 +120,7 @@ class AmaxScaling(nnx.Module):
         scaling_init: float = 1.0,
         amax_of_gradient: bool = False,
         axis_name: Any = None,
+        scaling_min_val: float | None = None,
     ) -> None:
         where = type(self).__name__
         shape = check.shape(scaling_shape, where, "scaling_shape")
@@ -136,6 +141,7 @@ class AmaxScaling(nnx.Module):
             scaling_stats_input_view_shape_impl or OverTensorView(),
             shape,
             float(margin),
+            check.minimum(scaling_min_val, where, "scaling_min_val") or 0.0,
         )
         kind = GradStat if amax_of_gradient else QuantStat
         self.record = kind(

@@ -28,7 +28,7 @@ class AmaxHistory(Component):
     roll by -1, then write element 0.)
 
     Delayed scaling takes a step's scale from it, so the scale is known before the tensor. A step of zeros enters as 0.
-    An inf or nan amax leaves the history unchanged.
+    An inf or nan amax leaves the history unchanged, unless it `keeps_infinite`.
 
     State: `amax_history`, float32, `(amax_history_length, *amax_shape)`, zeros at first; a `QuantStat`, or a `GradStat`
     for a gradient's.
@@ -38,6 +38,8 @@ class AmaxHistory(Component):
         amax_compute_algo: what `amax()` returns: the "max" of the history, or the "most_recent".
         amax_shape: shape of one amax: `()` per tensor, the scale's shape per channel.
         amax_of_gradient: whether it is for a gradient.
+        keeps_infinite: let inf and nan in, as TransformerEngine does: the scale then stays as it is until the step is
+            forgotten.
 
     Raises:
         TypeError: `amax_history_length` is not an integer.
@@ -56,6 +58,7 @@ class AmaxHistory(Component):
     amax_history: Any
     amax_shape: tuple[int, ...]
     amax_compute_algo: str = "max"
+    keeps_infinite: bool = False
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class AmaxHistory(Component):
         amax_compute_algo: str = "max",
         amax_shape: tuple[int, ...] = (),
         amax_of_gradient: bool = False,
+        keeps_infinite: bool = False,
     ) -> None:
         length = _history_length(amax_history_length)
         algo = str(amax_compute_algo).lower()
@@ -76,10 +80,13 @@ class AmaxHistory(Component):
         assign(self, amax_history=kind(float_array(0.0, (length, *shape))), amax_shape=shape)
         if algo != self.amax_compute_algo:
             assign(self, amax_compute_algo=algo)
+        if keeps_infinite:
+            assign(self, keeps_infinite=True)
 
     def over(self, part: RecordPart | None) -> AmaxHistory:
         """This history with its steps in another component's record; None for its static part alone."""
-        held = {"amax_shape": self.amax_shape, "amax_compute_algo": self.amax_compute_algo}
+        held: dict[str, Any] = {"amax_shape": self.amax_shape, "amax_compute_algo": self.amax_compute_algo}
+        held |= {"keeps_infinite": True} if self.keeps_infinite else {}
         return AmaxHistory.of_parts(amax_history=part, **held)
 
     # A stack of layers (built under `nnx.vmap`) has further axes in front, so axes are counted from the back.
@@ -123,7 +130,7 @@ class AmaxHistory(Component):
         amax = jnp.asarray(amax).astype(jnp.float32)
         axis = held.ndim + self._step_axis
         channels = tuple(range(axis, amax.ndim))
-        finite = jax.lax.is_finite(amax)
+        finite = jnp.ones_like(amax, bool) if self.keeps_infinite else jax.lax.is_finite(amax)
         enters = jnp.all(finite, axis=channels) if channels else finite
         enters = enters if happened is True else jnp.logical_and(happened, enters)
         # Roll by -1, then overwrite the first.

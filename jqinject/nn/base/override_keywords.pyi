@@ -23,6 +23,7 @@ FloatToIntImplType: TypeAlias = enums.FloatToIntImplType | Literal['round', 'ROU
 LearnedRoundImplType: TypeAlias = enums.LearnedRoundImplType | Literal['hard_sigmoid', 'HARD_SIGMOID', 'sigmoid', 'SIGMOID', 'identity', 'IDENTITY']
 QuantType: TypeAlias = enums.QuantType | Literal['binary', 'BINARY', 'ternary', 'TERNARY', 'int', 'INT', 'fp', 'FP']
 RestrictValueType: TypeAlias = enums.RestrictValueType | Literal['fp', 'FP', 'signed_fp', 'SIGNED_FP', 'log_fp', 'LOG_FP', 'int', 'INT', 'power_of_two', 'POWER_OF_TWO']
+ScaleRounding: TypeAlias = enums.ScaleRounding | Literal['floor', 'FLOOR', 'ceil', 'CEIL', 'even', 'EVEN', 'rceil', 'RCEIL']
 ScalingImplType: TypeAlias = enums.ScalingImplType | Literal['he', 'HE', 'const', 'CONST', 'stats', 'STATS', 'affine_stats', 'AFFINE_STATS', 'parameter', 'PARAMETER', 'parameter_from_stats', 'PARAMETER_FROM_STATS']
 ScalingPerOutputType: TypeAlias = enums.ScalingPerOutputType | Literal['tensor', 'TENSOR', 'channel', 'CHANNEL', 'group', 'GROUP']
 StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX', 'sigma_std', 'SIGMA_STD']
@@ -66,6 +67,7 @@ class InputActNames(TypedDict, total=False):
     input_bits: int
     input_block_dim: int | None
     input_block_width: int
+    input_by_factor: bool
     input_calibration_impl: Component
     input_candidates: int
     input_channel_axes: int
@@ -83,6 +85,7 @@ class InputActNames(TypedDict, total=False):
     input_exponent_bit_width: int
     input_exponent_bit_width_impl: Component
     input_exponent_bit_width_impl_type: BitWidthImplType
+    input_exponent_impl: Component
     input_factor: float
     input_float_clamp_impl: Component
     input_float_scaling_impl: Component
@@ -106,6 +109,7 @@ class InputActNames(TypedDict, total=False):
     input_int_quant: Component
     input_int_scaling_impl: Component
     input_keepdim: bool
+    input_keeps_infinite: bool
     input_learned_round_gamma: float
     input_learned_round_impl: Component
     input_learned_round_impl_type: LearnedRoundImplType
@@ -137,6 +141,7 @@ class InputActNames(TypedDict, total=False):
     input_per_channel_broadcastable_shape: tuple[int, ...]
     input_percentile: float
     input_permute_dims: tuple[int, ...] | None
+    input_power_of_two_factor: bool
     input_proxy_class: type[QuantProxyFromInjector]
     input_q_dtype: DType
     input_quant_delay_steps: int | None
@@ -154,6 +159,7 @@ class InputActNames(TypedDict, total=False):
     input_restrict_value_float_to_int_impl: Component
     input_saturating: bool
     input_scale_quant: Injector
+    input_scale_rounding: ScaleRounding
     input_scale_stop_grad: bool
     input_scaling_affine_rescaling_init: float | None
     input_scaling_affine_shifting_init: float | None
@@ -180,6 +186,7 @@ class InputActNames(TypedDict, total=False):
     input_stats_output_shape: tuple[int, ...]
     input_stats_reduce_dim: int | None
     input_std_dev_epsilon: float
+    input_straight_through: bool
     input_tensor_clamp_impl: Component
     input_tensor_quant: Component
     input_threshold: float
@@ -210,6 +217,7 @@ class OutputActNames(TypedDict, total=False):
     output_bits: int
     output_block_dim: int | None
     output_block_width: int
+    output_by_factor: bool
     output_calibration_impl: Component
     output_candidates: int
     output_channel_axes: int
@@ -227,6 +235,7 @@ class OutputActNames(TypedDict, total=False):
     output_exponent_bit_width: int
     output_exponent_bit_width_impl: Component
     output_exponent_bit_width_impl_type: BitWidthImplType
+    output_exponent_impl: Component
     output_factor: float
     output_float_clamp_impl: Component
     output_float_scaling_impl: Component
@@ -250,6 +259,7 @@ class OutputActNames(TypedDict, total=False):
     output_int_quant: Component
     output_int_scaling_impl: Component
     output_keepdim: bool
+    output_keeps_infinite: bool
     output_learned_round_gamma: float
     output_learned_round_impl: Component
     output_learned_round_impl_type: LearnedRoundImplType
@@ -281,6 +291,7 @@ class OutputActNames(TypedDict, total=False):
     output_per_channel_broadcastable_shape: tuple[int, ...]
     output_percentile: float
     output_permute_dims: tuple[int, ...] | None
+    output_power_of_two_factor: bool
     output_proxy_class: type[QuantProxyFromInjector]
     output_q_dtype: DType
     output_quant_delay_steps: int | None
@@ -298,6 +309,7 @@ class OutputActNames(TypedDict, total=False):
     output_restrict_value_float_to_int_impl: Component
     output_saturating: bool
     output_scale_quant: Injector
+    output_scale_rounding: ScaleRounding
     output_scale_stop_grad: bool
     output_scaling_affine_rescaling_init: float | None
     output_scaling_affine_shifting_init: float | None
@@ -324,6 +336,7 @@ class OutputActNames(TypedDict, total=False):
     output_stats_output_shape: tuple[int, ...]
     output_stats_reduce_dim: int | None
     output_std_dev_epsilon: float
+    output_straight_through: bool
     output_tensor_clamp_impl: Component
     output_tensor_quant: Component
     output_threshold: float
@@ -351,6 +364,7 @@ class GradGradNames(TypedDict, total=False):
     grad_bit_width_impl_type: BitWidthImplType
     grad_block_dim: int | None
     grad_block_width: int
+    grad_by_factor: bool
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
@@ -362,6 +376,7 @@ class GradGradNames(TypedDict, total=False):
     grad_exponent_bit_width: int
     grad_exponent_bit_width_impl: Component
     grad_exponent_bit_width_impl_type: BitWidthImplType
+    grad_exponent_impl: Component
     grad_float_clamp_impl: Component
     grad_float_scaling_impl: Component
     grad_float_to_int_impl: Component
@@ -377,6 +392,7 @@ class GradGradNames(TypedDict, total=False):
     grad_int_quant: Component
     grad_int_scaling_impl: Component
     grad_keepdim: bool
+    grad_keeps_infinite: bool
     grad_learned_round_gamma: float
     grad_learned_round_impl: Component
     grad_learned_round_impl_type: LearnedRoundImplType
@@ -400,6 +416,7 @@ class GradGradNames(TypedDict, total=False):
     grad_override_pretrained_bit_width: bool
     grad_per_channel_broadcastable_shape: tuple[int, ...]
     grad_permute_dims: tuple[int, ...] | None
+    grad_power_of_two_factor: bool
     grad_proxy_class: type[QuantProxyFromInjector]
     grad_q_dtype: DType
     grad_quant_delay_steps: int | None
@@ -413,6 +430,7 @@ class GradGradNames(TypedDict, total=False):
     grad_restrict_threshold_impl: Component
     grad_restrict_value_float_to_int_impl: Component
     grad_saturating: bool
+    grad_scale_rounding: ScaleRounding
     grad_scaling_impl: Component
     grad_scaling_impl_type: ScalingImplType
     grad_scaling_init: Array
@@ -433,6 +451,7 @@ class GradGradNames(TypedDict, total=False):
     grad_stats_output_shape: tuple[int, ...]
     grad_stats_reduce_dim: int | None
     grad_std_dev_epsilon: float
+    grad_straight_through: bool
     grad_tensor_clamp_impl: Component
     grad_tensor_quant: Component
     grad_threshold: float
@@ -457,6 +476,7 @@ class ActNames(TypedDict, total=False):
     bits: int
     block_dim: int | None
     block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -474,6 +494,7 @@ class ActNames(TypedDict, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
@@ -497,6 +518,7 @@ class ActNames(TypedDict, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
@@ -528,6 +550,7 @@ class ActNames(TypedDict, total=False):
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -545,6 +568,7 @@ class ActNames(TypedDict, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -571,6 +595,7 @@ class ActNames(TypedDict, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
@@ -602,6 +627,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_bit_width_impl_type: BitWidthImplType
     weight_block_dim: int | None
     weight_block_width: int
+    weight_by_factor: bool
     weight_calibration_impl: Component
     weight_channel_axes: int
     weight_channel_shape: tuple[int, ...]
@@ -618,6 +644,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_exponent_bit_width: int
     weight_exponent_bit_width_impl: Component
     weight_exponent_bit_width_impl_type: BitWidthImplType
+    weight_exponent_impl: Component
     weight_factor: float
     weight_float_clamp_impl: Component
     weight_float_scaling_impl: Component
@@ -646,6 +673,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_int_quant: Component
     weight_int_scaling_impl: Component
     weight_keepdim: bool
+    weight_keeps_infinite: bool
     weight_learned_round_gamma: float
     weight_learned_round_impl: Component
     weight_learned_round_impl_type: LearnedRoundImplType
@@ -676,6 +704,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_override_pretrained_bit_width: bool
     weight_per_channel_pre_norm: Injector
     weight_permute_dims: tuple[int, ...] | None
+    weight_power_of_two_factor: bool
     weight_pre_scaling_impl: Component
     weight_pre_scaling_min_val: float | None
     weight_pre_scaling_shape: tuple[int, ...]
@@ -699,6 +728,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_restrict_value_float_to_int_impl: Component
     weight_saturating: bool
     weight_scale_quant: Injector
+    weight_scale_rounding: ScaleRounding
     weight_scale_shift_zero_point_impl: Component
     weight_scale_stop_grad: bool
     weight_scaling_affine_rescaling_init: float | None
@@ -729,6 +759,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_stats_output_shape: tuple[int, ...]
     weight_stats_reduce_dim: int | None
     weight_std_dev_epsilon: float
+    weight_straight_through: bool
     weight_tensor_clamp_impl: Component
     weight_tensor_quant: Component
     weight_threshold: float
@@ -754,6 +785,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_bit_width_impl_type: BitWidthImplType
     bias_channel_axes: int
     bias_channel_shape: tuple[int, ...]
+    bias_exponent_impl: Component
     bias_float_to_int_impl: Component
     bias_float_to_int_impl_type: FloatToIntImplType
     bias_force_parameter: bool
@@ -788,6 +820,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_restrict_scaling_type: RestrictValueType
     bias_restrict_threshold_impl: Component
     bias_restrict_value_float_to_int_impl: Component
+    bias_scale_rounding: ScaleRounding
     bias_scaling_affine_rescaling_init: float | None
     bias_scaling_affine_shifting_init: float | None
     bias_scaling_const: float
@@ -834,6 +867,7 @@ class IoActNames(TypedDict, total=False):
     io_bits: int
     io_block_dim: int | None
     io_block_width: int
+    io_by_factor: bool
     io_calibration_impl: Component
     io_candidates: int
     io_channel_axes: int
@@ -851,6 +885,7 @@ class IoActNames(TypedDict, total=False):
     io_exponent_bit_width: int
     io_exponent_bit_width_impl: Component
     io_exponent_bit_width_impl_type: BitWidthImplType
+    io_exponent_impl: Component
     io_factor: float
     io_float_clamp_impl: Component
     io_float_scaling_impl: Component
@@ -874,6 +909,7 @@ class IoActNames(TypedDict, total=False):
     io_int_quant: Component
     io_int_scaling_impl: Component
     io_keepdim: bool
+    io_keeps_infinite: bool
     io_learned_round_gamma: float
     io_learned_round_impl: Component
     io_learned_round_impl_type: LearnedRoundImplType
@@ -905,6 +941,7 @@ class IoActNames(TypedDict, total=False):
     io_per_channel_broadcastable_shape: tuple[int, ...]
     io_percentile: float
     io_permute_dims: tuple[int, ...] | None
+    io_power_of_two_factor: bool
     io_proxy_class: type[QuantProxyFromInjector]
     io_q_dtype: DType
     io_quant_delay_steps: int | None
@@ -922,6 +959,7 @@ class IoActNames(TypedDict, total=False):
     io_restrict_value_float_to_int_impl: Component
     io_saturating: bool
     io_scale_quant: Injector
+    io_scale_rounding: ScaleRounding
     io_scale_stop_grad: bool
     io_scaling_affine_rescaling_init: float | None
     io_scaling_affine_shifting_init: float | None
@@ -948,6 +986,7 @@ class IoActNames(TypedDict, total=False):
     io_stats_output_shape: tuple[int, ...]
     io_stats_reduce_dim: int | None
     io_std_dev_epsilon: float
+    io_straight_through: bool
     io_tensor_clamp_impl: Component
     io_tensor_quant: Component
     io_threshold: float
@@ -978,6 +1017,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_bits: int
     gate_acc_block_dim: int | None
     gate_acc_block_width: int
+    gate_acc_by_factor: bool
     gate_acc_calibration_impl: Component
     gate_acc_candidates: int
     gate_acc_channel_axes: int
@@ -995,6 +1035,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_exponent_bit_width: int
     gate_acc_exponent_bit_width_impl: Component
     gate_acc_exponent_bit_width_impl_type: BitWidthImplType
+    gate_acc_exponent_impl: Component
     gate_acc_factor: float
     gate_acc_float_clamp_impl: Component
     gate_acc_float_scaling_impl: Component
@@ -1018,6 +1059,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_int_quant: Component
     gate_acc_int_scaling_impl: Component
     gate_acc_keepdim: bool
+    gate_acc_keeps_infinite: bool
     gate_acc_learned_round_gamma: float
     gate_acc_learned_round_impl: Component
     gate_acc_learned_round_impl_type: LearnedRoundImplType
@@ -1049,6 +1091,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_per_channel_broadcastable_shape: tuple[int, ...]
     gate_acc_percentile: float
     gate_acc_permute_dims: tuple[int, ...] | None
+    gate_acc_power_of_two_factor: bool
     gate_acc_proxy_class: type[QuantProxyFromInjector]
     gate_acc_q_dtype: DType
     gate_acc_quant_delay_steps: int | None
@@ -1066,6 +1109,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_restrict_value_float_to_int_impl: Component
     gate_acc_saturating: bool
     gate_acc_scale_quant: Injector
+    gate_acc_scale_rounding: ScaleRounding
     gate_acc_scale_stop_grad: bool
     gate_acc_scaling_affine_rescaling_init: float | None
     gate_acc_scaling_affine_shifting_init: float | None
@@ -1092,6 +1136,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_stats_output_shape: tuple[int, ...]
     gate_acc_stats_reduce_dim: int | None
     gate_acc_std_dev_epsilon: float
+    gate_acc_straight_through: bool
     gate_acc_tensor_clamp_impl: Component
     gate_acc_tensor_quant: Component
     gate_acc_threshold: float
@@ -1122,6 +1167,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_bits: int
     sigmoid_block_dim: int | None
     sigmoid_block_width: int
+    sigmoid_by_factor: bool
     sigmoid_calibration_impl: Component
     sigmoid_candidates: int
     sigmoid_channel_axes: int
@@ -1139,6 +1185,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_exponent_bit_width: int
     sigmoid_exponent_bit_width_impl: Component
     sigmoid_exponent_bit_width_impl_type: BitWidthImplType
+    sigmoid_exponent_impl: Component
     sigmoid_factor: float
     sigmoid_float_clamp_impl: Component
     sigmoid_float_scaling_impl: Component
@@ -1162,6 +1209,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_int_quant: Component
     sigmoid_int_scaling_impl: Component
     sigmoid_keepdim: bool
+    sigmoid_keeps_infinite: bool
     sigmoid_learned_round_gamma: float
     sigmoid_learned_round_impl: Component
     sigmoid_learned_round_impl_type: LearnedRoundImplType
@@ -1193,6 +1241,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_per_channel_broadcastable_shape: tuple[int, ...]
     sigmoid_percentile: float
     sigmoid_permute_dims: tuple[int, ...] | None
+    sigmoid_power_of_two_factor: bool
     sigmoid_proxy_class: type[QuantProxyFromInjector]
     sigmoid_q_dtype: DType
     sigmoid_quant_delay_steps: int | None
@@ -1210,6 +1259,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_restrict_value_float_to_int_impl: Component
     sigmoid_saturating: bool
     sigmoid_scale_quant: Injector
+    sigmoid_scale_rounding: ScaleRounding
     sigmoid_scale_stop_grad: bool
     sigmoid_scaling_affine_rescaling_init: float | None
     sigmoid_scaling_affine_shifting_init: float | None
@@ -1236,6 +1286,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_stats_output_shape: tuple[int, ...]
     sigmoid_stats_reduce_dim: int | None
     sigmoid_std_dev_epsilon: float
+    sigmoid_straight_through: bool
     sigmoid_tensor_clamp_impl: Component
     sigmoid_tensor_quant: Component
     sigmoid_threshold: float
@@ -1266,6 +1317,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_bits: int
     tanh_block_dim: int | None
     tanh_block_width: int
+    tanh_by_factor: bool
     tanh_calibration_impl: Component
     tanh_candidates: int
     tanh_channel_axes: int
@@ -1283,6 +1335,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_exponent_bit_width: int
     tanh_exponent_bit_width_impl: Component
     tanh_exponent_bit_width_impl_type: BitWidthImplType
+    tanh_exponent_impl: Component
     tanh_factor: float
     tanh_float_clamp_impl: Component
     tanh_float_scaling_impl: Component
@@ -1306,6 +1359,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_int_quant: Component
     tanh_int_scaling_impl: Component
     tanh_keepdim: bool
+    tanh_keeps_infinite: bool
     tanh_learned_round_gamma: float
     tanh_learned_round_impl: Component
     tanh_learned_round_impl_type: LearnedRoundImplType
@@ -1337,6 +1391,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_per_channel_broadcastable_shape: tuple[int, ...]
     tanh_percentile: float
     tanh_permute_dims: tuple[int, ...] | None
+    tanh_power_of_two_factor: bool
     tanh_proxy_class: type[QuantProxyFromInjector]
     tanh_q_dtype: DType
     tanh_quant_delay_steps: int | None
@@ -1354,6 +1409,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_restrict_value_float_to_int_impl: Component
     tanh_saturating: bool
     tanh_scale_quant: Injector
+    tanh_scale_rounding: ScaleRounding
     tanh_scale_stop_grad: bool
     tanh_scaling_affine_rescaling_init: float | None
     tanh_scaling_affine_shifting_init: float | None
@@ -1380,6 +1436,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_stats_output_shape: tuple[int, ...]
     tanh_stats_reduce_dim: int | None
     tanh_std_dev_epsilon: float
+    tanh_straight_through: bool
     tanh_tensor_clamp_impl: Component
     tanh_tensor_quant: Component
     tanh_threshold: float
@@ -1410,6 +1467,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_bits: int
     cell_state_block_dim: int | None
     cell_state_block_width: int
+    cell_state_by_factor: bool
     cell_state_calibration_impl: Component
     cell_state_candidates: int
     cell_state_channel_axes: int
@@ -1427,6 +1485,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_exponent_bit_width: int
     cell_state_exponent_bit_width_impl: Component
     cell_state_exponent_bit_width_impl_type: BitWidthImplType
+    cell_state_exponent_impl: Component
     cell_state_factor: float
     cell_state_float_clamp_impl: Component
     cell_state_float_scaling_impl: Component
@@ -1450,6 +1509,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_int_quant: Component
     cell_state_int_scaling_impl: Component
     cell_state_keepdim: bool
+    cell_state_keeps_infinite: bool
     cell_state_learned_round_gamma: float
     cell_state_learned_round_impl: Component
     cell_state_learned_round_impl_type: LearnedRoundImplType
@@ -1481,6 +1541,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_per_channel_broadcastable_shape: tuple[int, ...]
     cell_state_percentile: float
     cell_state_permute_dims: tuple[int, ...] | None
+    cell_state_power_of_two_factor: bool
     cell_state_proxy_class: type[QuantProxyFromInjector]
     cell_state_q_dtype: DType
     cell_state_quant_delay_steps: int | None
@@ -1498,6 +1559,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_restrict_value_float_to_int_impl: Component
     cell_state_saturating: bool
     cell_state_scale_quant: Injector
+    cell_state_scale_rounding: ScaleRounding
     cell_state_scale_stop_grad: bool
     cell_state_scaling_affine_rescaling_init: float | None
     cell_state_scaling_affine_shifting_init: float | None
@@ -1524,6 +1586,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_stats_output_shape: tuple[int, ...]
     cell_state_stats_reduce_dim: int | None
     cell_state_std_dev_epsilon: float
+    cell_state_straight_through: bool
     cell_state_tensor_clamp_impl: Component
     cell_state_tensor_quant: Component
     cell_state_threshold: float
@@ -1554,6 +1617,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_bits: int
     in_proj_input_block_dim: int | None
     in_proj_input_block_width: int
+    in_proj_input_by_factor: bool
     in_proj_input_calibration_impl: Component
     in_proj_input_candidates: int
     in_proj_input_channel_axes: int
@@ -1571,6 +1635,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_exponent_bit_width: int
     in_proj_input_exponent_bit_width_impl: Component
     in_proj_input_exponent_bit_width_impl_type: BitWidthImplType
+    in_proj_input_exponent_impl: Component
     in_proj_input_factor: float
     in_proj_input_float_clamp_impl: Component
     in_proj_input_float_scaling_impl: Component
@@ -1594,6 +1659,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_int_quant: Component
     in_proj_input_int_scaling_impl: Component
     in_proj_input_keepdim: bool
+    in_proj_input_keeps_infinite: bool
     in_proj_input_learned_round_gamma: float
     in_proj_input_learned_round_impl: Component
     in_proj_input_learned_round_impl_type: LearnedRoundImplType
@@ -1625,6 +1691,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     in_proj_input_percentile: float
     in_proj_input_permute_dims: tuple[int, ...] | None
+    in_proj_input_power_of_two_factor: bool
     in_proj_input_proxy_class: type[QuantProxyFromInjector]
     in_proj_input_q_dtype: DType
     in_proj_input_quant_delay_steps: int | None
@@ -1642,6 +1709,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_restrict_value_float_to_int_impl: Component
     in_proj_input_saturating: bool
     in_proj_input_scale_quant: Injector
+    in_proj_input_scale_rounding: ScaleRounding
     in_proj_input_scale_stop_grad: bool
     in_proj_input_scaling_affine_rescaling_init: float | None
     in_proj_input_scaling_affine_shifting_init: float | None
@@ -1668,6 +1736,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_stats_output_shape: tuple[int, ...]
     in_proj_input_stats_reduce_dim: int | None
     in_proj_input_std_dev_epsilon: float
+    in_proj_input_straight_through: bool
     in_proj_input_tensor_clamp_impl: Component
     in_proj_input_tensor_quant: Component
     in_proj_input_threshold: float
@@ -1699,6 +1768,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_bit_width_impl_type: BitWidthImplType
     in_proj_weight_block_dim: int | None
     in_proj_weight_block_width: int
+    in_proj_weight_by_factor: bool
     in_proj_weight_calibration_impl: Component
     in_proj_weight_channel_axes: int
     in_proj_weight_channel_shape: tuple[int, ...]
@@ -1715,6 +1785,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_exponent_bit_width: int
     in_proj_weight_exponent_bit_width_impl: Component
     in_proj_weight_exponent_bit_width_impl_type: BitWidthImplType
+    in_proj_weight_exponent_impl: Component
     in_proj_weight_factor: float
     in_proj_weight_float_clamp_impl: Component
     in_proj_weight_float_scaling_impl: Component
@@ -1743,6 +1814,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_int_quant: Component
     in_proj_weight_int_scaling_impl: Component
     in_proj_weight_keepdim: bool
+    in_proj_weight_keeps_infinite: bool
     in_proj_weight_learned_round_gamma: float
     in_proj_weight_learned_round_impl: Component
     in_proj_weight_learned_round_impl_type: LearnedRoundImplType
@@ -1773,6 +1845,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_override_pretrained_bit_width: bool
     in_proj_weight_per_channel_pre_norm: Injector
     in_proj_weight_permute_dims: tuple[int, ...] | None
+    in_proj_weight_power_of_two_factor: bool
     in_proj_weight_pre_scaling_impl: Component
     in_proj_weight_pre_scaling_min_val: float | None
     in_proj_weight_pre_scaling_shape: tuple[int, ...]
@@ -1796,6 +1869,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_restrict_value_float_to_int_impl: Component
     in_proj_weight_saturating: bool
     in_proj_weight_scale_quant: Injector
+    in_proj_weight_scale_rounding: ScaleRounding
     in_proj_weight_scale_shift_zero_point_impl: Component
     in_proj_weight_scale_stop_grad: bool
     in_proj_weight_scaling_affine_rescaling_init: float | None
@@ -1826,6 +1900,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_stats_output_shape: tuple[int, ...]
     in_proj_weight_stats_reduce_dim: int | None
     in_proj_weight_std_dev_epsilon: float
+    in_proj_weight_straight_through: bool
     in_proj_weight_tensor_clamp_impl: Component
     in_proj_weight_tensor_quant: Component
     in_proj_weight_threshold: float
@@ -1851,6 +1926,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_bit_width_impl_type: BitWidthImplType
     in_proj_bias_channel_axes: int
     in_proj_bias_channel_shape: tuple[int, ...]
+    in_proj_bias_exponent_impl: Component
     in_proj_bias_float_to_int_impl: Component
     in_proj_bias_float_to_int_impl_type: FloatToIntImplType
     in_proj_bias_force_parameter: bool
@@ -1885,6 +1961,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_restrict_scaling_type: RestrictValueType
     in_proj_bias_restrict_threshold_impl: Component
     in_proj_bias_restrict_value_float_to_int_impl: Component
+    in_proj_bias_scale_rounding: ScaleRounding
     in_proj_bias_scaling_affine_rescaling_init: float | None
     in_proj_bias_scaling_affine_shifting_init: float | None
     in_proj_bias_scaling_const: float
@@ -1928,6 +2005,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_bit_width_impl_type: BitWidthImplType
     in_proj_grad_block_dim: int | None
     in_proj_grad_block_width: int
+    in_proj_grad_by_factor: bool
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
@@ -1939,6 +2017,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_exponent_bit_width: int
     in_proj_grad_exponent_bit_width_impl: Component
     in_proj_grad_exponent_bit_width_impl_type: BitWidthImplType
+    in_proj_grad_exponent_impl: Component
     in_proj_grad_float_clamp_impl: Component
     in_proj_grad_float_scaling_impl: Component
     in_proj_grad_float_to_int_impl: Component
@@ -1954,6 +2033,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_int_quant: Component
     in_proj_grad_int_scaling_impl: Component
     in_proj_grad_keepdim: bool
+    in_proj_grad_keeps_infinite: bool
     in_proj_grad_learned_round_gamma: float
     in_proj_grad_learned_round_impl: Component
     in_proj_grad_learned_round_impl_type: LearnedRoundImplType
@@ -1977,6 +2057,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_override_pretrained_bit_width: bool
     in_proj_grad_per_channel_broadcastable_shape: tuple[int, ...]
     in_proj_grad_permute_dims: tuple[int, ...] | None
+    in_proj_grad_power_of_two_factor: bool
     in_proj_grad_proxy_class: type[QuantProxyFromInjector]
     in_proj_grad_q_dtype: DType
     in_proj_grad_quant_delay_steps: int | None
@@ -1990,6 +2071,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_restrict_threshold_impl: Component
     in_proj_grad_restrict_value_float_to_int_impl: Component
     in_proj_grad_saturating: bool
+    in_proj_grad_scale_rounding: ScaleRounding
     in_proj_grad_scaling_impl: Component
     in_proj_grad_scaling_impl_type: ScalingImplType
     in_proj_grad_scaling_init: Array
@@ -2010,6 +2092,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_stats_output_shape: tuple[int, ...]
     in_proj_grad_stats_reduce_dim: int | None
     in_proj_grad_std_dev_epsilon: float
+    in_proj_grad_straight_through: bool
     in_proj_grad_tensor_clamp_impl: Component
     in_proj_grad_tensor_quant: Component
     in_proj_grad_threshold: float
@@ -2034,6 +2117,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_bits: int
     out_proj_input_block_dim: int | None
     out_proj_input_block_width: int
+    out_proj_input_by_factor: bool
     out_proj_input_calibration_impl: Component
     out_proj_input_candidates: int
     out_proj_input_channel_axes: int
@@ -2051,6 +2135,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_exponent_bit_width: int
     out_proj_input_exponent_bit_width_impl: Component
     out_proj_input_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_input_exponent_impl: Component
     out_proj_input_factor: float
     out_proj_input_float_clamp_impl: Component
     out_proj_input_float_scaling_impl: Component
@@ -2074,6 +2159,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_int_quant: Component
     out_proj_input_int_scaling_impl: Component
     out_proj_input_keepdim: bool
+    out_proj_input_keeps_infinite: bool
     out_proj_input_learned_round_gamma: float
     out_proj_input_learned_round_impl: Component
     out_proj_input_learned_round_impl_type: LearnedRoundImplType
@@ -2105,6 +2191,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_input_percentile: float
     out_proj_input_permute_dims: tuple[int, ...] | None
+    out_proj_input_power_of_two_factor: bool
     out_proj_input_proxy_class: type[QuantProxyFromInjector]
     out_proj_input_q_dtype: DType
     out_proj_input_quant_delay_steps: int | None
@@ -2122,6 +2209,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_restrict_value_float_to_int_impl: Component
     out_proj_input_saturating: bool
     out_proj_input_scale_quant: Injector
+    out_proj_input_scale_rounding: ScaleRounding
     out_proj_input_scale_stop_grad: bool
     out_proj_input_scaling_affine_rescaling_init: float | None
     out_proj_input_scaling_affine_shifting_init: float | None
@@ -2148,6 +2236,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_stats_output_shape: tuple[int, ...]
     out_proj_input_stats_reduce_dim: int | None
     out_proj_input_std_dev_epsilon: float
+    out_proj_input_straight_through: bool
     out_proj_input_tensor_clamp_impl: Component
     out_proj_input_tensor_quant: Component
     out_proj_input_threshold: float
@@ -2179,6 +2268,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_bit_width_impl_type: BitWidthImplType
     out_proj_weight_block_dim: int | None
     out_proj_weight_block_width: int
+    out_proj_weight_by_factor: bool
     out_proj_weight_calibration_impl: Component
     out_proj_weight_channel_axes: int
     out_proj_weight_channel_shape: tuple[int, ...]
@@ -2195,6 +2285,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_exponent_bit_width: int
     out_proj_weight_exponent_bit_width_impl: Component
     out_proj_weight_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_weight_exponent_impl: Component
     out_proj_weight_factor: float
     out_proj_weight_float_clamp_impl: Component
     out_proj_weight_float_scaling_impl: Component
@@ -2223,6 +2314,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_int_quant: Component
     out_proj_weight_int_scaling_impl: Component
     out_proj_weight_keepdim: bool
+    out_proj_weight_keeps_infinite: bool
     out_proj_weight_learned_round_gamma: float
     out_proj_weight_learned_round_impl: Component
     out_proj_weight_learned_round_impl_type: LearnedRoundImplType
@@ -2253,6 +2345,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_override_pretrained_bit_width: bool
     out_proj_weight_per_channel_pre_norm: Injector
     out_proj_weight_permute_dims: tuple[int, ...] | None
+    out_proj_weight_power_of_two_factor: bool
     out_proj_weight_pre_scaling_impl: Component
     out_proj_weight_pre_scaling_min_val: float | None
     out_proj_weight_pre_scaling_shape: tuple[int, ...]
@@ -2276,6 +2369,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_restrict_value_float_to_int_impl: Component
     out_proj_weight_saturating: bool
     out_proj_weight_scale_quant: Injector
+    out_proj_weight_scale_rounding: ScaleRounding
     out_proj_weight_scale_shift_zero_point_impl: Component
     out_proj_weight_scale_stop_grad: bool
     out_proj_weight_scaling_affine_rescaling_init: float | None
@@ -2306,6 +2400,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_stats_output_shape: tuple[int, ...]
     out_proj_weight_stats_reduce_dim: int | None
     out_proj_weight_std_dev_epsilon: float
+    out_proj_weight_straight_through: bool
     out_proj_weight_tensor_clamp_impl: Component
     out_proj_weight_tensor_quant: Component
     out_proj_weight_threshold: float
@@ -2331,6 +2426,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_bit_width_impl_type: BitWidthImplType
     out_proj_bias_channel_axes: int
     out_proj_bias_channel_shape: tuple[int, ...]
+    out_proj_bias_exponent_impl: Component
     out_proj_bias_float_to_int_impl: Component
     out_proj_bias_float_to_int_impl_type: FloatToIntImplType
     out_proj_bias_force_parameter: bool
@@ -2365,6 +2461,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_restrict_scaling_type: RestrictValueType
     out_proj_bias_restrict_threshold_impl: Component
     out_proj_bias_restrict_value_float_to_int_impl: Component
+    out_proj_bias_scale_rounding: ScaleRounding
     out_proj_bias_scaling_affine_rescaling_init: float | None
     out_proj_bias_scaling_affine_shifting_init: float | None
     out_proj_bias_scaling_const: float
@@ -2411,6 +2508,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_bits: int
     out_proj_output_block_dim: int | None
     out_proj_output_block_width: int
+    out_proj_output_by_factor: bool
     out_proj_output_calibration_impl: Component
     out_proj_output_candidates: int
     out_proj_output_channel_axes: int
@@ -2428,6 +2526,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_exponent_bit_width: int
     out_proj_output_exponent_bit_width_impl: Component
     out_proj_output_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_output_exponent_impl: Component
     out_proj_output_factor: float
     out_proj_output_float_clamp_impl: Component
     out_proj_output_float_scaling_impl: Component
@@ -2451,6 +2550,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_int_quant: Component
     out_proj_output_int_scaling_impl: Component
     out_proj_output_keepdim: bool
+    out_proj_output_keeps_infinite: bool
     out_proj_output_learned_round_gamma: float
     out_proj_output_learned_round_impl: Component
     out_proj_output_learned_round_impl_type: LearnedRoundImplType
@@ -2482,6 +2582,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_output_percentile: float
     out_proj_output_permute_dims: tuple[int, ...] | None
+    out_proj_output_power_of_two_factor: bool
     out_proj_output_proxy_class: type[QuantProxyFromInjector]
     out_proj_output_q_dtype: DType
     out_proj_output_quant_delay_steps: int | None
@@ -2499,6 +2600,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_restrict_value_float_to_int_impl: Component
     out_proj_output_saturating: bool
     out_proj_output_scale_quant: Injector
+    out_proj_output_scale_rounding: ScaleRounding
     out_proj_output_scale_stop_grad: bool
     out_proj_output_scaling_affine_rescaling_init: float | None
     out_proj_output_scaling_affine_shifting_init: float | None
@@ -2525,6 +2627,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_stats_output_shape: tuple[int, ...]
     out_proj_output_stats_reduce_dim: int | None
     out_proj_output_std_dev_epsilon: float
+    out_proj_output_straight_through: bool
     out_proj_output_tensor_clamp_impl: Component
     out_proj_output_tensor_quant: Component
     out_proj_output_threshold: float
@@ -2552,6 +2655,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_bit_width_impl_type: BitWidthImplType
     out_proj_grad_block_dim: int | None
     out_proj_grad_block_width: int
+    out_proj_grad_by_factor: bool
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
@@ -2563,6 +2667,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_exponent_bit_width: int
     out_proj_grad_exponent_bit_width_impl: Component
     out_proj_grad_exponent_bit_width_impl_type: BitWidthImplType
+    out_proj_grad_exponent_impl: Component
     out_proj_grad_float_clamp_impl: Component
     out_proj_grad_float_scaling_impl: Component
     out_proj_grad_float_to_int_impl: Component
@@ -2578,6 +2683,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_int_quant: Component
     out_proj_grad_int_scaling_impl: Component
     out_proj_grad_keepdim: bool
+    out_proj_grad_keeps_infinite: bool
     out_proj_grad_learned_round_gamma: float
     out_proj_grad_learned_round_impl: Component
     out_proj_grad_learned_round_impl_type: LearnedRoundImplType
@@ -2601,6 +2707,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_override_pretrained_bit_width: bool
     out_proj_grad_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_grad_permute_dims: tuple[int, ...] | None
+    out_proj_grad_power_of_two_factor: bool
     out_proj_grad_proxy_class: type[QuantProxyFromInjector]
     out_proj_grad_q_dtype: DType
     out_proj_grad_quant_delay_steps: int | None
@@ -2614,6 +2721,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_restrict_threshold_impl: Component
     out_proj_grad_restrict_value_float_to_int_impl: Component
     out_proj_grad_saturating: bool
+    out_proj_grad_scale_rounding: ScaleRounding
     out_proj_grad_scaling_impl: Component
     out_proj_grad_scaling_impl_type: ScalingImplType
     out_proj_grad_scaling_init: Array
@@ -2634,6 +2742,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_stats_output_shape: tuple[int, ...]
     out_proj_grad_stats_reduce_dim: int | None
     out_proj_grad_std_dev_epsilon: float
+    out_proj_grad_straight_through: bool
     out_proj_grad_tensor_clamp_impl: Component
     out_proj_grad_tensor_quant: Component
     out_proj_grad_threshold: float
@@ -2658,6 +2767,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_bits: int
     q_scaled_block_dim: int | None
     q_scaled_block_width: int
+    q_scaled_by_factor: bool
     q_scaled_calibration_impl: Component
     q_scaled_candidates: int
     q_scaled_channel_axes: int
@@ -2675,6 +2785,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_exponent_bit_width: int
     q_scaled_exponent_bit_width_impl: Component
     q_scaled_exponent_bit_width_impl_type: BitWidthImplType
+    q_scaled_exponent_impl: Component
     q_scaled_factor: float
     q_scaled_float_clamp_impl: Component
     q_scaled_float_scaling_impl: Component
@@ -2698,6 +2809,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_int_quant: Component
     q_scaled_int_scaling_impl: Component
     q_scaled_keepdim: bool
+    q_scaled_keeps_infinite: bool
     q_scaled_learned_round_gamma: float
     q_scaled_learned_round_impl: Component
     q_scaled_learned_round_impl_type: LearnedRoundImplType
@@ -2729,6 +2841,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_per_channel_broadcastable_shape: tuple[int, ...]
     q_scaled_percentile: float
     q_scaled_permute_dims: tuple[int, ...] | None
+    q_scaled_power_of_two_factor: bool
     q_scaled_proxy_class: type[QuantProxyFromInjector]
     q_scaled_q_dtype: DType
     q_scaled_quant_delay_steps: int | None
@@ -2746,6 +2859,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_restrict_value_float_to_int_impl: Component
     q_scaled_saturating: bool
     q_scaled_scale_quant: Injector
+    q_scaled_scale_rounding: ScaleRounding
     q_scaled_scale_stop_grad: bool
     q_scaled_scaling_affine_rescaling_init: float | None
     q_scaled_scaling_affine_shifting_init: float | None
@@ -2772,6 +2886,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_stats_output_shape: tuple[int, ...]
     q_scaled_stats_reduce_dim: int | None
     q_scaled_std_dev_epsilon: float
+    q_scaled_straight_through: bool
     q_scaled_tensor_clamp_impl: Component
     q_scaled_tensor_quant: Component
     q_scaled_threshold: float
@@ -2802,6 +2917,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_bits: int
     k_transposed_block_dim: int | None
     k_transposed_block_width: int
+    k_transposed_by_factor: bool
     k_transposed_calibration_impl: Component
     k_transposed_candidates: int
     k_transposed_channel_axes: int
@@ -2819,6 +2935,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_exponent_bit_width: int
     k_transposed_exponent_bit_width_impl: Component
     k_transposed_exponent_bit_width_impl_type: BitWidthImplType
+    k_transposed_exponent_impl: Component
     k_transposed_factor: float
     k_transposed_float_clamp_impl: Component
     k_transposed_float_scaling_impl: Component
@@ -2842,6 +2959,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_int_quant: Component
     k_transposed_int_scaling_impl: Component
     k_transposed_keepdim: bool
+    k_transposed_keeps_infinite: bool
     k_transposed_learned_round_gamma: float
     k_transposed_learned_round_impl: Component
     k_transposed_learned_round_impl_type: LearnedRoundImplType
@@ -2873,6 +2991,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_per_channel_broadcastable_shape: tuple[int, ...]
     k_transposed_percentile: float
     k_transposed_permute_dims: tuple[int, ...] | None
+    k_transposed_power_of_two_factor: bool
     k_transposed_proxy_class: type[QuantProxyFromInjector]
     k_transposed_q_dtype: DType
     k_transposed_quant_delay_steps: int | None
@@ -2890,6 +3009,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_restrict_value_float_to_int_impl: Component
     k_transposed_saturating: bool
     k_transposed_scale_quant: Injector
+    k_transposed_scale_rounding: ScaleRounding
     k_transposed_scale_stop_grad: bool
     k_transposed_scaling_affine_rescaling_init: float | None
     k_transposed_scaling_affine_shifting_init: float | None
@@ -2916,6 +3036,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_stats_output_shape: tuple[int, ...]
     k_transposed_stats_reduce_dim: int | None
     k_transposed_std_dev_epsilon: float
+    k_transposed_straight_through: bool
     k_transposed_tensor_clamp_impl: Component
     k_transposed_tensor_quant: Component
     k_transposed_threshold: float
@@ -2946,6 +3067,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_bits: int
     softmax_input_block_dim: int | None
     softmax_input_block_width: int
+    softmax_input_by_factor: bool
     softmax_input_calibration_impl: Component
     softmax_input_candidates: int
     softmax_input_channel_axes: int
@@ -2963,6 +3085,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_exponent_bit_width: int
     softmax_input_exponent_bit_width_impl: Component
     softmax_input_exponent_bit_width_impl_type: BitWidthImplType
+    softmax_input_exponent_impl: Component
     softmax_input_factor: float
     softmax_input_float_clamp_impl: Component
     softmax_input_float_scaling_impl: Component
@@ -2986,6 +3109,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_int_quant: Component
     softmax_input_int_scaling_impl: Component
     softmax_input_keepdim: bool
+    softmax_input_keeps_infinite: bool
     softmax_input_learned_round_gamma: float
     softmax_input_learned_round_impl: Component
     softmax_input_learned_round_impl_type: LearnedRoundImplType
@@ -3017,6 +3141,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_per_channel_broadcastable_shape: tuple[int, ...]
     softmax_input_percentile: float
     softmax_input_permute_dims: tuple[int, ...] | None
+    softmax_input_power_of_two_factor: bool
     softmax_input_proxy_class: type[QuantProxyFromInjector]
     softmax_input_q_dtype: DType
     softmax_input_quant_delay_steps: int | None
@@ -3034,6 +3159,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_restrict_value_float_to_int_impl: Component
     softmax_input_saturating: bool
     softmax_input_scale_quant: Injector
+    softmax_input_scale_rounding: ScaleRounding
     softmax_input_scale_stop_grad: bool
     softmax_input_scaling_affine_rescaling_init: float | None
     softmax_input_scaling_affine_shifting_init: float | None
@@ -3060,6 +3186,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_stats_output_shape: tuple[int, ...]
     softmax_input_stats_reduce_dim: int | None
     softmax_input_std_dev_epsilon: float
+    softmax_input_straight_through: bool
     softmax_input_tensor_clamp_impl: Component
     softmax_input_tensor_quant: Component
     softmax_input_threshold: float
@@ -3090,6 +3217,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_bits: int
     attn_output_weights_block_dim: int | None
     attn_output_weights_block_width: int
+    attn_output_weights_by_factor: bool
     attn_output_weights_calibration_impl: Component
     attn_output_weights_candidates: int
     attn_output_weights_channel_axes: int
@@ -3107,6 +3235,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_exponent_bit_width: int
     attn_output_weights_exponent_bit_width_impl: Component
     attn_output_weights_exponent_bit_width_impl_type: BitWidthImplType
+    attn_output_weights_exponent_impl: Component
     attn_output_weights_factor: float
     attn_output_weights_float_clamp_impl: Component
     attn_output_weights_float_scaling_impl: Component
@@ -3130,6 +3259,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_int_quant: Component
     attn_output_weights_int_scaling_impl: Component
     attn_output_weights_keepdim: bool
+    attn_output_weights_keeps_infinite: bool
     attn_output_weights_learned_round_gamma: float
     attn_output_weights_learned_round_impl: Component
     attn_output_weights_learned_round_impl_type: LearnedRoundImplType
@@ -3161,6 +3291,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_per_channel_broadcastable_shape: tuple[int, ...]
     attn_output_weights_percentile: float
     attn_output_weights_permute_dims: tuple[int, ...] | None
+    attn_output_weights_power_of_two_factor: bool
     attn_output_weights_proxy_class: type[QuantProxyFromInjector]
     attn_output_weights_q_dtype: DType
     attn_output_weights_quant_delay_steps: int | None
@@ -3178,6 +3309,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_restrict_value_float_to_int_impl: Component
     attn_output_weights_saturating: bool
     attn_output_weights_scale_quant: Injector
+    attn_output_weights_scale_rounding: ScaleRounding
     attn_output_weights_scale_stop_grad: bool
     attn_output_weights_scaling_affine_rescaling_init: float | None
     attn_output_weights_scaling_affine_shifting_init: float | None
@@ -3204,6 +3336,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_stats_output_shape: tuple[int, ...]
     attn_output_weights_stats_reduce_dim: int | None
     attn_output_weights_std_dev_epsilon: float
+    attn_output_weights_straight_through: bool
     attn_output_weights_tensor_clamp_impl: Component
     attn_output_weights_tensor_quant: Component
     attn_output_weights_threshold: float
@@ -3234,6 +3367,7 @@ class VActNames(TypedDict, total=False):
     v_bits: int
     v_block_dim: int | None
     v_block_width: int
+    v_by_factor: bool
     v_calibration_impl: Component
     v_candidates: int
     v_channel_axes: int
@@ -3251,6 +3385,7 @@ class VActNames(TypedDict, total=False):
     v_exponent_bit_width: int
     v_exponent_bit_width_impl: Component
     v_exponent_bit_width_impl_type: BitWidthImplType
+    v_exponent_impl: Component
     v_factor: float
     v_float_clamp_impl: Component
     v_float_scaling_impl: Component
@@ -3274,6 +3409,7 @@ class VActNames(TypedDict, total=False):
     v_int_quant: Component
     v_int_scaling_impl: Component
     v_keepdim: bool
+    v_keeps_infinite: bool
     v_learned_round_gamma: float
     v_learned_round_impl: Component
     v_learned_round_impl_type: LearnedRoundImplType
@@ -3305,6 +3441,7 @@ class VActNames(TypedDict, total=False):
     v_per_channel_broadcastable_shape: tuple[int, ...]
     v_percentile: float
     v_permute_dims: tuple[int, ...] | None
+    v_power_of_two_factor: bool
     v_proxy_class: type[QuantProxyFromInjector]
     v_q_dtype: DType
     v_quant_delay_steps: int | None
@@ -3322,6 +3459,7 @@ class VActNames(TypedDict, total=False):
     v_restrict_value_float_to_int_impl: Component
     v_saturating: bool
     v_scale_quant: Injector
+    v_scale_rounding: ScaleRounding
     v_scale_stop_grad: bool
     v_scaling_affine_rescaling_init: float | None
     v_scaling_affine_shifting_init: float | None
@@ -3348,6 +3486,7 @@ class VActNames(TypedDict, total=False):
     v_stats_output_shape: tuple[int, ...]
     v_stats_reduce_dim: int | None
     v_std_dev_epsilon: float
+    v_straight_through: bool
     v_tensor_clamp_impl: Component
     v_tensor_quant: Component
     v_threshold: float
@@ -3378,6 +3517,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_bits: int
     sdpa_output_block_dim: int | None
     sdpa_output_block_width: int
+    sdpa_output_by_factor: bool
     sdpa_output_calibration_impl: Component
     sdpa_output_candidates: int
     sdpa_output_channel_axes: int
@@ -3395,6 +3535,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_exponent_bit_width: int
     sdpa_output_exponent_bit_width_impl: Component
     sdpa_output_exponent_bit_width_impl_type: BitWidthImplType
+    sdpa_output_exponent_impl: Component
     sdpa_output_factor: float
     sdpa_output_float_clamp_impl: Component
     sdpa_output_float_scaling_impl: Component
@@ -3418,6 +3559,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_int_quant: Component
     sdpa_output_int_scaling_impl: Component
     sdpa_output_keepdim: bool
+    sdpa_output_keeps_infinite: bool
     sdpa_output_learned_round_gamma: float
     sdpa_output_learned_round_impl: Component
     sdpa_output_learned_round_impl_type: LearnedRoundImplType
@@ -3449,6 +3591,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_per_channel_broadcastable_shape: tuple[int, ...]
     sdpa_output_percentile: float
     sdpa_output_permute_dims: tuple[int, ...] | None
+    sdpa_output_power_of_two_factor: bool
     sdpa_output_proxy_class: type[QuantProxyFromInjector]
     sdpa_output_q_dtype: DType
     sdpa_output_quant_delay_steps: int | None
@@ -3466,6 +3609,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_restrict_value_float_to_int_impl: Component
     sdpa_output_saturating: bool
     sdpa_output_scale_quant: Injector
+    sdpa_output_scale_rounding: ScaleRounding
     sdpa_output_scale_stop_grad: bool
     sdpa_output_scaling_affine_rescaling_init: float | None
     sdpa_output_scaling_affine_shifting_init: float | None
@@ -3492,6 +3636,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_stats_output_shape: tuple[int, ...]
     sdpa_output_stats_reduce_dim: int | None
     sdpa_output_std_dev_epsilon: float
+    sdpa_output_straight_through: bool
     sdpa_output_tensor_clamp_impl: Component
     sdpa_output_tensor_quant: Component
     sdpa_output_threshold: float
@@ -3594,6 +3739,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_bits: int
     lhs_block_dim: int | None
     lhs_block_width: int
+    lhs_by_factor: bool
     lhs_calibration_impl: Component
     lhs_candidates: int
     lhs_channel_axes: int
@@ -3611,6 +3757,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_exponent_bit_width: int
     lhs_exponent_bit_width_impl: Component
     lhs_exponent_bit_width_impl_type: BitWidthImplType
+    lhs_exponent_impl: Component
     lhs_factor: float
     lhs_float_clamp_impl: Component
     lhs_float_scaling_impl: Component
@@ -3634,6 +3781,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_int_quant: Component
     lhs_int_scaling_impl: Component
     lhs_keepdim: bool
+    lhs_keeps_infinite: bool
     lhs_learned_round_gamma: float
     lhs_learned_round_impl: Component
     lhs_learned_round_impl_type: LearnedRoundImplType
@@ -3665,6 +3813,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_per_channel_broadcastable_shape: tuple[int, ...]
     lhs_percentile: float
     lhs_permute_dims: tuple[int, ...] | None
+    lhs_power_of_two_factor: bool
     lhs_proxy_class: type[QuantProxyFromInjector]
     lhs_q_dtype: DType
     lhs_quant_delay_steps: int | None
@@ -3682,6 +3831,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_restrict_value_float_to_int_impl: Component
     lhs_saturating: bool
     lhs_scale_quant: Injector
+    lhs_scale_rounding: ScaleRounding
     lhs_scale_stop_grad: bool
     lhs_scaling_affine_rescaling_init: float | None
     lhs_scaling_affine_shifting_init: float | None
@@ -3708,6 +3858,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_stats_output_shape: tuple[int, ...]
     lhs_stats_reduce_dim: int | None
     lhs_std_dev_epsilon: float
+    lhs_straight_through: bool
     lhs_tensor_clamp_impl: Component
     lhs_tensor_quant: Component
     lhs_threshold: float
@@ -3738,6 +3889,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_bits: int
     rhs_block_dim: int | None
     rhs_block_width: int
+    rhs_by_factor: bool
     rhs_calibration_impl: Component
     rhs_candidates: int
     rhs_channel_axes: int
@@ -3755,6 +3907,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_exponent_bit_width: int
     rhs_exponent_bit_width_impl: Component
     rhs_exponent_bit_width_impl_type: BitWidthImplType
+    rhs_exponent_impl: Component
     rhs_factor: float
     rhs_float_clamp_impl: Component
     rhs_float_scaling_impl: Component
@@ -3778,6 +3931,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_int_quant: Component
     rhs_int_scaling_impl: Component
     rhs_keepdim: bool
+    rhs_keeps_infinite: bool
     rhs_learned_round_gamma: float
     rhs_learned_round_impl: Component
     rhs_learned_round_impl_type: LearnedRoundImplType
@@ -3809,6 +3963,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_per_channel_broadcastable_shape: tuple[int, ...]
     rhs_percentile: float
     rhs_permute_dims: tuple[int, ...] | None
+    rhs_power_of_two_factor: bool
     rhs_proxy_class: type[QuantProxyFromInjector]
     rhs_q_dtype: DType
     rhs_quant_delay_steps: int | None
@@ -3826,6 +3981,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_restrict_value_float_to_int_impl: Component
     rhs_saturating: bool
     rhs_scale_quant: Injector
+    rhs_scale_rounding: ScaleRounding
     rhs_scale_stop_grad: bool
     rhs_scaling_affine_rescaling_init: float | None
     rhs_scaling_affine_shifting_init: float | None
@@ -3852,6 +4008,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_stats_output_shape: tuple[int, ...]
     rhs_stats_reduce_dim: int | None
     rhs_std_dev_epsilon: float
+    rhs_straight_through: bool
     rhs_tensor_clamp_impl: Component
     rhs_tensor_quant: Component
     rhs_threshold: float
@@ -3882,6 +4039,7 @@ class CacheActNames(TypedDict, total=False):
     cache_bits: int
     cache_block_dim: int | None
     cache_block_width: int
+    cache_by_factor: bool
     cache_calibration_impl: Component
     cache_candidates: int
     cache_channel_axes: int
@@ -3899,6 +4057,7 @@ class CacheActNames(TypedDict, total=False):
     cache_exponent_bit_width: int
     cache_exponent_bit_width_impl: Component
     cache_exponent_bit_width_impl_type: BitWidthImplType
+    cache_exponent_impl: Component
     cache_factor: float
     cache_float_clamp_impl: Component
     cache_float_scaling_impl: Component
@@ -3922,6 +4081,7 @@ class CacheActNames(TypedDict, total=False):
     cache_int_quant: Component
     cache_int_scaling_impl: Component
     cache_keepdim: bool
+    cache_keeps_infinite: bool
     cache_learned_round_gamma: float
     cache_learned_round_impl: Component
     cache_learned_round_impl_type: LearnedRoundImplType
@@ -3953,6 +4113,7 @@ class CacheActNames(TypedDict, total=False):
     cache_per_channel_broadcastable_shape: tuple[int, ...]
     cache_percentile: float
     cache_permute_dims: tuple[int, ...] | None
+    cache_power_of_two_factor: bool
     cache_proxy_class: type[QuantProxyFromInjector]
     cache_q_dtype: DType
     cache_quant_delay_steps: int | None
@@ -3970,6 +4131,7 @@ class CacheActNames(TypedDict, total=False):
     cache_restrict_value_float_to_int_impl: Component
     cache_saturating: bool
     cache_scale_quant: Injector
+    cache_scale_rounding: ScaleRounding
     cache_scale_stop_grad: bool
     cache_scaling_affine_rescaling_init: float | None
     cache_scaling_affine_shifting_init: float | None
@@ -3996,6 +4158,7 @@ class CacheActNames(TypedDict, total=False):
     cache_stats_output_shape: tuple[int, ...]
     cache_stats_reduce_dim: int | None
     cache_std_dev_epsilon: float
+    cache_straight_through: bool
     cache_tensor_clamp_impl: Component
     cache_tensor_quant: Component
     cache_threshold: float
@@ -4059,6 +4222,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     bits: int
     block_dim: int | None
     block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4076,6 +4240,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
@@ -4098,6 +4263,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
@@ -4129,6 +4295,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4146,6 +4313,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4172,6 +4340,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
@@ -4202,6 +4371,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     bits: int
     block_dim: int | None
     block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4219,6 +4389,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
@@ -4241,6 +4412,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
@@ -4270,6 +4442,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4287,6 +4460,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4313,6 +4487,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
@@ -4379,6 +4554,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     bits: int
     block_dim: int | None
     block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4396,6 +4572,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
@@ -4418,6 +4595,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
@@ -4449,6 +4627,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4466,6 +4645,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4492,6 +4672,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
@@ -4528,6 +4709,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     bits: int
     block_dim: int | None
     block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4545,6 +4727,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
@@ -4567,6 +4750,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
@@ -4598,6 +4782,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4615,6 +4800,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4641,6 +4827,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float
@@ -4674,6 +4861,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     bits: int
     block_dim: int | None
     block_width: int
+    by_factor: bool
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4691,6 +4879,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     exponent_bit_width: int
     exponent_bit_width_impl: Component
     exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
     factor: float
     float_clamp_impl: Component
     float_scaling_impl: Component
@@ -4713,6 +4902,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     int_quant: Component
     int_scaling_impl: Component
     keepdim: bool
+    keeps_infinite: bool
     learned_round_gamma: float
     learned_round_impl: Component
     learned_round_impl_type: LearnedRoundImplType
@@ -4744,6 +4934,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
     permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4761,6 +4952,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     restrict_value_float_to_int_impl: Component
     saturating: bool
     scale_quant: Injector
+    scale_rounding: ScaleRounding
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
@@ -4787,6 +4979,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     stats_output_shape: tuple[int, ...]
     stats_reduce_dim: int | None
     std_dev_epsilon: float
+    straight_through: bool
     tensor_clamp_impl: Component
     tensor_quant: Component
     threshold: float

@@ -10,6 +10,7 @@ import numpy as np
 
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.minifloats.float_grid import from_float_steps
+from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -150,6 +151,52 @@ def quantize_float8(
     value = jax.lax.clamp(-largest, product, largest)  # as in `from_float8`: finite numbers stay finite
     if np.dtype(q_dtype) == _WITH_INF:
         value = jax.lax.select(finite, value, product)
+    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
+
+
+def float8_factor(amax: jax.Array, largest: float, dtype: Any, power_of_two: bool) -> jax.Array:
+    """`largest / amax`, float32; if that overflows, the largest number of `dtype`; or the power of two below.
+
+    Args:
+        amax: float32, above 0.
+        largest: of the 8-bit format.
+        dtype: of the tensor.
+        power_of_two: whether it is rounded down to a power of two.
+
+    Example:
+        >>> float8_factor(jnp.float32(3.0), 448.0, jnp.float32, True)
+        Array(128., dtype=float32)
+    """
+    factor = divide(jnp.float32(largest), amax)
+    factor = jnp.where(jnp.isinf(factor), float(jnp.finfo(dtype).max), factor)
+    if not power_of_two:
+        return factor
+    exponent = jax.lax.bitcast_convert_type(factor, jnp.int32) & jnp.int32(0x7F800000)
+    return jax.lax.bitcast_convert_type(exponent, jnp.float32)
+
+
+def quantize_by_factor(
+    x: jax.Array, factor: jax.Array, q_dtype: Any, dq_dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """As `quantize_float8`, where `x` is multiplied by the inverse of a scale, in float32 for any dtype of `x`.
+
+    Infinities saturate in the payload and stay what they are in the value.
+
+    Args:
+        x: float array.
+        factor: steps of the payload per float, positive and normal, broadcasts to `x`; no gradient.
+        q_dtype: the 8-bit float dtype.
+        dq_dtype: dtype of the value.
+
+    Example:
+        >>> quantize_by_factor(jnp.float32(3), jnp.float32(149.5), jnp.float8_e4m3fn, jnp.float32)[1]
+        Array(448, dtype=float8_e4m3fn)
+    """
+    numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
+    largest = float8_max(q_dtype)
+    payload = _converted(jnp.clip(numbers * factor, -largest, largest), q_dtype)
+    value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
+    value = jnp.where(jnp.isinf(numbers), numbers, value)
     return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
 
 

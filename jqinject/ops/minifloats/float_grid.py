@@ -172,6 +172,22 @@ def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:
     return jnp.where(jnp.isnan(x), jnp.uint32(special.nan), codes).astype(form.code_dtype)
 
 
+def payload_of(x: jax.Array, form: FloatFormat) -> jax.Array:
+    """Numbers of a minifloat in its `payload_dtype`: a float dtype that backends convert to, else codes.
+
+    Args:
+        x: numbers of the format, float32; no gradient.
+        form: the format.
+
+    Example:
+        >>> payload_of(jnp.array([3.0]), FloatFormat.of_dtype(jnp.float8_e4m3fn))
+        Array([3], dtype=float8_e4m3fn)
+    """
+    dtype = form.payload_dtype
+    x = jax.lax.stop_gradient(x)
+    return to_float_codes(x, form) if jnp.issubdtype(dtype, jnp.integer) else x.astype(dtype)
+
+
 def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
     """The numbers that codes stand for, float32; the inverse of `to_float_codes`.
 

@@ -2,9 +2,9 @@
 
 from jqinject.core.restrict_val import PowerOfTwoRestrictValue
 from jqinject.core.rounding import FloorSte
-from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling, SharedExponentScaling
 from jqinject.core.scaling.mid_max import midmax_mantissa_bias
-from jqinject.inject import ExtendedInjector, this, value
+from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.fragments import (
     Fp4e2m1Mixin,
@@ -37,6 +37,9 @@ class MXMixin(ExtendedInjector):
     """A power of two for each group of 32: the group's largest magnitude and the format's largest number, both rounded
     down to one, divided.
 
+    `scale_rounding = "floor"`, `"ceil"`, `"even"` or `"rceil"` (up, so that nothing is clamped) rounds by the rules of
+    the specification and of hardware instead, without a least scale; see `jqinject.core.SharedExponentScaling`.
+
     With `restrict_value_float_to_int_impl = RoundMidMaxSte` minifloats are not clamped that would not round to the
     largest number.
     """
@@ -54,7 +57,10 @@ class MXActMixin(MXMixin):
     """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
     the tensor at hand."""
 
-    scaling_impl = RuntimeDynamicGroupStatsScaling
+    @choices(RuntimeDynamicGroupStatsScaling, SharedExponentScaling)
+    def scaling_impl(scale_rounding=None):
+        """As `scale_rounding` says."""
+        return RuntimeDynamicGroupStatsScaling if scale_rounding is None else SharedExponentScaling
 
 
 class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):

@@ -7,6 +7,7 @@ from jqinject.core.scaling import (
     ParameterScaling,
     PowerOfTwoIntScaling,
     RuntimeStatsScaling,
+    SharedExponentScaling,
     StatsFromParameterScaling,
     TruncMsbScaling,
     TruncScalingWrapper,
@@ -14,6 +15,7 @@ from jqinject.core.scaling import (
 from jqinject.inject import choices, this, value
 from jqinject.quant.enums import (
     RestrictValueType,
+    ScaleRounding,
     ScalingImplType,
     ScalingPerOutputType,
     StatsOp,
@@ -21,7 +23,14 @@ from jqinject.quant.enums import (
     as_enum,
 )
 from jqinject.quant.solver.initial import HeScalingInit, MinMaxScalingInit, ScalingConstInit
-from jqinject.quant.solver.tables import INT_SCALING_IMPL, RESTRICT_VALUE_IMPL, STATS_IMPL, pick, pick_or_none
+from jqinject.quant.solver.tables import (
+    EXPONENT_IMPL,
+    INT_SCALING_IMPL,
+    RESTRICT_VALUE_IMPL,
+    STATS_IMPL,
+    pick,
+    pick_or_none,
+)
 
 PARAMETER_SCALING_IMPL = {
     ScalingImplType.PARAMETER: ParameterScaling,
@@ -54,11 +63,19 @@ TRUNC_SCALING_IMPL = {
 TRUNC_INT_SCALING_IMPL = {RestrictValueType.POWER_OF_TWO: PowerOfTwoIntScaling}
 
 
-@choices(*PARAMETER_SCALING_IMPL.values())
-def parameter_scaling_impl(scaling_impl_type=None):
+@choices(*PARAMETER_SCALING_IMPL.values(), SharedExponentScaling)
+def parameter_scaling_impl(scaling_impl_type=None, scale_rounding=None):
     """`scaling_impl` of weights and biases from `scaling_impl_type`."""
     if scaling_impl_type is None:
         return None
+    if scale_rounding is not None:
+        if scaling_impl_type != ScalingImplType.STATS:
+            raise ValueError(
+                f"scale_rounding = {scale_rounding!r} rounds the power of two of a tensor's own blocks, and "
+                f"scaling_impl_type = {str(scaling_impl_type)!r} takes the scale from elsewhere.\n"
+                "  cure: scaling_impl_type = 'stats', or no scale_rounding"
+            )
+        return SharedExponentScaling
     return pick(ScalingImplType, scaling_impl_type, PARAMETER_SCALING_IMPL, "scaling_impl_type")
 
 
@@ -155,6 +172,16 @@ def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
             "declare restrict_scaling_type = 'signed_fp', or scaling_stats_op = 'max'"
         )
     return pick(StatsOp, scaling_stats_op, STATS_IMPL, "scaling_stats_op")
+
+
+@choices(*EXPONENT_IMPL.values())
+def exponent_impl(scale_rounding=None):
+    """`exponent_impl` from `scale_rounding`."""
+    return (
+        None
+        if scale_rounding is None
+        else pick(ScaleRounding, scale_rounding, EXPONENT_IMPL, "scale_rounding")
+    )
 
 
 @value

@@ -26,7 +26,14 @@ from jqinject.core.rounding import (
     RoundToZeroSte,
     StochasticRoundSte,
 )
-from jqinject.core.scaling import IntScaling, PowerOfTwoIntScaling
+from jqinject.core.scaling import (
+    CeilExponent,
+    EvenExponent,
+    FloorExponent,
+    IntScaling,
+    PowerOfTwoIntScaling,
+    RoundUpExponent,
+)
 from jqinject.core.stats import (
     AbsAve,
     AbsMax,
@@ -44,6 +51,7 @@ from jqinject.quant.enums import (
     FloatToIntImplType,
     LearnedRoundImplType,
     RestrictValueType,
+    ScaleRounding,
     StatsOp,
     as_enum,
 )
@@ -88,6 +96,12 @@ INT_SCALING_IMPL: Mapping[RestrictValueType, type] = {
     RestrictValueType.POWER_OF_TWO: PowerOfTwoIntScaling,
 }
 
+EXPONENT_IMPL = {
+    ScaleRounding.FLOOR: FloorExponent,
+    ScaleRounding.CEIL: CeilExponent,
+    ScaleRounding.EVEN: EvenExponent,
+    ScaleRounding.RCEIL: RoundUpExponent,
+}
 STATS_IMPL: Mapping[StatsOp, type] = {
     StatsOp.MAX: AbsMax,
     StatsOp.MAX_AVE: AbsMaxAve,
