@@ -46,7 +46,7 @@ class Misfit:
     def __call__(self, *args: Any) -> Any:
         """Raise, as there is a backward pass."""
         raise ValueError(
-            f"{self.where}: pre_transform turns blocks of {self.size}, which do not fill the {self.length} numbers that "
-            f"the product sums over (rows of a batch).\n  cure: batches whose last axis before the features is a "
+            f"{self.where}: pre_transform turns blocks of {self.size}, which do not fill the {self.length} numbers "
+            f"that the product sums over (rows of a batch).\n  cure: batches whose last axis before the features is a "
             f"multiple of {self.size}; or a scheme without the transform (hadamard=None)"
         )

@@ -14,7 +14,7 @@ from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
 from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import from_float8
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, IntQuantTensor, as_array
 
 
 @jax.tree_util.register_dataclass
@@ -98,7 +98,9 @@ def packed_tensor(x: Any) -> Any:
     if isinstance(x, FloatQuantTensor) and x.is_contractible:
         return _Packed(x.payload(), x.scale, None, np.dtype(x.dtype))
     levels = levels_of(x)
-    return x if levels is None else TwoLevels.of(x, levels)
+    if levels is None or not isinstance(x, GroupwiseFloatQuantTensor):
+        return x
+    return TwoLevels.of(x, levels)
 
 
 def unpacked_tensor(x: Any) -> Any:

@@ -108,14 +108,17 @@ class KeptOperands(NamedTuple):
     quantizers: tuple[Any, Any]
     folded: tuple[Any, Any]
 
+    def without_unused(self) -> KeptOperands:
+        """Without the numbers of forward operands in whose place backward products have others."""
+        of_dgrad, of_wgrad = self.others
+        left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
+        return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
+
     def for_backward(self) -> LowBits:
         """What a backward pass keeps; `from_forward` reads it."""
-        # `dx` takes the right operand, `dw` the left one, unless they have one of their own.
-        own = [self.others[1] is not None, self.others[0] is not None]
-        kept = [shape_alone(x) if has else x for x, has in zip((self.lhs, self.rhs), own, strict=True)]
         left, right, *others = (
             x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
-            for x in (*kept, *self.others)
+            for x in (self.lhs, self.rhs, *self.others)
         )
         return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
 
@@ -238,7 +241,10 @@ _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands) -> Any:
     # This forward pass is only differentiated by a second derivative.
     *_, kept = first_order((lhs, rhs, kept), static.plan.no_second_derivative)
-    return _forward(static, lhs, rhs, slots, kept), (slots, kept.for_backward())
+    return _forward(static, lhs, rhs, slots, kept), (
+        slots,
+        kept.without_unused().for_backward(),
+    )
 
 
 def _bwd(static: _Static, residuals: tuple[Any, LowBits], cotangents: Any) -> Any:

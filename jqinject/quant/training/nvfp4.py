@@ -53,8 +53,8 @@ class NVFP4Training(Scheme):
 
     | name | what it does | default |
     |---|---|---|
-    | `weight_block` | blocks of weights: `(16, 16)`, the same numbers for both products; 16, along what is summed over | `(16, 16)` |
-    | `hadamard` | what turns both operands of the weight's gradient; None for nothing | `Hadamard(16, NVFP4TrainingSigns)` |
+    | `weight_block` | blocks of weights: square, the same for both products; 16: along the sum | `(16, 16)` |
+    | `hadamard` | what turns both operands of `dw`; None for nothing | `Hadamard(16, NVFP4TrainingSigns)` |
     | `gradient_rounding` | how gradients are rounded: "stochastic_round", "round" | "stochastic_round" |
 
     Its numbers are TransformerEngine's; block scales are e4m3, and one float32 scale is shared by a tensor. Gradients
