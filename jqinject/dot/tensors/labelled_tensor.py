@@ -10,6 +10,7 @@ import jax
 
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.tensors.packed_tensor import floats_of
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -17,11 +18,6 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     as_array,
 )
-
-LEAST_GROUP = 128
-"""Groups of fewer elements are contracted as floats, unless integers are asked for. Every group makes a whole output,
-so small ones cost more than they save: on a CPU (256, 1024) x (1024, 1024) in groups of 32 takes 224 ms as integers,
-10 ms dequantized. Qwix uses the same limit."""
 
 
 class LabelledTensor(NamedTuple):
@@ -78,7 +74,9 @@ def quantized_along(
     Returns:
         The quantized tensor, its summed axes last.
     """
-    last = tuple(label for label in x.labels if label in summed)
+    # Blocks and transforms lie along the last of them, so both operands of a product have them in one order.
+    ordered = x.labels if merges else sorted(summed)
+    last = tuple(label for label in ordered if label in summed and label in x.labels)
     labels = (*(label for label in x.labels if label not in summed), *last)
     array = x.tensor if labels == x.labels else x.tensor.transpose([x.axis(label) for label in labels])
     if not merges or len(last) < 2:
