@@ -16,8 +16,8 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.integer import known_zero_point
-from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept
+from jqinject.dot.schemes.random_numbers import Misfit, NoRandomNumbers
+from jqinject.dot.schemes.scheme import Kept, transform_of
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.decision import decide, described
 from jqinject.dot.tensors.labelled_tensor import (
@@ -128,6 +128,9 @@ def _backward(
     if scheme[names[1]] is Kept.FPROP or (gone and not folds):
         return BackwardProduct(*quantizers.gradient(names[0], g, summed))
     x = LabelledTensor(as_array(x.tensor), x.labels)
+    misfit = _misfit(quantizers, names[1], x, summed)
+    if misfit is not None:
+        return BackwardProduct(misfit)
     folded = None
     if folds:
         x, folded = _payload_and_scale(joined(made), x, beside, as_integers=scheme[names[1]] is None)
@@ -138,6 +141,20 @@ def _backward(
         return BackwardProduct(NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{names[1]}"))
     other = quantizers.operand(names[1], other, summed)
     return BackwardProduct(*quantizers.gradient(names[0], g, summed), other, folded)
+
+
+def _misfit(quantizers: SchemeQuantizers, name: str, x: LabelledTensor, summed: Labels) -> Misfit | None:
+    """Why the transform of an operand cannot be done: its blocks do not fill the axis; None if they do."""
+    transform: Any = transform_of(quantizers.scheme[name])
+    if transform is None or transform.block_size is None or not summed:
+        return None
+    length = x.tensor.shape[x.axis(sorted(summed)[-1])]
+    size = transform.block_size
+    return (
+        Misfit(f"{quantizers.where}: {quantizers.scheme.name}.{name}", size, length)
+        if length % size
+        else None
+    )
 
 
 def _pieces(
