@@ -10,9 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
+from jqinject.ops.devices.mapped import varying_axes
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import from_float8
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.minifloats.float_grid import from_float_codes, from_float_steps, to_float_codes
+from jqinject.ops.packing import pack, unpack
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    Groups,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+    in_groups,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -35,10 +46,73 @@ class _Packed:
     bits: tuple[int, bool] | None = field(default=None, metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _PackedCodes:
+    """Minifloats of fewer than 8 bits, or of no dtype that backends convert to, as codes.
+
+    Attributes:
+        codes: in bytes, two of them in one if they have at most 4 bits.
+        scale: of the numbers, or in two levels of their blocks; in `scale_dtype` where that is known.
+        shared: the second level; None for none.
+        format: of the codes.
+        shape: of the numbers.
+        dtype: of the value.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    shared: jax.Array | None
+    format: FloatFormat = field(metadata={"static": True})
+    shape: tuple[int, ...] = field(metadata={"static": True})
+    dtype: np.dtype = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _PackedGroups:
+    """A packed tensor in groups, and how they lie.
+
+    Attributes:
+        grouped: the packed tensor.
+        groups, dim, piece: as of a `GroupwiseQuantTensor`.
+    """
+
+    grouped: Any
+    groups: Groups = field(metadata={"static": True})
+    dim: int = field(metadata={"static": True})
+    piece: int | None = field(metadata={"static": True})
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class ShapeOnly:
+    """What a backward pass needs of an operand that it does not contract.
+
+    Attributes:
+        shape: of the operand.
+        dtype: of its value.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def shape_only(x: Any) -> Any:
+    """The shape of a packed tensor or an array; the tensor itself if it is on explicit or mapped axes of a mesh."""
+    array = shaped_like(unpacked_tensor(x))
+    typed = jax.typeof(array)
+    if varying_axes(array) or (not typed.sharding.mesh.empty and typed.sharding.mesh.explicit_axes):
+        return x
+    return ShapeOnly(tuple(array.shape), np.dtype(unpacked_tensor(x).dtype))
+
+
 def shaped_like(x: Any) -> jax.Array:
     """An array that has the shape and the sharding of a tensor; a stored one is not dequantized for it."""
     if isinstance(x, IntegerOperand):
         return x.array
+    if isinstance(x, ShapeOnly):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)  # pyright: ignore
     if isinstance(x, FloatQuantTensor) and x.is_stored:
         return x.payload()
     if isinstance(x, IntQuantTensor) and x.is_stored and x.payload is not None:
@@ -60,7 +134,7 @@ def float32_of(x: Any) -> jax.Array:
 
 def is_packed(x: Any) -> bool:
     """Whether something is a result of `packed_tensor`."""
-    return isinstance(x, _Packed)
+    return isinstance(x, _Packed | _PackedCodes | _PackedGroups)
 
 
 def packed_tensor(x: Any) -> Any:
@@ -68,16 +142,44 @@ def packed_tensor(x: Any) -> Any:
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
         zero = None if known_zero_point(x) else x.zero_point
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
+    if isinstance(x, GroupwiseQuantTensor):
+        lies, piece = x.as_it_lies, x.piece
+        packed = packed_tensor(x.grouped if lies is None else lies)
+        return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
     if isinstance(x, FloatQuantTensor) and x.is_contractible:
-        return _Packed(x.payload(), x.scale, None, np.dtype(x.dtype))
+        return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
+    if isinstance(x, FloatQuantTensor) and isinstance(x.format, FloatFormat) and x.keeps_minifloats:
+        return _packed_codes(x, x.format)
     return x
+
+
+def _packed_codes(x: FloatQuantTensor, form: FloatFormat) -> _PackedCodes:
+    levels = x.levels
+    codes = to_float_codes(x.minifloats(), form)
+    codes = pack(codes, 4) if form.bit_width <= 4 else codes
+    if levels is None:
+        return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), None, form, x.shape, np.dtype(x.dtype))
+    block = levels.block.astype(jnp.float8_e4m3fn)
+    return _PackedCodes(codes, block, levels.shared, form, x.shape, np.dtype(x.dtype))
+
+
+def _narrow(scale: jax.Array, dtype: Any) -> jax.Array:
+    return scale if dtype is None else scale.astype(dtype)
 
 
 def unpacked_tensor(x: Any) -> Any:
     """Inverts `packed_tensor`."""
+    if isinstance(x, _PackedGroups):
+        return in_groups(unpacked_tensor(x.grouped), x.groups.size, x.dim, x.groups.length, x.piece)
+    if isinstance(x, _PackedCodes):
+        codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
+        scale = x.scale.astype(jnp.float32)
+        scale = scale if x.shared is None else scale * x.shared
+        value = from_float_steps(from_float_codes(codes, x.format), scale, x.dtype)
+        return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
-        return FloatQuantTensor.stored(x.payload, x.scale, x.dtype)
+        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype)
     zero = known_zero() if x.zero_point is None else x.zero_point
     return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.dtype)

@@ -19,7 +19,14 @@ from jqinject.dot.geometry.labels import Labelling, Labels
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
-from jqinject.dot.tensors.packed_tensor import is_packed, packed_tensor, shaped_like, unpacked_tensor
+from jqinject.dot.tensors.packed_tensor import (
+    ShapeOnly,
+    is_packed,
+    packed_tensor,
+    shape_only,
+    shaped_like,
+    unpacked_tensor,
+)
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.minifloats.float8_cast import to_float8_again
@@ -103,8 +110,14 @@ class KeptOperands(NamedTuple):
 
     def for_backward(self) -> LowBits:
         """What a backward pass keeps; `from_forward` reads it."""
-        left, right = (x.for_backward() if isinstance(x, IntegerOperand) else x for x in (self.lhs, self.rhs))
-        return as_bits(self._replace(lhs=left, rhs=right))
+        kept = []
+        for x, other in zip((self.lhs, self.rhs), reversed(self.others), strict=True):
+            if isinstance(x, IntegerOperand):
+                kept.append(x.for_backward())
+            else:
+                # The product that would contract it has another operand in its place.
+                kept.append(x if other is None else shape_only(x))
+        return as_bits(self._replace(lhs=kept[0], rhs=kept[1]))
 
     @staticmethod
     def from_forward(kept: LowBits) -> KeptOperands:
@@ -280,8 +293,12 @@ def _gradient(
         whole.labels,
         jnp.float32 if sums.floats == "float32" else dtype,
         sums,
-        sharding_of=lambda permutation: sharding_before(permutation, whole.tensor),
+        sharding_of=None
+        if isinstance(like.tensor, ShapeOnly)
+        else lambda permutation: sharding_before(permutation, whole.tensor),
     )
+    if isinstance(like.tensor, ShapeOnly):
+        return made.reshape(array.shape).astype(dtype), seen
     return summed_like(made.reshape(array.shape), array).astype(dtype), seen
 
 
