@@ -159,6 +159,7 @@ _ROOMS = {
     "nn",
     "odml",
     "ops",
+    "optim",
     "program",
     "proxy",
     "quant",

@@ -19,7 +19,7 @@ from docstrings import as_rst
 PACKAGE = "jqinject"
 ROOMS = """
 nn quant core proxy inject dot model program recipes quant_tensor ops odml export native checkpoint_policies
-catalogue formats
+catalogue formats optim
 """.split()  # noqa: SIM905
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+\.md)\)")
 LINE = re.compile(r"^<!-- names of ([\w.]+) -->$", flags=re.MULTILINE)

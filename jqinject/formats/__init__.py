@@ -1,7 +1,8 @@
 """Other libraries' checkpoints: what is in them, their numbers, and models with these.
 
 `inspect_checkpoint` lists arrays (`python -m jqinject inspect`); `read_checkpoint` opens a quantized checkpoint, in any
-of the layouts of `layouts`; `load` puts it into a model; `save` writes a frozen model. Only these two import JAX.
+of the layouts of `layouts`; `load` puts it into a model; `load_brevitas` does so with a Brevitas state dict; `save`
+writes a frozen model. Only these three import JAX.
 """
 
 import importlib as _importlib
@@ -24,6 +25,7 @@ from jqinject.formats.stored_matrix import Numbers as Numbers
 from jqinject.formats.stored_matrix import StoredMatrix as StoredMatrix
 
 if _typing.TYPE_CHECKING:
+    from jqinject.formats.loading.brevitas import load_brevitas as load_brevitas
     from jqinject.formats.loading.load import DequantizedWarning as DequantizedWarning
     from jqinject.formats.loading.load import explain_load as explain_load
     from jqinject.formats.loading.load import load as load
@@ -31,6 +33,7 @@ if _typing.TYPE_CHECKING:
 else:
     _LOAD = "jqinject.formats.loading.load"
     _LATER = {name: _LOAD for name in ("DequantizedWarning", "explain_load", "load")}
+    _LATER["load_brevitas"] = "jqinject.formats.loading.brevitas"
     _LATER["save"] = "jqinject.formats.saving.save"
 
     def __getattr__(name: str) -> _typing.Any:

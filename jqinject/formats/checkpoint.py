@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from jqinject.formats.layouts.fp8_block import read_fp8_blocks
 from jqinject.formats.layouts.gguf import read_gguf
 from jqinject.formats.layouts.hqq import read_hqq
 from jqinject.formats.layouts.input_major import read_awq, read_gptq
+from jqinject.formats.layouts.jax_trees import read_tree
 from jqinject.formats.layouts.modelopt import read_modelopt
 from jqinject.formats.layouts.torchao import is_torchao, read_torchao
 from jqinject.formats.stored_matrix import StoredMatrix
@@ -47,11 +48,12 @@ class Checkpoint:
 
     Attributes:
         path: where it is.
-        method: the name of its quantization method, as its config says; "gguf", or "float" without any.
+        method: the name of its quantization method, as its config says; "gguf", "qwix", "aqt", or "float" without any.
         matrices: those in low bits, by the names of their parameters.
         tensors: the others by name.
         config: its config.json, or the values of a GGUF file.
         used: the names of the tensors that matrices are made of.
+        is_tree: whether its arrays lie as the parameters of a JAX model do.
     """
 
     path: str
@@ -60,6 +62,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     config: dict[str, Any] = field(repr=False)
     used: tuple[str, ...] = field(repr=False, default=())
+    is_tree: bool = False
 
     def array(self, name: str) -> np.ndarray:
         """A tensor that is not in low bits, as it is stored: a view of the file where possible.
@@ -83,14 +86,15 @@ class Checkpoint:
         return sum(matrix.bytes for matrix in self.matrices.values())
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
+def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
     """What a quantized checkpoint holds: nothing is computed, and no number is read before it is asked for.
 
     Headers, shapes, settings and shards are checked against one another; nothing in a file is executed.
 
     Args:
         path: a folder with `config.json` and safetensors files (compressed-tensors, GPTQ, AWQ, bitsandbytes, FP8
-            blocks, HQQ, torchao, ModelOpt, or floats), or a GGUF file.
+            blocks, HQQ, torchao, ModelOpt, or floats), or a GGUF file. Or the parameters of a JAX model, nested
+            mappings of arrays, that Qwix quantized (`QArray`s) or AQT froze (`QTensor`s), as objects or as mappings.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -111,6 +115,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         >>> found.matrices["up.weight"].layout, found.matrices["up.weight"].format.label
         ('bitsandbytes int8', 'int8')
     """
+    if isinstance(path, Mapping):
+        method, found, arrays = read_tree(path)
+        by_name = {matrix.name: matrix for matrix in found}
+        return Checkpoint("the tree", method, by_name, arrays, {}, tuple(by_name), is_tree=True)
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(

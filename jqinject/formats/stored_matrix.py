@@ -143,6 +143,8 @@ class StoredMatrix:
         bytes: of the codes in the file.
         input_format: how its input is quantized; None for float inputs.
         has_column_groups: whether its groups are not consecutive columns (GPTQ's activation order).
+        axes: how rows and columns become the axes of the parameter, where the checkpoint knows; see `Name`.
+        parameter_shape: of the parameter, likewise.
     """
 
     name: str
@@ -154,6 +156,8 @@ class StoredMatrix:
     decode: Callable[[], Numbers] = field(repr=False, compare=False)
     input_format: InputFormat | None = None
     has_column_groups: bool = False
+    axes: str | None = None
+    parameter_shape: tuple[int, ...] | None = None
 
     def read(self) -> Numbers:
         """Its codes and scales, read from the file."""

@@ -6,6 +6,7 @@ from jqinject.ops.accumulator import (
 )
 from jqinject.ops.accumulator import integer_budget as integer_budget
 from jqinject.ops.accumulator import within_budget as within_budget
+from jqinject.ops.bfloat16_rounding import to_bfloat16_stochastically as to_bfloat16_stochastically
 from jqinject.ops.clamp import scalar_clamp_min_ste as scalar_clamp_min_ste
 from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
 from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste

@@ -15,6 +15,7 @@ from tests.golden.adapters import (
     aqt_stochastic,
     lowbit_fp8,
     lowbit_mx,
+    lowbit_optim,
     lowbit_quest,
     ptq_autoround,
     ptq_awq,
@@ -194,6 +195,10 @@ def odml(config: dict[str, Any]) -> None:
         qwix_models.linen_model(found.model, found.fields, {})
 
 
+STEPS = {
+    **{"optimizer": "torchao.optim.AdamW8bit", "options": {"lr": 0.01}, "steps": 4, "middle_step": 3},
+    **{"param_dtype": "float32", "seed": 1, "shape": [64, 64]},
+}
 QUARTET = {"quest": True, "gaussian_scale": 0.5, "group": 32, "hadamard_dim": 32, "seed": 1}
 
 # For every group what reads its configs, each with a config that it can read.
@@ -291,6 +296,13 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
             (TORCHAO_ROWS, lowbit_fp8.torchao_float8_of),
         ],
         "torchao_int8": [({"input_dtype": "float32", "samples": 2}, lowbit_fp8.torchao_int8_of)],
+        "optim": [
+            (STEPS, lowbit_optim.optimizer_of),
+            ({**STEPS, "optimizer": "bitsandbytes.optim.SGD8bit"}, lowbit_optim.optimizer_of),
+            ({"signed": True, "blocksize": 256, "seed": 1}, lowbit_optim.optimizer_of),
+            ({"draws": 2, "seed": 1}, lowbit_optim.optimizer_of),
+            ({"runs": 2, "lr": 1e-4, "seed": 1}, lowbit_optim.optimizer_of),
+        ],
         "quest": [
             ({"cls": "TrustQuantizer", "bits": 4, "hadamard_dim": 128}, lowbit_quest.quest_of),
             ({"cls": "GaussianTrustQuantizer"}, lowbit_quest.quest_of),
@@ -304,7 +316,7 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
     **dict.fromkeys(
-        ("mx.two_level", "optim", "te_nvfp4", "te_nvfp4_gemm"),
+        ("mx.two_level", "te_nvfp4", "te_nvfp4_gemm"),
         "lowbit_training",
     ),
     **dict.fromkeys(

@@ -37,7 +37,7 @@ class DequantizedWarning(UserWarning):
 
 def explain_load(
     model: nnx.Module,
-    checkpoint: str | Path | Checkpoint,
+    checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
     *,
     names: Names | None = None,
     ignore: Iterable[str] = (),
@@ -53,7 +53,7 @@ def explain_load(
 
 def load(
     model: Model,
-    checkpoint: str | Path | Checkpoint,
+    checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
     *,
     names: Names | None = None,
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
@@ -72,7 +72,7 @@ def load(
 
     Args:
         model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
-        checkpoint: a folder, a file, or what `read_checkpoint` returned.
+        checkpoint: a folder, a file, a tree of arrays (Qwix's, AQT's), or what `read_checkpoint` returned.
         names: `Name` rules, or a mapping from names of the file to paths of the model, with `{i}` for a part of both:
             `{"model.layers.{i}.mlp.up_proj.weight": "layers.{i}.up.kernel"}`. None finds parameters with the path of
             the tensor, apart from the leaf (`weight` is `kernel`, `embedding`, `scale` or `w`) and a leading `model.`
@@ -289,6 +289,7 @@ def _floats(checkpoint: Checkpoint, each: Assignment) -> np.ndarray:
     for name, cut in each.sources:
         held = checkpoint.matrices.get(name)
         found = checkpoint.array(name) if held is None else held.dequantize()
+        found = found.reshape(-1) if held is None and checkpoint.is_tree else found
         if each.heads:
             found = found[published_order(found.shape[0], each.heads, name)]
         parts.append(found if cut is None else found[cut[0] : cut[1]])

@@ -216,12 +216,15 @@ def _assignment(
     is_low = first in checkpoint.matrices
     held = [_shape(checkpoint, name) for name, *_ in ordered]
     rows = sum(each[0] for each in held[: len(rule.files)]) if held[0] else 1
+    own_axes = rule.axes or _axes_of_tree(checkpoint, first, own)
     if ordered[0][2] > 1:
         sources, rows = _divided(checkpoint, path, ordered, rule, shapes)
     else:
         sources = [(name, None) for name, *_ in ordered]
     source = (rows, *held[0][1:])
-    axes = Axes.of(rule.axes) if rule.axes else _axes_of(path, source, own, first)
+    if checkpoint.is_tree and not is_low:
+        source = (math.prod(source),)
+    axes = Axes.of(own_axes) if own_axes else _axes_of(path, source, own, first)
     try:
         sizes = axes.sizes(source, own, dict(rule.sizes))
     except ValueError as error:
@@ -265,6 +268,8 @@ def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
 def _axes_of(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> Axes:
     """How a tensor lies in a parameter, by their shapes and the parameter's name."""
     leaf = path.rpartition(".")[2]
+    if not shape and source == (1,):
+        return Axes((), (), ())
     if len(source) == 1:
         return Axes.of(
             f"({' '.join(map(_letter, range(len(shape))))}) -> {' '.join(map(_letter, range(len(shape))))}"
@@ -293,6 +298,14 @@ def _axes_of(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: s
             f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
         )
     return Axes.of(fits[0])
+
+
+def _axes_of_tree(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str | None:
+    """How an array of a JAX model's tree lies in a parameter of its shape."""
+    matrix = checkpoint.matrices.get(name)
+    if matrix is None or matrix.parameter_shape != shape:
+        return None
+    return matrix.axes
 
 
 def _letter(at: int) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 from jqinject.ops.devices.explicit_axes import taken
 
 MOST_VALUES = 256
+MOST_COMPARED = 32
+"""Values of a table that each number is compared with; in larger tables the place is found by halving."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,15 @@ class Codebook:
         """The values, float32."""
         return np.asarray(self.values, np.float32)
 
-    def encode(self, x: jax.Array) -> jax.Array:
-        """The index of the nearest value, uint8; on a tie, the lower one; for nan, the last."""
+    def encode(self, x: jax.Array, *, ties_up: bool = False) -> jax.Array:
+        """The index of the nearest value, uint8; on a tie, the lower one unless `ties_up`; for nan, the last."""
         table = self.table
         between = jnp.asarray((table[1:] + table[:-1]) / 2)
         wide = jax.lax.stop_gradient(x).astype(jnp.float32)
-        return jnp.searchsorted(between, wide, side="left", method="compare_all").astype(jnp.uint8)
+        method = "compare_all" if len(self.values) <= MOST_COMPARED else "scan_unrolled"
+        return jnp.searchsorted(between, wide, side="right" if ties_up else "left", method=method).astype(
+            jnp.uint8
+        )
 
     def decode(self, codes: jax.Array) -> jax.Array:
         """The values that indices stand for, float32."""
