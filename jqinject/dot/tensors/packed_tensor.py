@@ -98,6 +98,11 @@ class ShapeOnly:
     dtype: np.dtype
 
 
+def array_of(x: Any) -> jax.Array:
+    """A tensor as an array; zeros for one of which only the shape is kept, as nobody reads its numbers."""
+    return jnp.zeros(x.shape, x.dtype) if isinstance(x, ShapeOnly) else as_array(x)
+
+
 def shape_only(x: Any) -> Any:
     """The shape of a packed tensor or an array; the tensor itself if it is on explicit or mapped axes of a mesh."""
     array = shaped_like(unpacked_tensor(x))
