@@ -52,18 +52,18 @@ def decoder(sizes: argparse.Namespace) -> Any:
                 return nnx.Linear(sizes.width, sizes.width, use_bias=False, rngs=rngs)
 
             self.q, self.k, self.v, self.o = dense(), dense(), dense(), dense()
-            shape = (1, sizes.tokens, sizes.heads, head)
+            shape = (1, sizes.heads, sizes.tokens, head)
             self.keys, self.values = nnx.Cache(jnp.zeros(shape)), nnx.Cache(jnp.zeros(shape))
 
         def __call__(self, x: jax.Array, at: jax.Array) -> jax.Array:
-            q, k, v = (layer(x).reshape(1, 1, sizes.heads, head) for layer in (self.q, self.k, self.v))
-            keys = jax.lax.dynamic_update_slice(self.keys[...], k, (0, at, 0, 0))
-            values = jax.lax.dynamic_update_slice(self.values[...], v, (0, at, 0, 0))
+            q, k, v = (layer(x).reshape(1, sizes.heads, 1, head) for layer in (self.q, self.k, self.v))
+            keys = jax.lax.dynamic_update_slice(self.keys[...], k, (0, 0, at, 0))
+            values = jax.lax.dynamic_update_slice(self.values[...], v, (0, 0, at, 0))
             self.keys[...], self.values[...] = keys, values
-            scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys) * head**-0.5
+            scores = jnp.einsum("bhqd,bhkd->bhqk", q, keys) * head**-0.5
             seen = jnp.arange(sizes.tokens) <= at
             weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
-            return self.o(jnp.einsum("bhqk,bkhd->bqhd", weights, values).reshape(x.shape))
+            return self.o(jnp.einsum("bhqk,bhkd->bhqd", weights, values).reshape(x.shape))
 
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:

@@ -31,6 +31,7 @@ SCALINGS = {
     "CurrentScaling": "current",
     "RuntimeDynamicStatsScaling": "dynamic",
     "RuntimeDynamicGroupStatsScaling": "dynamic",
+    "SharedExponentScaling": "dynamic",
     "PrescaledRestrictIntQuant": "of input and weight",
     "TruncIntQuant": "of the accumulator",
 }

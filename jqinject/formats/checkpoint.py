@@ -24,6 +24,7 @@ from jqinject.formats.layouts.hqq import read_hqq
 from jqinject.formats.layouts.input_major import read_awq, read_gptq
 from jqinject.formats.layouts.jax_trees import read_tree
 from jqinject.formats.layouts.modelopt import read_modelopt
+from jqinject.formats.layouts.own import read_own
 from jqinject.formats.layouts.torchao import is_torchao, read_torchao
 from jqinject.formats.stored_matrix import StoredMatrix
 from jqinject.inject.errors import did_you_mean
@@ -37,6 +38,7 @@ METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
     "hqq": read_hqq,
     "modelopt": read_modelopt,
     "torchao": read_torchao,
+    "jqinject": read_own,
 }
 # Where a config keeps the settings, by the name of the method; older releases of compressed-tensors had another one.
 SECTIONS = ("quantization_config", "compression_config")
@@ -142,7 +144,8 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
     clash = sorted({*by_name} & {*tensors.rest()})
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
-    return Checkpoint(str(path), method, by_name, tensors.rest(), config, tuple(sorted(tensors.used)))
+    used = tuple(sorted(tensors.used))
+    return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree=method == "jqinject")
 
 
 def _gguf(place: Path) -> Checkpoint:

@@ -12,6 +12,11 @@ from flax import nnx
 
 from jqinject.core import SimpleMovingAverage
 from jqinject.dot import FrozenParam
+from jqinject.model.from_payload import (
+    check_payload,
+    unfreeze_layer_from_payload,
+    unfreeze_parameter_from_payload,
+)
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.model.site_freezing import (
     check_parameters_freeze,
@@ -19,6 +24,7 @@ from jqinject.model.site_freezing import (
     freeze_parameters,
     parameter_sites,
     unfreeze_parameters,
+    without_masters,
 )
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex, dotted
@@ -163,26 +169,37 @@ def _has_batches(average: SimpleMovingAverage) -> bool:
     return not is_concrete(count) or bool(jnp.all(count > 0))
 
 
-def unfreeze(model: Model) -> Model:
+def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
     """Restore the float weights of a model that was frozen with `keep_masters=True`, in training mode.
+
+    Weights whose float numbers are gone, such as those of `jqinject.formats.load`, may begin at their low-bit numbers
+    instead: they are then quantized by the same scales, committed (`jqinject.core.CommittedQuant`), to the same
+    numbers, until training moves them.
 
     Args:
         model: an NNX module.
+        from_payload: make float weights of the low-bit numbers where they were not kept.
 
     Returns:
         The model itself.
 
     Raises:
         TypeError: `model` is not an NNX module.
-        ValueError: the weights of a layer were not kept; nothing is changed then.
+        ValueError: the weights of a layer were not kept, or no quantizer is for them; nothing is changed then.
 
     Example:
         >>> from jqinject.nn import QuantLinear
         >>> layer = freeze(QuantLinear(4, 2, rngs=nnx.Rngs(0)), keep_masters=True)
         >>> unfreeze(layer).kernel.shape
         (4, 2)
+        >>> served = freeze(QuantLinear(4, 2, rngs=nnx.Rngs(0)))
+        >>> codes = served.frozen.quant_tensor().int()
+        >>> bool((unfreeze(served, from_payload=True).quant_weight().int() == codes).all())
+        True
     """
     _check_model(model, "unfreeze")
+    if from_payload:
+        _from_payload(ModelIndex(model))
     index = ModelIndex(model)
     layers = index.modules
     for layer in layers:
@@ -202,6 +219,33 @@ def unfreeze(model: Model) -> Model:
             module.settled = False
     model.train()
     return model
+
+
+def _from_payload(index: ModelIndex) -> None:
+    """Make float weights where none were kept."""
+    gone = {*without_masters(index)}
+    layers = [
+        (f"{dotted(path)}.{node.weight_name}".lstrip("."), node)
+        for path, node in index.places
+        if isinstance(node, QuantWeightLayer)
+        and node.frozen is not None
+        and vars(node).get(node.weight_name) is None
+    ]
+    layers = list({id(node): (path, node) for path, node in layers}.values())
+    parameters = {
+        id(node): (path, node)
+        for path, node in reversed(index.places)
+        if isinstance(node, FrozenParam) and dotted(path) in gone
+    }
+    for path, layer in layers:
+        frozen: Any = layer.frozen
+        check_payload(path, frozen.numbers, frozen.form)
+    for path, parameter in parameters.values():
+        check_payload(dotted(path), parameter.numbers, parameter.form)
+    for path, layer in layers:
+        unfreeze_layer_from_payload(layer, path)
+    for path, parameter in parameters.values():
+        unfreeze_parameter_from_payload(index, path, parameter)
 
 
 def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:

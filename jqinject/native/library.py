@@ -14,6 +14,7 @@ import jax
 FILE = Path(__file__).with_name("kernels.so")
 SOURCES = Path(__file__).with_name("kernels")
 PACKAGE = __name__.partition(".")[0]
+FUNCTIONS = ("int8_matmul", "int4_matmul", "group_matmul", "float_matmul")
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES = 1, 2
@@ -30,7 +31,7 @@ class Library:
     """The facts about a library.
 
     Attributes:
-        target: its name in XLA; None if it is not used.
+        target: the name of `int8_matmul` in XLA; None if the library is not used.
         reason: why it is not used, or that it is.
         rows: the maximum number of rows of a left operand that it is used for; None for any.
     """
@@ -38,6 +39,11 @@ class Library:
     target: str | None
     reason: str
     rows: int | None = None
+
+    def function(self, name: str) -> str:
+        """Another of its functions, by its name in XLA."""
+        assert self.target is not None, "asked before it is used"
+        return self.target.replace(FUNCTION, f"jqinject_{name}", 1)
 
 
 def library() -> Library:
@@ -98,6 +104,8 @@ def _found(path: str, variable: str) -> Library:
 def _loaded(path: str) -> tuple[int, str]:
     """The processor's instruction sets, and the library's name in XLA."""
     loaded = ctypes.CDLL(path)
-    target = FUNCTION if path == str(FILE) else f"{FUNCTION}:{path}"
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(loaded[FUNCTION]), platform="cpu")
-    return loaded.jqinject_cpu_features(), target
+    ending = "" if path == str(FILE) else f":{path}"
+    for name in FUNCTIONS:
+        function = jax.ffi.pycapsule(loaded[f"jqinject_{name}"])
+        jax.ffi.register_ffi_target(f"jqinject_{name}{ending}", function, platform="cpu")
+    return loaded.jqinject_cpu_features(), FUNCTION + ending

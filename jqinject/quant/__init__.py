@@ -319,6 +319,7 @@ from jqinject.quant.training.fp8 import (
     Fp8TrainingGrad as Fp8TrainingGrad,
     Fp8TrainingWeight as Fp8TrainingWeight,
 )
+from jqinject.quant.training.int8 import BitNet158 as BitNet158, Int8Training as Int8Training
 from jqinject.quant.training.mx import (
     MXFP4Training as MXFP4Training,
     MXFP4TrainingAct as MXFP4TrainingAct,

@@ -186,6 +186,11 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "scale_rounding": ("ScaleRounding", "how the power of two that a block shares is rounded"),
     "exponent_impl": ("Component", "from a block's largest magnitude to the exponent of its scale"),
     "group_size": ("int | tuple[int, int]", "elements of a group, or of a block along both axes"),
+    "collected_range": ("float | None", "a range that counts as collected; calibration replaces it"),
+    "collected_zero_point": (
+        "float | None",
+        "a distance below zero that counts as collected; calibration replaces it",
+    ),
     "group_dim": ("int | None", "the axis that is cut into groups"),
     "block_width": ("int", "groups beside each other that share a scale"),
     "block_dim": ("int | None", "the axis along which they are beside each other"),

@@ -78,3 +78,13 @@ def ordered(x: jax.Array, order: jax.Array) -> jax.Array:
 
 Measure = Callable[[jax.Array], MatrixGrid]
 """From matrices to the grid that their quantizer would choose for them."""
+
+
+def as_argument(measure: Measure) -> Measure:
+    """The same as an argument of a compiled function, which is compiled once for those that differ in arrays alone.
+
+    Args:
+        measure: a pytree; or any function, for which there is a program of its own.
+    """
+    opaque = jax.tree_util.all_leaves([measure])
+    return jax.tree_util.Partial(measure) if opaque else measure

@@ -104,6 +104,18 @@ def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) ->
     return next((rule for rule in rules if rule.takes_weights and any(map(rule.matches, paths))), None), name
 
 
+def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[Rule]) -> bool:
+    """Whether a rule quantizes the weight of a site.
+
+    Args:
+        site: of the float model's program.
+        model: the float model.
+        rules: given for it.
+    """
+    took, _ = rule_of(dotted(site.path), _module_of(site), model, rules)
+    return took is not None and (took.configures or took.quantizer("weight_quant") is not None)
+
+
 def why_not(rule: Rule | None) -> str:
     """Why a rule can carry no transform; empty if it can."""
     if rule is None:

@@ -74,8 +74,7 @@ class QuantizedParameter:
         Args:
             value: the parameter, or another one in its place.
         """
-        found = self.quantized(value)
-        return tuple(jnp.broadcast_to(x, value.shape) for x in (found.scale, found.zero_point))  # pyright: ignore
+        return measured(nnx.clone(self.proxy, graph=True), value, self.depth)
 
     def owners(self) -> np.ndarray:
         """For each number, in the shape of the parameter, which scale it has."""
@@ -151,6 +150,19 @@ class QuantizedParameter:
         for _ in range(self.depth):
             one = jax.vmap(one)
         return one(full, held)
+
+
+def measured(proxy: Any, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
+    """Scale and zero point of each number of a parameter, float32, in its shape.
+
+    Args:
+        proxy: of its quantizer; statistics may move.
+        value: the parameter.
+        depth: leading axes along which it is a stack of weights.
+    """
+    found = quantized_stack(proxy, value, depth)
+    scale, zero_point = (jnp.broadcast_to(x, value.shape) for x in (found.scale, found.zero_point))
+    return scale, zero_point
 
 
 def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:

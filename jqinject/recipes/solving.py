@@ -11,6 +11,7 @@ from jqinject.program import dotted
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.recipes.site_measure import SiteMeasure
 from jqinject.recipes.solvers.solver import Problem, Sharing, Solution, Solver
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite
@@ -108,16 +109,7 @@ class Solving:
             site: the site.
             given: its matrices as they are, which are measured already.
         """
-        known, grid = self._grid(site), self.parameter.grid
-
-        def measure(matrices: jax.Array) -> MatrixGrid:
-            if matrices is given:
-                return known
-            operand = site.as_operand(matrices)
-            scale, zero_point = self.parameter.measure(site.places.put(self.values, operand))
-            return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
-
-        return measure
+        return SiteMeasure.of(self.parameter, site, self.values, (given, self._grid(site)))
 
     def _sharing(self, site: ContractionSite) -> Sharing:
         proxy = self.parameter.proxy

@@ -18,8 +18,7 @@ from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.program import CALL, HELD, Call, Method, OpQuantizers, dotted, find_sites
 from jqinject.quant_tensor import IntQuantTensor, as_array
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import Online, transformed_input
@@ -128,12 +127,12 @@ class Work:
         Raises:
             ValueError: an input has no quantizer that holds the transform; the text names the site.
         """
-        held = None if not self.online else InputQuantizers(self.quantized)
+        held = None if not self.online else self.input_quantizers
         for site in [] if held is None else self.float_stream(self.calls[:1]).sites:
             online = self.online.get(site_path(site))
             if held is None or online is None:
                 continue
-            transform = held.transform_of(site, online)
+            transform = held.transform_of(site)
             if transform is not None:
                 online.fill(transform)
             else:
@@ -201,7 +200,7 @@ class Work:
     @property
     def input_quantizers(self) -> InputQuantizers:
         """The quantizers of the inputs of the quantized model's sites."""
-        return InputQuantizers(self.quantized, self.online)
+        return InputQuantizers(self.quantized, self.calls[0], self.online)
 
     @property
     def _transform_input(self) -> QuantizeInput | None:
@@ -231,16 +230,33 @@ def has_open_range(node: Any) -> bool:
     return ask is not None and node.has_range() is False
 
 
+def _beside_of(model: nnx.Module, call: Call) -> dict[str, str]:
+    """The name of the quantizer of each contraction's other operand, by the contraction's name in its method.
+
+    An input that several contractions read goes through one quantizer, which the first of them names.
+
+    Args:
+        model: quantized.
+        call: of it.
+    """
+    held = vars(model).get(HELD)
+    if not isinstance(held, OpQuantizers) or not len(held.held):
+        return {}
+    found = find_sites(model, held.policy, [call])
+    return {use.name.removeprefix(f"{call.name}:"): use.beside for use in found.uses if use.beside}
+
+
 class InputQuantizers:
     """The quantizers of the inputs of sites, in a quantized model.
 
     Args:
         model: quantized, in evaluation mode.
+        call: of it.
         online: path of a parameter -> the transform before the inputs of its sites.
     """
 
-    def __init__(self, model: nnx.Module, online: Mapping[str, Online] = {}) -> None:
-        self._online = online
+    def __init__(self, model: nnx.Module, call: Call, online: Mapping[str, Online] = {}) -> None:
+        self._online, self._beside = online, _beside_of(model, call)
         places = ModelIndex(model).places
         self._layers = {path: node for path, node in places if isinstance(node, QuantWeightLayer)}
         self._held: dict[str, Any] = {}
@@ -252,28 +268,27 @@ class InputQuantizers:
         """The quantizer of a site's input; None if it has none."""
         layer = self._layer(site)
         if layer is None:
-            return self._held.get(site.operand)
+            return self._between(site)
         depth = len(layer.weight_shape) - layer.weight_ndim
         return _at_turn(layer.input_quant, site.turn[:depth])
 
     def held_for(self, site: ContractionSite) -> Any:
         """The quantizer that the model holds for a site's input, of a stack that of all layers; None if it has none."""
         layer = self._layer(site)
-        return self._held.get(site.operand) if layer is None else layer.input_quant
+        return self._between(site) if layer is None else layer.input_quant
 
-    def transform_of(self, site: ContractionSite, online: Online) -> Any:
+    def transform_of(self, site: ContractionSite) -> Any:
         """The transform that the model holds before a site's input; None if it holds none.
 
         Args:
             site: of the model.
-            online: the transform that should be there.
         """
         proxy = self.held_for(site)
-        if proxy is None and self._layer(site) is None:
-            # Inputs that several contractions read go through one quantizer, which the first of them names.
-            alike = (each for each in self._held.values() if isinstance(each, ActQuantProxyFromInjector))
-            proxy = next((each for each in alike if each.pre_transform == online.transform), None)
         return None if proxy is None else proxy.pre_transform
+
+    def _between(self, site: ContractionSite) -> Any:
+        """The quantizer of the input of a contraction that is no layer of ours."""
+        return self._held.get(self._beside.get(site.operand.rpartition("_")[0], site.operand))
 
     def _layer(self, site: ContractionSite) -> Any:
         layer = self._layers.get(tuple(map(str, site.path[:-1])))

@@ -30,7 +30,7 @@ from jqinject.core import (
     StatsFromParameterScaling,
     ZeroZeroPoint,
 )
-from jqinject.core.stats.half_quadratic import masked_median, shrink_lp
+from jqinject.core.stats.half_quadratic_search import masked_median, shrink_lp
 from jqinject.core.stats.line_search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
 from jqinject.ops.devices.over import Over

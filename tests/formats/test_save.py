@@ -1,10 +1,12 @@
 """Frozen models as files of compressed-tensors: what is read back is what was frozen, to the bit."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -181,6 +183,96 @@ def test_rows_of_llamas_heads_are_turned_into_llama_cpps_order_and_back(tmp_path
     }
     kept = load(Heads(), found, names=as_they_lie).layers[0]["self_attn"]["q_proj"].kernel[...]
     np.testing.assert_allclose(kept.T.reshape(2, 4, 2, 64), turned, rtol=1e-6)
+
+
+# --- our own layout
+
+
+class Own(nnx.Module):
+    """Weights of every kind, one of which a loop runs over and one of which the model contracts by itself."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.up = nnx.Linear(64, 16, rngs=rngs)
+        self.heads = nnx.LinearGeneral(16, (2, 8), use_bias=False, rngs=rngs)
+        self.table = nnx.Linear(64, 8, use_bias=False, rngs=rngs)
+        self.uneven = nnx.Linear(64, 6, use_bias=False, rngs=rngs)
+        self.conv = nnx.Conv(1, 3, (3, 3), rngs=rngs)
+        self.own = nnx.Param(jax.random.normal(jax.random.key(3), (3, 16, 4)))
+
+    def __call__(self, x: jax.Array) -> Any:
+        own = jnp.einsum("bi,lio->lbo", self.up(x), self.own[...])
+        seen = self.conv(x.reshape(-1, 8, 8, 1)).sum()
+        return self.heads(self.up(x)), self.table(x), self.uneven(x), own, seen
+
+
+OWN_RULES = (
+    Rule("up", weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow),
+    Rule("heads", **UINT4 | {"weight_group_size": 8}),
+    Rule("table", weight_quant=NF4WeightPerGroupFloat, weight_group_size=16),
+    Rule("uneven", weight_quant=NVFP4Weight, input_quant=NVFP4Act),
+    Rule("conv", weight_quant=Int8WeightPerChannelFloat, weight_bit_width=3),
+    Rule("own", weight_quant=Int8WeightPerChannelFloat),
+)
+
+
+def inputs_of_own() -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (3, 64))
+
+
+@pytest.mark.lengthy
+def test_our_own_layout_keeps_every_kind_of_weight(tmp_path: Path) -> None:
+    x = inputs_of_own()
+    served = freeze(quantize(Own(), OWN_RULES, inputs=(x,)))
+    folder = save(served, tmp_path / "own", method="jqinject")
+    again = load(Own(), folder, inputs=(x,))
+    for ours, theirs in zip(again(x), served(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert (folder / "model.safetensors").stat().st_size < 12_000
+
+
+STORED = Path(__file__).parent / "data" / "own_version_1"
+
+
+def test_a_checkpoint_of_the_first_version_is_read() -> None:
+    net: Any = load(Stored(), STORED)
+    with np.load(STORED / "arrays.npz") as arrays:
+        for name in ("up", "down"):
+            np.testing.assert_array_equal(getattr(net, name).kernel[...], arrays[f"{name}.kernel"])
+        np.testing.assert_allclose(net(jnp.asarray(arrays["x"])), arrays["y"], rtol=1e-6, atol=1e-6)
+
+
+class Stored(nnx.Module):
+    """What the stored checkpoint is for."""
+
+    def __init__(self) -> None:
+        self.up = nnx.Linear(32, 16, rngs=nnx.Rngs(0))
+        self.down = nnx.Linear(16, 4, use_bias=False, rngs=nnx.Rngs(1))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(nnx.relu(self.up(x)))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            ('"format_version": 1', '"format_version": 2'),
+            r"(?s)format_version is 2; this release reads up to 1.*newer",
+        ),
+        (('"format_version": 1', '"format_version": "1"'), "format_version is '1', expected an integer"),
+        (('"kind": "int"', '"kind": "ints"'), r"weights\.\S+: kind is 'ints'"),
+        (('"signed"', '"singed"'), r"weights\.\S+: singed is not known"),
+    ],
+)
+def test_versions_and_settings_that_are_not_known_are_refused(
+    change: tuple[str, str], match: str, tmp_path: Path
+) -> None:
+    shutil.copytree(STORED, tmp_path / "changed")
+    config = tmp_path / "changed" / "config.json"
+    config.write_text(config.read_text().replace(*change))
+    with pytest.raises(CheckpointError, match=match):
+        read_checkpoint(config.parent)
 
 
 def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ class ParameterFromRuntimeStatsScaling(Collected):
 
     Args:
         collect_stats_steps: N, at least 1.
+        collected_range: a statistic that counts as collected, so that it is learned at once; None for none.
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.
@@ -220,6 +221,7 @@ class ParameterFromRuntimeStatsScaling(Collected):
         restrict_scale_threshold_impl: Restrict | None = None,
         scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
         scaling_min_val: float | None = None,
+        collected_range: float | None = None,
     ) -> None:
         super().__init__(
             scaling_stats_impl,
@@ -231,6 +233,8 @@ class ParameterFromRuntimeStatsScaling(Collected):
         )
         restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
         assign(self, rule=_rule(self, restrictions, scaling_min_val))
+        if collected_range is not None:
+            self._begin(self.rule, collected_range)
 
     def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scale, float32; collects and hands over in training mode."""

@@ -200,6 +200,13 @@ class Collected(_Averaged):
         self.value.set_value(kept)
         return Number(stat, kept, collecting)
 
+    def _begin(self, domain: Domain, collected: float) -> None:
+        """Count a statistic as collected."""
+        stored = domain.to_stored(float_array(collected, self.collection.shape))
+        self.value.set_value(stored)
+        self.buffer.set_value(stored)
+        self.counter.set_value(int_array(self.collection.steps + 1))
+
     def _settled(self, domain: Domain) -> jax.Array:
         """The parameter in evaluation: made from the buffer until training fills it. Changes no state."""
         still_collecting = self.counter.get_value() <= self.collection.limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,21 +21,29 @@ class Transform(Component):
     function in float is that of `x w`. A subclass without Variables is a value, compared by its parts.
     """
 
+    @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x T`.
 
         Args:
             x: `(..., channels)`, float.
-        """
-        raise NotImplementedError
 
+        Raises:
+            TypeError: the class does not define it.
+        """
+        return super().__call__(x)
+
+    @abstractmethod
     def inverse(self, x: jax.Array) -> jax.Array:
         """`x T^-1`.
 
         Args:
             x: `(..., channels)`, float.
+
+        Raises:
+            TypeError: the class does not define it.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no inverse.\n  cure: define inverse")
 
     def dual(self, w: jax.Array) -> jax.Array:
         """`w T^-T`: the rows of a weight `(..., channels)` that contracts `x T` as it contracted `x`.

@@ -81,6 +81,8 @@ class ParameterFromRuntimeZeroPoint(Collected):
         zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
             calibration takes too unless a momentum is named.
 
+        collected_zero_point: a distance that counts as collected, so that it is learned at once; None for none.
+
     Raises:
         TypeError: when `collect_stats_steps` is not an int.
         ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (when called).
@@ -107,6 +109,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
         zero_point_shape: tuple[int, ...],
         zero_point_stats_input_view_shape_impl: View,
         zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
+        collected_zero_point: float | None = None,
     ) -> None:
         super().__init__(
             zero_point_stats_impl,
@@ -117,6 +120,8 @@ class ParameterFromRuntimeZeroPoint(Collected):
             of="zero_point",
         )
         assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+        if collected_zero_point is not None:
+            self._begin(DISTANCE, collected_zero_point)
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero point, float32; collects and hands over in training mode."""

@@ -134,7 +134,7 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
     """
     form = form.fitted(numbers["value"].shape)
     groups, cut = form.groups, form.cut
-    payload, scale, zero = _read(numbers, form)
+    payload, scale, zero = parts_of(numbers, form)
     if groups is None:
         return _tensor(form, payload, scale, zero)
     if cut is not None:
@@ -163,11 +163,27 @@ def integers_of(
     sums = numbers.get("sums")
     known = summed is None or {*summed} == {*form.stored.summed}
     zero = whole.zero_point if "zero_point" in numbers else None
-    return Affine(whole.payload, whole.scale, zero, sums if known else None)
+    packed = numbers["value"] if form.stored.packed_bits == 4 and stores_last(form, summed) else None
+    return Affine(whole.payload, whole.scale, zero, sums if known else None, packed)
 
 
-def _read(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Payload, scale and zero point as stored, except for packing and the order of axes."""
+def stores_last(form: FrozenForm, summed: tuple[int, ...] | None) -> bool:
+    """Whether a contraction sums over the axes of the weight that are stored last, in their own order.
+
+    Args:
+        form: of the weight, fitted.
+        summed: the axes; None for those that are stored last.
+    """
+    stored = form.stored.summed
+    if summed is not None:
+        axes = summed if form.groups is None else with_two_axes(summed, form.groups.dim % len(form.shape))
+        if {*axes} != {*stored}:
+            return False
+    return tuple(sorted(stored)) == stored
+
+
+def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Payload, scale and zero point as stored, except for packing and the order of axes; `form` is fitted."""
     stored, value, scale = form.stored, numbers["value"], numbers["scale"].astype(jnp.float32)
     whole_bytes = stored.packed_bits is None
     payload = jax.lax.transpose(value, stored.back) if whole_bytes else stored.payload(value)
@@ -189,7 +205,7 @@ def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: 
 
 def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
     """The integers in pieces of groups that no shard divides, each with the scale of its group."""
-    payload, scale, zero = _read(numbers, form)
+    payload, scale, zero = parts_of(numbers, form)
     length = payload.shape[cut.axis]
     pieces = split_groups(payload, cut.piece, cut.axis)
     offset = cut.of_pieces(zero, length) if "zero_point" in numbers else None

@@ -14,6 +14,7 @@ import numpy as np
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
 from jqinject.dot.geometry.parts import Block, in_parts, part
 from jqinject.dot.kernels.accumulate import accumulation
+from jqinject.dot.kernels.groups import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.ops.devices.one_device import eagerly, on_one_device
@@ -32,12 +33,14 @@ class Affine(NamedTuple):
         zero_point: integers, broadcast against the payload; None for 0, which saves the corrections.
         sums: int32, the payload summed over the contracted axes, kept with size 1; None to sum when needed. Known for a
             frozen weight.
+        packed: integers in 4 bits as a frozen weight stores them, two a byte, summed axes last; None otherwise.
     """
 
     payload: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None = None
     sums: jax.Array | None = None
+    packed: jax.Array | None = None
 
     def signed(self) -> Affine:
         """The same numbers as signed bytes: `q - 128` for unsigned ones, with the zero point shifted likewise.
@@ -69,7 +72,7 @@ class Affine(NamedTuple):
     def part(self, axes: tuple[int, ...], block: Block) -> Affine:
         """The part in a block along some axes, over which neither scale nor zero point varies."""
         payload = part(self.payload, axes, block)
-        return self if payload is self.payload else self._replace(payload=payload, sums=None)
+        return self if payload is self.payload else self._replace(payload=payload, sums=None, packed=None)
 
 
 @jax.tree_util.register_dataclass
@@ -120,8 +123,9 @@ def keeps_integers(x: Any) -> bool:
 def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point known to be 0 is omitted."""
     integers = x.int() if x.payload is None else x.payload
-    # Outside a program nothing could be fused.
-    integers = settled(integers) if isinstance(integers, jax.core.Tracer) else integers
+    # Stored integers lie as they are contracted, and outside a program nothing could be fused.
+    just_rounded = isinstance(integers, jax.core.Tracer) and not x.is_stored
+    integers = settled(integers) if just_rounded else integers
     return Affine(integers, x.scale, None if known_zero_point(x) else x.zero_point)
 
 
@@ -168,8 +172,25 @@ def affine_dot_general(
     grouped = varying_pairs(dims, *shapes)
     if not grouped:
         return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
-    y = _whole(lhs, rhs, dims.along(grouped), accumulator_dtype, None)
-    return y.sum(tuple(range(len(grouped)))).astype(dtype)
+    by_group = _GroupByGroup(dims.along(grouped), len(grouped), accumulator_dtype)
+    meshes = jax.typeof(lhs.payload).sharding.mesh, jax.typeof(rhs.payload).sharding.mesh
+    divided = any(not mesh.empty and mesh.explicit_axes for mesh in meshes)
+    alone = len(grouped) == 1 and accumulator_dtype is None and not divided
+    y = contract_groups(lhs, rhs, dims, grouped[0], by_group) if alone else by_group(lhs, rhs)
+    return y.astype(dtype)
+
+
+@dataclass(frozen=True)
+class _GroupByGroup:
+    """Whole outputs of groups, summed in float32."""
+
+    dims: Dimensions
+    axes: int
+    accumulator_dtype: Any
+
+    def __call__(self, lhs: Affine, rhs: Affine) -> jax.Array:
+        y = _whole(lhs, rhs, self.dims, self.accumulator_dtype, None)
+        return y.sum(tuple(range(self.axes)))
 
 
 def _whole(
@@ -179,7 +200,7 @@ def _whole(
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
     accumulator, longest = accumulation(lengths, *dtypes, accumulator_dtype)
     if math.prod(lengths) <= longest and lhs.zero_point is None and rhs.zero_point is None:
-        y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
+        y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
     elif math.prod(lengths) <= longest:
         y = _exact(lhs, rhs, dims, accumulator, out_sharding)
     else:
@@ -195,7 +216,12 @@ def _whole(
 
 
 def integer_contraction(
-    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, out_sharding: Any = None
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: Dimensions,
+    accumulator: np.dtype,
+    out_sharding: Any = None,
+    packed: jax.Array | None = None,
 ) -> jax.Array:
     """Products of integers summed in `accumulator`, by the kernel of the platform that the program is lowered for.
 
@@ -203,20 +229,22 @@ def integer_contraction(
         lhs, rhs: arrays of integer dtypes, not necessarily the same.
         dims, out_sharding: as for `lax.dot_general`.
         accumulator: a signed integer dtype that holds the sums.
+        packed: the right operand as `Affine.packed`, for a kernel that reads it so.
     """
-    meshes = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
     divisible = Divisible(dims, accumulator, out_sharding)
     # Operands whose type has explicit axes of a mesh must not be reshaped.
+    meshes = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
     if out_sharding is not None or any([not mesh.empty and bool(mesh.explicit_axes) for mesh in meshes]):
         return divisible(lhs, rhs)
     traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
     run = on_one_device if traced else eagerly
-    return run(Alone(dims, accumulator), divisible, lhs, rhs)
+    arrays = (lhs, rhs) if packed is None else (lhs, rhs, packed)
+    return run(Alone(dims, accumulator), divisible, *arrays)
 
 
 def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:
     """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it."""
-    y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
+    y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
     if lhs.zero_point is None and rhs.zero_point is None:
         return y
 

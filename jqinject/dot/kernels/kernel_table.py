@@ -25,11 +25,13 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.patches import Window
+from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_of
 from jqinject.native import int8_matmul, takes
+from jqinject.native.stored_matmul import int4_matmul
 from jqinject.ops.devices.mapped import varying_with
 from jqinject.ops.devices.one_device import on_one_device
 
-Kernel = Callable[[jax.Array, jax.Array, Dimensions, np.dtype], jax.Array]
+Kernel = Callable[..., jax.Array]
 Convolve = Callable[[jax.Array, jax.Array], jax.Array]
 # From 0.12 on XLA's own convolution of bytes is faster than a product of patches (3 x 3, 64 to 256 channels).
 XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
@@ -43,12 +45,12 @@ class Alone:
     dims: Dimensions
     accumulator: np.dtype
 
-    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        def bound(kernel: Kernel) -> Callable[[jax.Array, jax.Array], jax.Array]:
-            return lambda a, b: kernel(a, b, self.dims, self.accumulator)
+    def __call__(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
+        def bound(kernel: Kernel) -> Callable[..., jax.Array]:
+            return lambda a, b, *packed: kernel(a, b, self.dims, self.accumulator, *packed)
 
         tables = {platform: bound(kernel) for platform, kernel in KERNELS.items()}
-        return jax.lax.platform_dependent(lhs, rhs, default=bound(_as_it_is), **tables)
+        return jax.lax.platform_dependent(lhs, rhs, *packed, default=bound(_as_it_is), **tables)
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Divisible:
     accumulator: np.dtype
     out_sharding: Any = None
 
-    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def __call__(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
         def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-            return _as_it_is(lhs, rhs, self.dims, self.accumulator, self.out_sharding)
+            return _as_it_is(lhs, rhs, self.dims, self.accumulator, out_sharding=self.out_sharding)
 
         if all(jnp.iinfo(x.dtype).bits >= 8 for x in (lhs, rhs)):
             return product(lhs, rhs)
@@ -134,14 +136,29 @@ def _row_major(x: jax.Array) -> jax.Array:
 
 
 def _as_it_is(
-    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, out_sharding: Any = None
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: Dimensions,
+    accumulator: np.dtype,
+    packed: jax.Array | None = None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     return jax.lax.dot_general(
         lhs, rhs, dims.numbers, preferred_element_type=accumulator, out_sharding=out_sharding
     )
 
 
-def _on_cpu(lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype) -> jax.Array:
+def _on_cpu(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: Dimensions,
+    accumulator: np.dtype,
+    packed: jax.Array | None = None,
+) -> jax.Array:
+    if packed is not None:
+        y = _packed_on_cpu(lhs, rhs, dims, accumulator, packed)
+        if y is not None:
+            return y
     # XLA has no product of two 4-bit arrays on CPUs (its verifier refuses the program).
     lhs, rhs = _at_least_a_byte(lhs), _at_least_a_byte(rhs)
     known = all(
@@ -162,6 +179,24 @@ def _on_cpu(lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dt
     rows = len(left)
     left = jnp.pad(left, ((0, 1), (0, 0))) if rows == 1 else left
     return _as_it_is(left, right, MATRICES, accumulator)[:rows].reshape(*free[0], *free[1])
+
+
+def _packed_on_cpu(
+    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, packed: jax.Array
+) -> jax.Array | None:
+    """The product with numbers in 4 bits as they are stored; None if the kernel does not take it."""
+    rows = rows_of(lhs.shape, rhs.shape, dims)
+    table = TABLES.get(rhs.dtype.name)
+    signed = jnp.issubdtype(lhs.dtype, jnp.signedinteger) and jnp.iinfo(lhs.dtype).bits <= 8
+    if rows is None or table is None or not signed:
+        return None
+    right = packed_rows(packed, rhs.shape, rows, len(dims.rhs_free))
+    left = as_rows(lhs.astype(jnp.int8), rows.lhs, len(dims.lhs_free))
+    if right is None or not takes(left, left, accumulator, len(left)):
+        return None
+    y = varying_with(int4_matmul(left, right, table), left, right)
+    shape = [lhs.shape[axis] for axis in dims.lhs_free] + [rhs.shape[axis] for axis in dims.rhs_free]
+    return y.reshape(shape)
 
 
 def _by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:

@@ -36,12 +36,14 @@ class Leaf:
     Attributes:
         codes, scale, zero_point: its arrays.
         qtype: what the codes are, if the tree says so.
+        tile: numbers of a tile, the last of which may be short; None for tiles that fill their axis.
     """
 
     codes: Any
     scale: Any
     zero_point: Any = None
     qtype: str = ""
+    tile: int | None = None
 
 
 def read_tree(tree: Mapping[Any, Any]) -> tuple[str, list[StoredMatrix], dict[str, Tensor]]:
@@ -170,72 +172,107 @@ def _format(name: str, leaf: Leaf) -> NumberFormat:
 
 
 def _matrix(name: str, leaf: Leaf) -> StoredMatrix:
-    """A quantized array as the rows of a matrix: its axes with a scale for each index, by all others."""
-    shape, of_scale = tuple(leaf.codes.shape), tuple(np.shape(leaf.scale))
-    of_zero = of_scale if leaf.zero_point is None else tuple(np.shape(leaf.zero_point))
-    fits = len(shape) == len(of_scale) and all(
-        each and n % each == 0 for n, each in zip(shape, of_scale, strict=False)
-    )
-    if not shape or not fits or of_zero != of_scale:
-        raise CheckpointError(
-            f"{name} has codes of {shape}, scales of {of_scale}"
-            f"{'' if of_zero == of_scale else f', zero points of {of_zero}'}: along each axis the codes are whole "
-            "tiles of the scales"
-        )
-    tiled = [at for at, (n, each) in enumerate(zip(shape, of_scale, strict=True)) if 1 < each < n]
-    if len(tiled) > 1:
-        raise CheckpointError(f"{name} has tiles along the axes {tiled}; one axis can have them")
-    outs = [
-        at
-        for at, (n, each) in enumerate(zip(shape, of_scale, strict=True))
-        if each == n and (n > 1 or at == len(shape) - 1)
-    ]
-    ins = [at for at in range(len(shape)) if at not in (*outs, *tiled)] + tiled
-    if not outs and len(ins) > 1 and not tiled:
-        outs, ins = ins[-1:], ins[:-1]
     form = _format(name, leaf)
-    tile = shape[ins[-1]] // of_scale[ins[-1]] if ins else 1
-    wide = math.prod(shape[at] for at in ins) if not tiled else tile
-    decode: Callable[[], Numbers] = partial(_decode, leaf, form, outs, ins, wide)
-    letters = [f"a{at}" for at in range(len(shape))]
-    rows = " ".join(letters[at] for at in outs) or "one"
-    columns = " ".join(letters[at] for at in ins) or "one"
-    axes = f"({rows}) ({columns}) -> {' '.join(letters)}" if outs and ins else None
-    if axes is None:
-        raise CheckpointError(f"{name} has one scale for each number, or for none")
-    made = (math.prod(shape[at] for at in outs), math.prod(shape[at] for at in ins))
-    parts = tuple(
-        f"{name}.{end}" for end in ("qvalue", "scale") + (("zero_point",) if form.has_zero_point else ())
-    )
-    size = math.prod(shape) * form.bits // 8
-    found = StoredMatrix(name, made, form, f"tree of {form.label}", parts, size, decode)
-    return replace(found, axes=axes, parameter_shape=shape)
-
-
-def _decode(leaf: Leaf, form: NumberFormat, outs: list[int], ins: list[int], block: int) -> Numbers:
-    def rows(x: Any) -> np.ndarray:
-        x = np.asarray(x)
-        x = x.transpose(*outs, *ins)
-        return np.ascontiguousarray(x.reshape(math.prod(x.shape[: len(outs)]), -1))
-
-    codes = rows(leaf.codes)
-    if form.kind == "float" and form.bits == 4:
-        codes = codes.view(np.uint8)
-    elif form.kind != "float":
-        codes = codes.astype(np.int8 if form.kind == "int" and form.signed else np.uint8)
-    scale = rows(leaf.scale)
-    if scale.dtype == np.dtype(ml_dtypes.float8_e4m3fn):
-        scale = scale.astype(np.float32)
-    zero = None if leaf.zero_point is None else rows(leaf.zero_point)
-    if zero is not None and not np.issubdtype(zero.dtype, np.integer):
-        zero = (
-            zero.astype(np.int8 if form.signed else np.uint8)
-            if zero.dtype.itemsize == 1
-            else zero.astype(np.float32)
-        )
     table = E2M1 if (form.kind, form.bits) == ("float", 4) else None
     if form.kind == "table":
         from jqinject.ops import NF4  # imports JAX, which such arrays come from
 
         table = NF4.table
-    return Numbers(codes, scale, (1, block), zero, table=table)
+    return matrix_of_leaf(name, leaf, form, table)
+
+
+def matrix_of_leaf(
+    name: str, leaf: Leaf, form: NumberFormat, table: np.ndarray | None = None, factor: Any = None
+) -> StoredMatrix:
+    """A quantized array as the rows of a matrix: its axes with a scale for each index, by all others.
+
+    Args:
+        name: of the parameter.
+        leaf: its arrays.
+        form: what the codes are.
+        table: numbers by their codes.
+        factor: of all scales; an array, read when it is needed.
+
+    Raises:
+        CheckpointError: the scales do not fit the codes.
+    """
+    shape, of_scale = tuple(leaf.codes.shape), tuple(np.shape(leaf.scale))
+    outs, ins, tile = _sides(name, leaf, shape, of_scale)
+    decode: Callable[[], Numbers] = partial(_decode, leaf, form, table, factor, outs, ins, tile)
+    letters = [f"a{at}" for at in range(len(shape))]
+    rows, columns = (" ".join(letters[at] for at in side) for side in (outs, ins))
+    sizes = [math.prod(shape[at] for at in side) for side in (outs, ins)]
+    ends = ("qvalue", "scale", *(("zero_point",) if form.has_zero_point else ()))
+    parts = tuple(f"{name}.{end}" for end in ends)
+    size = math.prod(shape) * form.bits // 8
+    found = StoredMatrix(name, (sizes[0], sizes[1]), form, f"tree of {form.label}", parts, size, decode)
+    return replace(found, axes=f"({rows}) ({columns}) -> {' '.join(letters)}", parameter_shape=shape)
+
+
+def _sides(
+    name: str, leaf: Leaf, shape: tuple[int, ...], of_scale: tuple[int, ...]
+) -> tuple[list[int], list[int], int | None]:
+    """The axes of rows and of columns, the last of which has the tiles; and their size."""
+    of_zero = of_scale if leaf.zero_point is None else tuple(np.shape(leaf.zero_point))
+    both = list(enumerate(zip(shape, of_scale, strict=False)))
+    tiles = {at: leaf.tile or n // max(each, 1) for at, (n, each) in both if 1 < each < n}
+    fits = all(each in (1, n) or (at in tiles and -(-n // tiles[at]) == each) for at, (n, each) in both)
+    if not shape or len(shape) != len(of_scale) or not fits or of_zero != of_scale:
+        raise CheckpointError(
+            f"{name} has codes of {shape}, scales of {of_scale}"
+            f"{'' if of_zero == of_scale else f', zero points of {of_zero}'}: along each axis the codes are whole "
+            "tiles of the scales"
+        )
+    if len(tiles) > 1:
+        raise CheckpointError(f"{name} has tiles along the axes {list(tiles)}; one axis can have them")
+    outs = [at for at, (n, each) in both if each == n > 1]
+    ins = [at for at, _ in both if at not in outs and at not in tiles] + list(tiles)
+    if not outs and ins:
+        outs, ins = ins[:1], ins[1:]
+        if outs[0] in tiles or (not tiles and len(both) > 1):
+            outs, ins = [both[-1][0]], [at for at, _ in both[:-1]]
+    if not outs or not ins or outs[0] in tiles:
+        raise CheckpointError(f"{name} has one scale for each of its numbers, {shape}")
+    tile = tiles.get(ins[-1])
+    ragged = tile is not None and shape[ins[-1]] % tile
+    if ragged and math.prod(shape[at] for at in ins[:-1]) > 1:
+        raise CheckpointError(
+            f"{name}: tiles of {tile} do not fill {shape[ins[-1]]} numbers of one axis of several"
+        )
+    return outs, ins, tile
+
+
+def _decode(
+    leaf: Leaf,
+    form: NumberFormat,
+    table: np.ndarray | None,
+    factor: Any,
+    outs: list[int],
+    ins: list[int],
+    tile: int | None,
+) -> Numbers:
+    shape = leaf.codes.shape
+    columns = math.prod(shape[at] for at in ins)
+
+    def rows(x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        if tile is not None:  # scales that further columns share
+            x = np.broadcast_to(x, [shape[at] if at in ins[:-1] else n for at, n in enumerate(x.shape)])
+        x = x.transpose(*outs, *ins)
+        return np.ascontiguousarray(x.reshape(math.prod(x.shape[: len(outs)]), -1))
+
+    codes = rows(leaf.codes)
+    if form.kind == "float" and form.bits < 8:
+        codes = codes.view(np.uint8)
+    elif form.kind != "float":
+        codes = codes.astype(np.int8 if form.kind == "int" and form.signed else np.uint8)
+    scale = rows(leaf.scale)
+    if scale.dtype == np.dtype(ml_dtypes.float8_e4m3fn) and factor is None:
+        scale = scale.astype(np.float32)
+    zero = None if leaf.zero_point is None else rows(leaf.zero_point)
+    if zero is not None and re.fullmatch(r"u?int[2-8]", zero.dtype.name):
+        zero = zero.astype(np.int8 if form.signed else np.uint8)
+    elif zero is not None and not np.issubdtype(zero.dtype, np.integer):
+        zero = zero.astype(np.float32)
+    whole = None if factor is None else np.float32(np.asarray(factor).reshape(()))
+    return Numbers(codes, scale, (1, columns if tile is None else tile), zero, factor=whole, table=table)

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from flax import nnx
 
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.errors import CheckpointError
+from jqinject.formats.loading.axes import Axes
 from jqinject.formats.loading.gguf_names import published_order
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
@@ -225,18 +227,15 @@ def _arrays(
 
 def _maker(checkpoint: Checkpoint, each: Assignment, dtype: Any) -> Any:
     def make(layer: Any, stack: int) -> Any:
-        rows = _gathered(checkpoint, each)
+        rows, axes = _gathered(checkpoint, each), each.axes
         lead = each.depth[:stack]
         if len(each.depth) < stack:
-            raise CheckpointError(
-                f"{each.path} is a stack of layers, but one matrix is for it.\n  cure: names that stack matrices"
-            )
+            lead, rows, axes = _taken_apart(rows, each, stack)
         summed, sums = layer.summed_axes(), layer.axes_of_sums()
         if not lead:
-            return numbers_of(rows, each.axes, dict(each.sizes), dtype, summed, sums)
+            return numbers_of(rows, axes, dict(each.sizes), dtype, summed, sums)
         made = [
-            numbers_of(_at(rows, at, len(lead)), each.axes, dict(each.sizes), dtype, summed, sums)
-            for at in np.ndindex(*lead)
+            numbers_of(_at(rows, at), axes, dict(each.sizes), dtype, summed, sums) for at in np.ndindex(*lead)
         ]
         numbers = {
             name: jnp.stack([one[0][name] for one in made]).reshape(*lead, *made[0][0][name].shape)
@@ -247,7 +246,25 @@ def _maker(checkpoint: Checkpoint, each: Assignment, dtype: Any) -> Any:
     return make
 
 
-def _at(rows: Rows, at: tuple[int, ...], lead: int) -> Rows:
+def _taken_apart(rows: Rows, each: Assignment, stack: int) -> tuple[tuple[int, ...], Rows, Axes]:
+    """The matrices of a stack that is stored as one, whose rows are those of one layer after the other."""
+    names = each.axes.outputs[:stack]
+    if each.depth or len(names) < stack or each.axes.target[:stack] != tuple((name,) for name in names):
+        raise CheckpointError(
+            f"{each.path} is a stack of layers, but one matrix is for it.\n  cure: names that stack matrices"
+        )
+    lead, whole = tuple(each.sizes[name] for name in names), rows.whole
+
+    def split(x: np.ndarray) -> np.ndarray:
+        return x.reshape(*lead, -1, x.shape[-1])
+
+    zero = None if whole.zero_point is None else split(whole.zero_point)
+    factor = None if whole.factor is None else np.broadcast_to(whole.factor, lead)
+    apart = replace(whole, codes=split(whole.codes), scale=split(whole.scale), zero_point=zero, factor=factor)
+    return lead, apart, Axes(each.axes.outputs[stack:], each.axes.inputs, each.axes.target[stack:])
+
+
+def _at(rows: Rows, at: tuple[int, ...]) -> Rows:
     """One matrix of a stack."""
 
     def one(x: np.ndarray | None) -> np.ndarray | None:

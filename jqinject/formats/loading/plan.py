@@ -171,6 +171,8 @@ def _number(text: str) -> Any:
 
 def _by_likeness(name: str, shapes: Mapping[str, Any], checkpoint: Checkpoint) -> list[Found]:
     """The parameter that has the same path, except for what the root and the leaf are called."""
+    if checkpoint.is_tree and name in shapes:
+        return [(name, ((), 0), 0, 1, Name(name, name))]
     own = (name, published_name(name)) if checkpoint.method == "gguf" else (name,)
     called: dict[str, str] = {}
     for each in reversed(own):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jqinject.core.scaling import ConstScaling
-from jqinject.core.zero_point import ParameterZeroPoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (
@@ -71,24 +70,19 @@ def _static(given: InputFormat) -> Any:
     if given.kind == "float":
 
         class StaticFloatInput(Fp8e4m3OCPActPerTensorFloat):
-            scaling_impl = ConstScaling
-            scaling_init = scale * LARGEST
+            collected_range = scale * LARGEST
 
         return StaticFloatInput
     if given.zero_point is None:
 
         class StaticInput(Int8ActPerTensorFloat):
-            scaling_impl = ConstScaling
-            scaling_init = scale * BELOW_ZERO
+            collected_range = scale * BELOW_ZERO
 
         return StaticInput
 
     class StaticShiftedInput(ShiftedUint8ActPerTensorFloat):
-        scaling_impl = ConstScaling
-        scaling_init = scale * (2 * BELOW_ZERO - 1)
-        zero_point_impl = ParameterZeroPoint
-        zero_point_init = (float(given.zero_point[0]) + BELOW_ZERO) * scale
-        zero_point_shape = ()
+        collected_range = scale * (2 * BELOW_ZERO - 1)
+        collected_zero_point = (float(given.zero_point[0]) + BELOW_ZERO) * scale
 
     return StaticShiftedInput
 

@@ -22,7 +22,7 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
 )
 
-NAMES = {(4, 3): "e4m3", (2, 1): "e2m1", (2, 3): "e2m3"}
+NAMES = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn": "e2m1", "float6_e2m3fn": "e2m3"}
 SCALES = {"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}
 
 
@@ -44,7 +44,7 @@ def rows_of_frozen(weight: Weight) -> Rows:
         raise CheckpointError(
             f"{path}: groups that cross shards are not written.\n  cure: gather the model first"
         )
-    kind, payload = _codes(inner, form, path)
+    kind, payload = codes_of(inner, form, path)
     codes = payload if groups is None else np.asarray(groups.join(payload))
     placed = _Placed(weight, groups, codes.shape)
     zero = placed(numbers["zero_point"]) if "zero_point" in numbers else None
@@ -57,7 +57,7 @@ def rows_of_frozen(weight: Weight) -> Rows:
         kind,
         int(bits),
         signed=form.signed,
-        name=_name(form),
+        name=name_of(form),
         scale=SCALES.get(scale.dtype.name, "float"),
         has_zero_point=zero is not None,
     )
@@ -109,20 +109,31 @@ class _Placed:
         return np.ascontiguousarray(found.reshape(self.rows, -1))
 
 
-def _codes(inner: Any, form: FrozenForm, path: str) -> tuple[str, Any]:
+def codes_of(inner: Any, form: FrozenForm, path: str) -> tuple[str, Any]:
+    """What kind the codes of a weight are, and the codes.
+
+    Args:
+        inner: the weight, with its groups as an axis.
+        form: its form.
+        path: of the weight, for errors.
+
+    Raises:
+        CheckpointError: no file holds such numbers.
+    """
     if isinstance(inner, IntQuantTensor):
         if form.bit_width > 8:
             raise CheckpointError(f"{path} has {form.bit_width} bits; files hold at most 8")
         return "int", np.asarray(inner.int().astype(np.int16)).astype(np.int8 if form.signed else np.uint8)
     if isinstance(inner, CodebookQuantTensor):
         return "table", np.asarray(inner.codes())
-    if isinstance(inner, FloatQuantTensor) and _name(form):
+    if isinstance(inner, FloatQuantTensor) and name_of(form):
         return "float", np.asarray(inner.payload() if inner.bit_width == 8 else inner.codes())
     raise CheckpointError(f"{path} has a minifloat, {form.format}, that no format of a checkpoint knows")
 
 
-def _name(form: FrozenForm) -> str:
+def name_of(form: FrozenForm) -> str:
+    """The name of a minifloat in `NumberFormat`; empty for any other."""
     found = form.format
     if found is None or isinstance(found, Codebook):
         return ""
-    return NAMES.get((found.exponent_bit_width, found.mantissa_bit_width), "")
+    return NAMES.get(np.dtype(found.dtype).name, "") if found.dtype is not None else ""

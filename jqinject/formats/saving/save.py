@@ -25,11 +25,12 @@ from jqinject.formats.saving.other_layouts import (
     fp8_settings,
     gguf_blocks,
 )
+from jqinject.formats.saving.own import own_layout, own_settings
 from jqinject.formats.saving.safetensors_file import write_safetensors
 from jqinject.formats.saving.weights import Weight, array_of, weights_of
 from jqinject.inject.errors import did_you_mean
 
-METHODS = ("compressed-tensors", "bitsandbytes", "fp8", "gguf")
+METHODS = ("compressed-tensors", "bitsandbytes", "fp8", "gguf", "jqinject")
 CONFIG, GGUF = "config.json", "model.gguf"
 
 
@@ -54,6 +55,10 @@ def save(
     | `"bitsandbytes"`       | NF4 in groups that its blocks divide                            | float               |
     | `"fp8"`                | e4m3 with a scale for 128 rows and columns, as DeepSeek's       | e4m3, groups of 128 |
     | `"gguf"`               | integers in groups of 32: Q8_0, and Q4_0 of at most 4 bits      | float               |
+    | `"jqinject"`           | all of the above, other tables and zero points; any axes        | dynamic, static     |
+
+    The last one is for `load` alone. It keeps the paths and axes of the model, and carries a version: later releases
+    read what earlier ones wrote.
 
     Args:
         model: a frozen NNX module.
@@ -108,7 +113,8 @@ def save(
         ):
             raise FileExistsError(f"{file} exists.\n  cure: another folder")
     rules = None if names is None else checked_names(names)
-    weights = list(weights_of(model, rules))
+    own = method == "jqinject"
+    weights = list(weights_of(model, rules, as_they_lie=own))
     refuse_other_quantizers(model, weights)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
@@ -116,13 +122,17 @@ def save(
     schemes: dict[str, Any] = {}
     for weight in weights:
         if weight.numbers is None:
-            _put(tensors, {weight.name: array_of(weight)})
+            _put(tensors, {weight.name: np.asarray(weight.value) if own else array_of(weight)})
             continue
         inputs = input_format_of(weight.layer, weight.path)
-        made, schemes[weight.module] = WRITERS[method](rows_of_frozen(weight), weight, inputs)
+        made: dict[str, np.ndarray]
+        if own:
+            made, schemes[weight.name] = own_layout(weight, inputs)
+        else:
+            made, schemes[weight.module] = WRITERS[method](rows_of_frozen(weight), weight, inputs)
         _put(tensors, made)
     written = dict(config or {})
-    if schemes:
+    if schemes or own:
         floats = [each.module for each in weights if each.numbers is None and np.ndim(each.value) == 2]
         written["quantization_config"] = SETTINGS[method](schemes, floats)
     text = json.dumps(written, indent=2) + "\n"
@@ -141,6 +151,7 @@ SETTINGS: dict[str, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {
     "compressed-tensors": lambda schemes, floats: settings_of(schemes),
     "bitsandbytes": lambda schemes, floats: bitsandbytes_settings(floats),
     "fp8": lambda schemes, floats: fp8_settings(floats),
+    "jqinject": lambda schemes, floats: own_settings(schemes),
 }
 
 

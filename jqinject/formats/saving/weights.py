@@ -18,6 +18,8 @@ from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
 LEAVES = ("kernel", "embedding", "scale")
+LIES = Axes((), (), ())
+"""Axes that are not rearranged."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,15 @@ class Weight:
         return self.name.removesuffix(".weight")
 
 
-def weights_of(model: nnx.Module, rules: tuple[Name, ...] | None) -> Iterator[Weight]:
+def weights_of(
+    model: nnx.Module, rules: tuple[Name, ...] | None, as_they_lie: bool = False
+) -> Iterator[Weight]:
     """The weights of a model, in its order, each once.
 
     Args:
         model: a frozen NNX module.
         rules: of names; None for those that the paths suggest.
+        as_they_lie: whether the file keeps the axes of the model, and its paths as names.
 
     Raises:
         CheckpointError: a weight has no name, or axes that nobody knows.
@@ -67,7 +72,7 @@ def weights_of(model: nnx.Module, rules: tuple[Name, ...] | None) -> Iterator[We
             continue
         if isinstance(node, QuantWeightLayer) and node.frozen is not None:
             own = dotted((*path, node.weight_name))
-            name, axes, sizes = _named(own, rules)
+            name, axes, sizes = _named(own, rules, as_they_lie)
             yield Weight(
                 own,
                 name,
@@ -80,7 +85,7 @@ def weights_of(model: nnx.Module, rules: tuple[Name, ...] | None) -> Iterator[We
             )
         elif isinstance(node, FrozenParam):
             own = dotted(path)
-            name, axes, sizes = _named(own, rules)
+            name, axes, sizes = _named(own, rules, as_they_lie)
             if axes is None:
                 raise CheckpointError(
                     f"{own} is contracted by the model itself, so its inputs are not known.\n"
@@ -89,7 +94,7 @@ def weights_of(model: nnx.Module, rules: tuple[Name, ...] | None) -> Iterator[We
             yield Weight(own, name, axes, sizes, None, node.numbers, node.form)
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
             own = dotted(path)
-            name, axes, sizes = _named(own, rules)
+            name, axes, sizes = _named(own, rules, as_they_lie)
             value = node.get_value()
             yield Weight(own, name, axes or _plain(own, value.ndim), sizes, value)
         else:
@@ -97,7 +102,9 @@ def weights_of(model: nnx.Module, rules: tuple[Name, ...] | None) -> Iterator[We
         seen.add(id(node))
 
 
-def _named(path: str, rules: tuple[Name, ...] | None) -> tuple[str, Axes | None, Mapping[str, int]]:
+def _named(
+    path: str, rules: tuple[Name, ...] | None, as_they_lie: bool
+) -> tuple[str, Axes | None, Mapping[str, int]]:
     """What a parameter is called in the file, and its axes if a rule has them."""
     for rule in rules or ():
         turned = Name(rule.models[0], rule.files[0]) if len(rule.models) == len(rule.files) == 1 else None
@@ -106,6 +113,8 @@ def _named(path: str, rules: tuple[Name, ...] | None) -> tuple[str, Axes | None,
             return rule.files[0].format(**match[1]), Axes.of(rule.axes) if rule.axes else None, rule.sizes
     if rules is not None:
         raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
+    if as_they_lie:
+        return path, LIES, {}
     module, dot, leaf = path.rpartition(".")
     return f"{module}{dot}{'weight' if leaf in LEAVES else leaf}", None, {}
 

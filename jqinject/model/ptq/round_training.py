@@ -174,6 +174,27 @@ def undecided(share: jax.Array, exponent: jax.Array) -> jax.Array:
     return jnp.sum(1 - power)
 
 
+def step_of_shares(
+    error: Callable[..., tuple[jax.Array, jax.Array]], given: Recipe, adam: Adam, count: jax.Array, *data: Any
+) -> Adam:
+    """One step of AdaRound's descent: of an error, and of how undecided the shares are.
+
+    Args:
+        error: from what is learned, and the data, to the error of the rounded weights and to the shares `p`.
+        given: the hyperparameters.
+        adam: what is learned.
+        count: steps that came before.
+        data: for the error.
+    """
+
+    def loss(value: jax.Array) -> jax.Array:
+        reconstruction, share = error(value, *data)
+        weight, exponent = given.loss_weights(count)
+        return reconstruction + weight * undecided(share, exponent)
+
+    return adam.moved(jax.grad(loss)(adam.value), given.learning_rate, count)
+
+
 def _step_of(
     layer: QuantWeightLayer, rounding: LearnedRoundSte, recipe: Recipe
 ) -> tuple[Callable[..., Adam], Any]:
@@ -185,19 +206,17 @@ def _step_of(
     graphdef, state = nnx.split(layer, graph=True)
     rounding.deterministic = True
 
-    def loss(value: jax.Array, state: Any, count: jax.Array, given: Any, wanted: jax.Array) -> jax.Array:
+    def error(value: jax.Array, state: Any, given: Any, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
         copy = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
         learned = rounding_of(copy.weight_quant)
         assert learned is not None
         learned.value.set_value(value)
         difference = _called(copy, given) - wanted
         reconstruction = jnp.sum(jnp.square(difference)) / max(difference.size // difference.shape[-1], 1)
-        weight, exponent = recipe.loss_weights(count)
-        return reconstruction + weight * undecided(learned.share(), exponent)
+        return reconstruction, learned.share()
 
     @jax.jit
     def step(adam: Adam, state: Any, count: jax.Array, given: Any, wanted: jax.Array) -> Adam:
-        gradient = jax.grad(loss)(adam.value, state, count, given, wanted)
-        return adam.moved(gradient, recipe.learning_rate, count)
+        return step_of_shares(error, recipe, adam, count, state, given, wanted)
 
     return step, state

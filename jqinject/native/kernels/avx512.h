@@ -20,6 +20,14 @@ INLINED __m512i line_of(const void* from, int64_t left) {
   return _mm512_maskz_loadu_epi8(left < LINE ? ~0ull >> (LINE - left) : ~0ull, from);
 }
 
+/* The sum of a row of bytes. */
+INLINED int32_t row_sum(const int8_t* row, int64_t depth) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i sum = _mm512_setzero_si512();
+  for (int64_t t = 0; t < depth; t += LINE) ADD_PRODUCTS(sum, ones, line_of(row + t, depth - t));
+  return _mm512_reduce_add_epi32(sum);
+}
+
 /* The sums over the lanes of 8 vectors, in one. */
 INLINED __m256i lane_sums(const __m512i* v) {
   __m512i pairs[4], fours;
@@ -34,6 +42,53 @@ INLINED __m256i lane_sums(const __m512i* v) {
   }
   return _mm256_add_epi32(_mm256_permute2x128_si256(halves[0], halves[1], 0x20),
                           _mm256_permute2x128_si256(halves[0], halves[1], 0x31));
+}
+
+/* The same of floats. */
+INLINED __m256 float_lane_sums(const __m512* v) {
+  __m512 pairs[4];
+  __m256 halves[2];
+  UNROLLED(int i = 0; i < 4; i++)
+  pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+  UNROLLED(int i = 0; i < 2; i++) {
+    const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+    const __m512 fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                       _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    halves[i] = _mm256_add_ps(_mm512_castps512_ps256(fours), _mm512_extractf32x8_ps(fours, 1));
+  }
+  return _mm256_add_ps(_mm256_permute2f128_ps(halves[0], halves[1], 0x20),
+                       _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
+}
+
+/* 128 numbers in 4 bits, as indices: those at even places, and those at odd ones. */
+INLINED void split_halves(__m512i packed, __m512i* even, __m512i* odd) {
+  const __m512i low = _mm512_set1_epi8(0x0f);
+  *even = _mm512_and_si512(packed, low);
+  *odd = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
+}
+
+/* A table of 16 bytes in each quarter. */
+INLINED __m512i table_of(const int8_t* table) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+}
+
+/* The line of rhs that begins at byte `start` of a row with `bytes` bytes. */
+INLINED __m512i packed_line(const uint8_t* row, int64_t start, int64_t bytes) {
+  return start + LINE <= bytes ? _mm512_loadu_si512(row + start) : line_of(row + start, bytes - start);
+}
+
+/* Of numbers of groups, one for each lane of a step. */
+INLINED __m512 of_lanes(const product* p, const float* of_groups, int64_t step) {
+  if (p->groups_a_step == 0) return _mm512_set1_ps(of_groups[(uint32_t)step / p->steps_a_group]);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i place = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128((int)p->lanes_shift));
+  return _mm512_permutexvar_ps(place, _mm512_loadu_ps(of_groups + step * p->groups_a_step));
+}
+
+/* The group of vector n, of 16 numbers, of a step of bytes. */
+INLINED int64_t group_of_vector(const product* p, int64_t step, int n) {
+  if (p->groups_a_step == 0) return (uint32_t)step / p->steps_a_group;
+  return step * p->groups_a_step + (4 * n >> p->lanes_shift);
 }
 
 #endif

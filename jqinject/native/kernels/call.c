@@ -1,4 +1,7 @@
-/* What XLA calls: the operands are checked, the products cut into blocks, and the blocks given to threads. */
+/* What XLA calls: operands are checked and laid out, products cut into blocks, and the blocks given to threads. */
+#include <stdlib.h>
+
+#include "layout.h"
 #include "product.h"
 #include "threads.h"
 #include "xla_ffi.h"
@@ -8,13 +11,22 @@
 #endif
 
 enum { ALONE = 1 << 19 }; /* multiplications below which one thread does a call */
-enum { BLOCKS_PER_THREAD = 8 };
+enum { BLOCKS_PER_THREAD = 8, MOST_OPERANDS = 7 };
+enum { INT8_MATMUL, INT4_MATMUL, GROUP_MATMUL, FLOAT_MATMUL };
+/* The places of operands. */
+enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
 
-/* All products of one call. */
+/* All products of one call. `laid_out` and what follows are of all matrices of lhs, one after the other. */
 typedef struct {
-  const ffi_buffer *lhs, *rhs, *out;
+  int function;
+  const ffi_buffer *const *operands, *out;
   kernel* kernel;
-  int64_t products, row_blocks, column_blocks, block_columns;
+  product whole; /* what all products have in common */
+  int64_t products, row_blocks, column_blocks, block_columns, block_rows;
+  char* memory;
+  char* laid_out;
+  float *lane_sums, *lane_scales;
+  int32_t* lane_offsets;
 } work;
 
 /* The matrix of an operand that product `number` takes: leading axes of size 1 are broadcast. */
@@ -28,21 +40,47 @@ static int64_t matrix_of(const ffi_buffer* operand, const ffi_buffer* out, int64
   return index;
 }
 
+static int64_t matrices_of(const ffi_buffer* operand) {
+  int64_t found = 1;
+  for (int64_t axis = 0; axis < operand->rank - 2; axis++) found *= operand->dims[axis];
+  return found;
+}
+
+/* Its first element. */
+static void* element_of(const work* w, int place, int64_t number, int64_t bytes) {
+  const ffi_buffer* operand = w->operands[place];
+  const int64_t size = operand->dims[operand->rank - 2] * operand->dims[operand->rank - 1];
+  return (char*)operand->data + matrix_of(operand, w->out, number) * size * bytes;
+}
+
+static int64_t step_of(const product* p) { return p->four_bits ? 128 : 64; }
+
 static product product_of(const work* w, int64_t number) {
-  const int64_t last = w->out->rank - 1;
-  product p = {.rows = w->out->dims[last - 1], .columns = w->out->dims[last], .depth = w->lhs->dims[last]};
-  p.lhs = (const int8_t*)w->lhs->data + matrix_of(w->lhs, w->out, number) * p.rows * p.depth;
-  p.rhs = (const int8_t*)w->rhs->data + matrix_of(w->rhs, w->out, number) * p.columns * p.depth;
+  product p = w->whole;
+  const int64_t lhs = matrix_of(w->operands[LHS], w->out, number) * p.rows * p.steps;
   p.out = (int32_t*)w->out->data + number * p.rows * p.columns;
+  p.rhs = element_of(w, RHS, number, 1);
+  if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
+  if (w->function == INT8_MATMUL) return p;
+  p.table = element_of(w, TABLE, number, 1);
+  p.values = element_of(w, TABLE, number, sizeof(float));
+  p.laid_out = w->laid_out + lhs * step_of(&p) * (w->function == FLOAT_MATMUL ? sizeof(float) : 1);
+  if (w->lane_sums != NULL) p.lane_sums = w->lane_sums + lhs * 16;
+  if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lhs * 16;
+  if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lhs * 16;
+  if (w->function == INT4_MATMUL) return p;
+  p.scale = element_of(w, SCALE, number, sizeof(float));
+  if (w->operands[ZERO]->dims[w->out->rank - 2] != 0) p.zero = element_of(w, ZERO, number, sizeof(float));
+  if (w->function == GROUP_MATMUL) p.lhs_scale = element_of(w, LHS_SCALE, number, sizeof(float));
   return p;
 }
 
 static void do_block(void* data, int64_t number, uint8_t* scratch) {
   const work* w = data;
   const product p = product_of(w, number / (w->row_blocks * w->column_blocks));
-  const int64_t row = number / w->column_blocks % w->row_blocks * BLOCK_ROWS;
+  const int64_t row = number / w->column_blocks % w->row_blocks * w->block_rows;
   const int64_t column = number % w->column_blocks * w->block_columns;
-  const block b = {row, at_most(row + BLOCK_ROWS, p.rows), column, at_most(column + w->block_columns, p.columns)};
+  const block b = {row, at_most(row + w->block_rows, p.rows), column, at_most(column + w->block_columns, p.columns)};
   w->kernel(&p, &b, scratch);
 }
 
@@ -51,18 +89,68 @@ static ffi_error* refuse(const ffi_call_frame* call, const char* message) {
   return call->api->error_create(&args);
 }
 
-static int fits(const ffi_call_frame* call) {
-  if (call->args.size != 2 || call->results.size != 1) return 0;
-  const ffi_buffer *lhs = call->args.buffers[0], *rhs = call->args.buffers[1], *out = call->results.buffers[0];
+/* Whether an operand has the last two sizes, -1 for any, and leading axes as the output, or 1. */
+static int has_shape(const ffi_buffer* operand, const ffi_buffer* out, int dtype, int64_t rows, int64_t columns) {
   const int64_t rank = out->rank;
-  if (lhs->dtype != FFI_S8 || rhs->dtype != FFI_S8 || out->dtype != FFI_S32) return 0;
-  if (rank < 2 || lhs->rank != rank || rhs->rank != rank) return 0;
+  if (operand->dtype != dtype || operand->rank != rank) return 0;
   for (int64_t axis = 0; axis < rank - 2; axis++)
-    if ((lhs->dims[axis] != 1 && lhs->dims[axis] != out->dims[axis]) ||
-        (rhs->dims[axis] != 1 && rhs->dims[axis] != out->dims[axis]))
-      return 0;
-  return lhs->dims[rank - 1] == rhs->dims[rank - 1] && lhs->dims[rank - 1] > 0 &&
-         lhs->dims[rank - 2] == out->dims[rank - 2] && rhs->dims[rank - 2] == out->dims[rank - 1];
+    if (operand->dims[axis] != 1 && operand->dims[axis] != out->dims[axis]) return 0;
+  return (rows < 0 || operand->dims[rank - 2] == rows) && (columns < 0 || operand->dims[rank - 1] == columns);
+}
+
+/* Scales or zero points: (groups, columns), or (columns, groups). */
+static int has_groups(const ffi_buffer* operand, const work* w, int by_column) {
+  const product* p = &w->whole;
+  return by_column ? has_shape(operand, w->out, FFI_F32, p->columns, p->groups)
+                   : has_shape(operand, w->out, FFI_F32, p->groups, p->columns);
+}
+
+/* Reads `form`: the size of a group, 0 for one group; and whether scales lie column by column. */
+static int read_groups(work* w) {
+  product* p = &w->whole;
+  const ffi_buffer *form = w->operands[FORM], *zero = w->operands[ZERO];
+  if (!has_shape(form, w->out, FFI_S32, 1, 2)) return 0;
+  const int64_t group = ((const int32_t*)form->data)[0], by_column = ((const int32_t*)form->data)[1];
+  const int64_t step = step_of(p);
+  if (group < 0 || (group && (p->depth % group || (step % group && group % step) || group * 16 < step))) return 0;
+  if (group && w->function == FLOAT_MATMUL && !p->four_bits && group < 16) return 0;
+  p->groups = group ? p->depth / group : 1;
+  p->group = p->groups == 1 ? INT64_MAX / 2 : group;
+  p->steps_a_group = p->groups == 1 ? UINT32_MAX : (uint32_t)(group / step);
+  p->groups_a_step = p->groups == 1 ? 0 : (uint32_t)(step / group);
+  if (p->steps_a_group) p->groups_a_step = 0;
+  else p->lanes_shift = (uint32_t)__builtin_ctzll((uint64_t)(group * 16 / step));
+  p->of_group = by_column ? 1 : p->columns, p->of_column = by_column ? p->groups : 1;
+  const int no_zero = has_shape(zero, w->out, FFI_F32, 0, -1);
+  if (p->groups > MOST_GROUPS || !has_groups(w->operands[SCALE], w, by_column != 0)) return 0;
+  if (!no_zero && !has_groups(zero, w, by_column != 0)) return 0;
+  if (w->function == FLOAT_MATMUL) return 1;
+  const ffi_buffer* lhs_scale = w->operands[LHS_SCALE];
+  p->lhs_groups = lhs_scale->dims[lhs_scale->rank - 1];
+  if (!has_shape(lhs_scale, w->out, FFI_F32, p->rows, -1)) return 0;
+  const int alike = p->lhs_groups == p->groups && matrices_of(lhs_scale) == matrices_of(w->operands[LHS]);
+  return p->lhs_groups == 1 || alike;
+}
+
+static int read_operands(work* w, const ffi_call_frame* call, int function) {
+  static const int64_t counts[] = {2, 3, 7, 6};
+  if (call->args.size != counts[function] || call->results.size != 1) return 0;
+  const int floats = function == FLOAT_MATMUL;
+  const ffi_buffer *lhs = call->args.buffers[LHS], *rhs = call->args.buffers[RHS], *out = call->results.buffers[0];
+  *w = (work){.function = function, .operands = (const ffi_buffer* const*)call->args.buffers, .out = out};
+  const int64_t rank = out->rank;
+  if (rank < 2 || lhs->rank != rank || out->dtype != (function < GROUP_MATMUL ? FFI_S32 : FFI_F32)) return 0;
+  product* p = &w->whole;
+  p->rows = out->dims[rank - 2], p->columns = out->dims[rank - 1], p->depth = lhs->dims[rank - 1];
+  p->four_bits = function != INT8_MATMUL && rhs->dtype == FFI_U8;
+  p->rhs_stride = p->four_bits ? (p->depth + 1) / 2 : p->depth;
+  p->steps = parts(p->depth, step_of(p));
+  if (p->depth < 1 || !has_shape(lhs, out, floats ? FFI_F32 : FFI_S8, p->rows, p->depth)) return 0;
+  if (!has_shape(rhs, out, p->four_bits ? FFI_U8 : FFI_S8, p->columns, p->rhs_stride)) return 0;
+  if (function == INT8_MATMUL) return 1;
+  const ffi_buffer* table = w->operands[TABLE];
+  if (!has_shape(table, out, floats ? FFI_F32 : FFI_S8, 1, 16) || matrices_of(table) != 1) return 0;
+  return function == INT4_MATMUL ? p->four_bits : read_groups(w);
 }
 
 static int64_t threads_of(const ffi_call_frame* call) {
@@ -75,42 +163,84 @@ static int64_t threads_of(const ffi_call_frame* call) {
   return 1;
 }
 
-static work work_of(const ffi_call_frame* call, int64_t threads) {
-  const ffi_buffer* out = call->results.buffers[0];
-  const int64_t rows = out->dims[out->rank - 2], columns = out->dims[out->rank - 1];
-  work w = {.lhs = call->args.buffers[0], .rhs = call->args.buffers[1], .out = out, .products = 1};
-  for (int64_t axis = 0; axis < out->rank - 2; axis++) w.products *= out->dims[axis];
-  w.kernel = rows <= FEW_ROWS ? int8_rows : int8_tiles;
-  w.row_blocks = parts(rows, BLOCK_ROWS);
-  /* Narrower blocks where there would be too few for all threads. */
-  const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w.products * w.row_blocks, 1) + 1;
-  const int64_t narrow = parts(columns / pieces, TILE_COLUMNS) * TILE_COLUMNS;
-  w.block_columns = at_most(at_least(narrow, TILE_COLUMNS), BLOCK_COLUMNS);
-  w.column_blocks = parts(columns, w.block_columns);
-  return w;
-}
-
 /* How many threads a call is worth: to wake one costs more than a small product. */
-static int64_t wanted_threads(const ffi_call_frame* call) {
-  const ffi_buffer *lhs = call->args.buffers[0], *out = call->results.buffers[0];
-  double products = (double)lhs->dims[lhs->rank - 1];
-  for (int64_t axis = 0; axis < out->rank; axis++) products *= (double)out->dims[axis];
-  return products < ALONE ? 1 : threads_of(call);
+static int64_t wanted_threads(const work* w, const ffi_call_frame* call) {
+  const product* p = &w->whole;
+  const double each = (double)p->rows * (double)p->columns * (double)p->depth;
+  return each * (double)w->products < ALONE ? 1 : threads_of(call);
 }
 
-EXPORTED ffi_error* jqinject_int8_matmul(ffi_call_frame* call) {
+static void cut_into_blocks(work* w, int64_t threads) {
+  const product* p = &w->whole;
+  const int few = p->rows <= (w->function == FLOAT_MATMUL ? FEW_FLOAT_ROWS : FEW_ROWS);
+  w->kernel = w->function == GROUP_MATMUL   ? group_tiles
+              : w->function == FLOAT_MATMUL ? (few ? float_rows : float_tiles)
+              : !few                        ? int8_tiles
+              : p->four_bits                ? int4_rows
+                                            : int8_rows;
+  w->block_rows = w->function == FLOAT_MATMUL ? BLOCK_ROWS / 2 : BLOCK_ROWS;
+  w->row_blocks = parts(p->rows, w->block_rows);
+  /* Narrower blocks where there would be too few for all threads. */
+  const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
+  const int64_t narrow = parts(p->columns / pieces, TILE_COLUMNS) * TILE_COLUMNS;
+  w->block_columns = at_most(at_least(narrow, TILE_COLUMNS), BLOCK_COLUMNS);
+  w->column_blocks = parts(p->columns, w->block_columns);
+}
+
+/* Lays out lhs for the call; 0 without memory. */
+static int lay_out(work* w) {
+  const product* p = &w->whole;
+  const int floats = w->function == FLOAT_MATMUL, groups = w->function == GROUP_MATMUL;
+  const ffi_buffer* lhs = w->operands[LHS];
+  if (w->function == INT8_MATMUL) return 1;
+  const int64_t rows = matrices_of(lhs) * p->rows, steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
+  const int64_t numbers = steps * step_of(p) * (int64_t)(floats ? sizeof(float) : 1);
+  const int has_zero = w->function != INT4_MATMUL && w->operands[ZERO]->dims[lhs->rank - 2] != 0;
+  w->memory = aligned_alloc(LINE, (size_t)(numbers + 3 * of_lanes + LINE));
+  if (w->memory == NULL) return 0;
+  w->laid_out = w->memory;
+  if (groups || has_zero) w->lane_sums = (float*)(w->memory + numbers);
+  if (floats) {
+    lay_out_floats(lhs->data, rows, p->depth, p->four_bits, (float*)w->laid_out, w->lane_sums);
+    return 1;
+  }
+  lay_out_bytes(lhs->data, rows, p->depth, p->four_bits, (int8_t*)w->laid_out, w->lane_sums);
+  if (!groups) return 1;
+  product first = product_of(w, 0);
+  const int32_t least = least_of(&first);
+  w->lane_offsets = (int32_t*)(w->memory + numbers + of_lanes);
+  for (int64_t n = 0; n < steps * 16; n++) w->lane_offsets[n] = least * (int32_t)w->lane_sums[n];
+  if (p->lhs_groups == 1) return 1;
+  w->lane_scales = (float*)(w->memory + numbers + 2 * of_lanes);
+  lay_out_scales(w->operands[LHS_SCALE]->data, rows, p->groups, p->group, p->steps, (int)step_of(p), w->lane_scales);
+  return 1;
+}
+
+static ffi_error* multiply(ffi_call_frame* call, int function, const char* wanted) {
   if (call->extensions != NULL && call->extensions->type == FFI_EXTENSION_METADATA) {
     ffi_metadata* metadata = ((ffi_metadata_extension*)call->extensions)->metadata;
     metadata->api_version.major_version = FFI_MAJOR;
     metadata->api_version.minor_version = FFI_MINOR;
     return NULL;
   }
-  if (!fits(call)) return refuse(call, "int8_matmul takes int8 (..., m, k) and (..., n, k), gives int32 (..., m, n)");
-  const int64_t threads = wanted_threads(call);
-  work w = work_of(call, threads);
+  work w;
+  if (!read_operands(&w, call, function)) return refuse(call, wanted);
+  w.products = matrices_of(w.out);
+  const int64_t threads = wanted_threads(&w, call);
+  cut_into_blocks(&w, threads);
   const int64_t blocks = w.products * w.row_blocks * w.column_blocks;
-  return share(do_block, &w, blocks, threads) ? NULL : refuse(call, "jqinject_int8_matmul: no memory");
+  const int done = blocks == 0 || (lay_out(&w) && share(do_block, &w, blocks, threads));
+  free(w.memory);
+  return done ? NULL : refuse(call, "jqinject's kernels: no memory");
 }
+
+#define FUNCTION(name, function, wanted) \
+  EXPORTED ffi_error* jqinject_##name(ffi_call_frame* call) { return multiply(call, function, #name " takes " wanted); }
+
+FUNCTION(int8_matmul, INT8_MATMUL, "int8 (..., m, k) and (..., n, k), gives int32 (..., m, n)")
+FUNCTION(int4_matmul, INT4_MATMUL, "int8 (..., m, k), uint8 (..., n, ceil(k / 2)) and an int8 table, gives int32")
+FUNCTION(group_matmul, GROUP_MATMUL, "int8, int8 or uint8, an int8 table, scales, zero points, a form, scales of lhs")
+FUNCTION(float_matmul, FLOAT_MATMUL, "float32, int8 or uint8, a float32 table, scales, zero points and a form")
 
 /* 1: the instructions of the kernels, 2: AMX tiles of int8. */
 EXPORTED int jqinject_cpu_features(void) {

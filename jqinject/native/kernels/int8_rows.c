@@ -61,19 +61,12 @@ ROWS_OF(2, 4)
 ROWS_OF(4, 4)
 ROWS_OF(8, 2)
 
-/* 128 times the sum of a row. */
-INLINED int32_t excess_of(const int8_t* row, int64_t depth) {
-  const __m512i flip = _mm512_set1_epi8((char)0x80);
-  __m512i sum = _mm512_setzero_si512();
-  for (int64_t t = 0; t < depth; t += LINE) ADD_PRODUCTS(sum, flip, line_of(row + t, depth - t));
-  return _mm512_reduce_add_epi32(sum);
-}
-
 /* The columns in pieces whose rhs stays in the first-level cache, if the rows need several tiles. */
 VNNI void int8_rows(const product* p, const block* b, uint8_t* scratch) {
   (void)scratch;
   int32_t excess[FEW_ROWS];
-  for (int64_t i = b->row; i < b->row_end; i++) excess[i - b->row] = excess_of(p->lhs + i * p->depth, p->depth);
+  for (int64_t i = b->row; i < b->row_end; i++) 
+    excess[i - b->row] = 128 * row_sum(p->lhs + i * p->depth, p->depth);
   const int64_t width = b->row_end - b->row > LARGEST ? 4 : b->column_end - b->column;
   for (int64_t j = b->column; j < b->column_end; j += width) {
     const block piece = {b->row, b->row_end, j, at_most(j + width, b->column_end)};

@@ -2,16 +2,43 @@
 #ifndef JQINJECT_PRODUCT_H
 #define JQINJECT_PRODUCT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 #define EXPORTED __attribute__((visibility("default")))
 
-/* y[i][j] = sum over t of lhs[i][t] * rhs[j][t]: both operands have the summed axis last. */
+enum { LINE = 64 }; /* bytes; what one instruction takes */
+
+/* y[i][j] = sum over t of lhs[i][t] * rhs[j][t]: both operands have the summed axis last.
+ *
+ * rhs is int8, or in 4 bits: two numbers a byte, the lower half first, each an index into a table of 16. In groups along
+ * the depth, each group g of a column j has a scale and perhaps a zero point:
+ *
+ *   y[i][j] = sum over g of scale[g][j] * sum over t in g of lhs[i][t] * (rhs[j][t] - zero[g][j])
+ */
 typedef struct {
   int64_t rows, columns, depth;
   const int8_t *lhs, *rhs;
-  int32_t* out;
+  int64_t rhs_stride; /* bytes from row to row */
+  int four_bits;
+  const int8_t* table; /* of 16, of integers in 4 bits */
+  const float* values; /* of 16, of floats in 4 bits */
+  /* Rows of floats, and of integers in 4 bits or in groups, are laid out anew for each call; see layout.c. */
+  const void* laid_out;
+  const float *lane_sums, *lane_scales;
+  const int32_t* lane_offsets;
+  int64_t steps; /* of laid_out in a row, see there */
+  /* Groups. */
+  int64_t group, groups;
+  uint32_t steps_a_group, groups_a_step, lanes_shift; /* of groups that fill steps, or steps groups; see of_lanes */
+  const float *scale, *zero, *lhs_scale; /* zero may be NULL */
+  int64_t of_group, of_column;           /* strides of scale and zero */
+  int64_t lhs_groups;                    /* scales in a row of lhs: 1 or groups */
+  union {
+    int32_t* out;
+    float* y;
+  };
 } product;
 
 /* Results [row, row_end) x [column, column_end). */
@@ -19,13 +46,31 @@ typedef struct {
   int64_t row, row_end, column, column_end;
 } block;
 
-enum { LINE = 64 };                                               /* bytes; what one instruction takes */
-enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };           /* see int8_tiles.c */
-enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, FEW_ROWS = 16 };    /* the largest blocks; see int8_rows.c */
-enum { SCRATCH = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH };           /* bytes, of each thread */
+enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048, FLOAT_DEPTH = 1024 }; /* see int8_tiles.c, float_tiles.c */
+enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, FEW_ROWS = 16, FEW_FLOAT_ROWS = 4 }; /* the largest blocks */
+enum { MOST_GROUPS = 1024, SPARE = 16, STRIPE = 16 }; /* see collect */
+enum { OF_SCALES = 2 * STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
+enum { SCRATCH = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH + OF_SCALES }; /* bytes, of each thread */
 
 typedef void kernel(const product* p, const block* b, uint8_t* scratch);
-HIDDEN kernel int8_tiles, int8_rows;
+HIDDEN kernel int8_tiles, int8_rows, int4_rows, group_tiles, float_rows, float_tiles;
+
+/* The scales (or zero points) of up to STRIPE columns: column by column those of the groups, and SPARE zeros, which are
+ * read and multiplied by 0. Of several columns at once, as those of one group lie side by side. */
+static inline void collect(const product* p, const float* from, int64_t column, int64_t columns, float* to) {
+  const int64_t stride = p->groups + SPARE;
+  for (int64_t g = 0; g < p->groups; g++)
+    for (int64_t j = 0; j < columns; j++) to[j * stride + g] = from[g * p->of_group + (column + j) * p->of_column];
+  for (int64_t j = 0; j < columns; j++)
+    for (int64_t g = p->groups; g < stride; g++) to[j * stride + g] = 0;
+}
+
+/* The least number of rhs, where it is integers. */
+static inline int8_t least_of(const product* p) {
+  int8_t least = p->four_bits ? p->table[0] : -128;
+  for (int n = 1; p->four_bits && n < 16; n++) least = p->table[n] < least ? p->table[n] : least;
+  return least;
+}
 
 static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
 static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }

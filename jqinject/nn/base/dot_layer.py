@@ -2,12 +2,14 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.dot import (
     Affine,
@@ -18,6 +20,8 @@ from jqinject.dot import (
     float8_dot_general,
     has_integers,
 )
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
 from jqinject.dot.tensors.decision import contraction_kind
@@ -184,6 +188,27 @@ class IntegerContraction(PayloadContraction):
         return contract_integers(left, right, dims, dtype, out_sharding=out_sharding)
 
 
+@dataclass
+class StoredContraction(PayloadContraction):
+    """Contracts floats with a frozen kernel, as it is stored.
+
+    Attributes:
+        numbers: of the kernel, as stored.
+        form: theirs.
+    """
+
+    numbers: Mapping[str, jax.Array]
+    form: FrozenForm
+
+    def contract(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
+    ) -> jax.Array:
+        """See `PayloadContraction`."""
+        dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
+        static = StoredDot(self.form, dims, np.dtype(dtype), out_sharding)
+        return stored_dot_general(lhs, self.numbers, static)
+
+
 class QuantDotLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
@@ -234,6 +259,12 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         if found is None or (found.groups[0].size < LEAST_GROUP and self.contraction != "int"):
             return None
         return IntegerContraction(found.x, found.weight, placed.dims, found.groups, stored)
+
+    def _stored_contraction(self, x: Any, weight: Any) -> Any:
+        frozen = self.frozen
+        if frozen is None or self._placed(x.shape) is None or not reads_stored(frozen.form, x.dtype):
+            return None
+        return StoredContraction(frozen.numbers, frozen.form)
 
     # --- scales of bias and output
 

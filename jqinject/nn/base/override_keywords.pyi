@@ -76,6 +76,8 @@ class InputActNames(TypedDict, total=False):
     input_clip_gradient: bool
     input_codebook: Any
     input_collect_stats_steps: int
+    input_collected_range: float | None
+    input_collected_zero_point: float | None
     input_compute_max_mantissa: Component
     input_dq_dtype: DType
     input_dynamic_scaling_broadcastable_fn: Component
@@ -226,6 +228,8 @@ class OutputActNames(TypedDict, total=False):
     output_clip_gradient: bool
     output_codebook: Any
     output_collect_stats_steps: int
+    output_collected_range: float | None
+    output_collected_zero_point: float | None
     output_compute_max_mantissa: Component
     output_dq_dtype: DType
     output_dynamic_scaling_broadcastable_fn: Component
@@ -485,6 +489,8 @@ class ActNames(TypedDict, total=False):
     clip_gradient: bool
     codebook: Any
     collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
     compute_max_mantissa: Component
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -876,6 +882,8 @@ class IoActNames(TypedDict, total=False):
     io_clip_gradient: bool
     io_codebook: Any
     io_collect_stats_steps: int
+    io_collected_range: float | None
+    io_collected_zero_point: float | None
     io_compute_max_mantissa: Component
     io_dq_dtype: DType
     io_dynamic_scaling_broadcastable_fn: Component
@@ -1026,6 +1034,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_clip_gradient: bool
     gate_acc_codebook: Any
     gate_acc_collect_stats_steps: int
+    gate_acc_collected_range: float | None
+    gate_acc_collected_zero_point: float | None
     gate_acc_compute_max_mantissa: Component
     gate_acc_dq_dtype: DType
     gate_acc_dynamic_scaling_broadcastable_fn: Component
@@ -1176,6 +1186,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_clip_gradient: bool
     sigmoid_codebook: Any
     sigmoid_collect_stats_steps: int
+    sigmoid_collected_range: float | None
+    sigmoid_collected_zero_point: float | None
     sigmoid_compute_max_mantissa: Component
     sigmoid_dq_dtype: DType
     sigmoid_dynamic_scaling_broadcastable_fn: Component
@@ -1326,6 +1338,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_clip_gradient: bool
     tanh_codebook: Any
     tanh_collect_stats_steps: int
+    tanh_collected_range: float | None
+    tanh_collected_zero_point: float | None
     tanh_compute_max_mantissa: Component
     tanh_dq_dtype: DType
     tanh_dynamic_scaling_broadcastable_fn: Component
@@ -1476,6 +1490,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_clip_gradient: bool
     cell_state_codebook: Any
     cell_state_collect_stats_steps: int
+    cell_state_collected_range: float | None
+    cell_state_collected_zero_point: float | None
     cell_state_compute_max_mantissa: Component
     cell_state_dq_dtype: DType
     cell_state_dynamic_scaling_broadcastable_fn: Component
@@ -1626,6 +1642,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_clip_gradient: bool
     in_proj_input_codebook: Any
     in_proj_input_collect_stats_steps: int
+    in_proj_input_collected_range: float | None
+    in_proj_input_collected_zero_point: float | None
     in_proj_input_compute_max_mantissa: Component
     in_proj_input_dq_dtype: DType
     in_proj_input_dynamic_scaling_broadcastable_fn: Component
@@ -2126,6 +2144,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_clip_gradient: bool
     out_proj_input_codebook: Any
     out_proj_input_collect_stats_steps: int
+    out_proj_input_collected_range: float | None
+    out_proj_input_collected_zero_point: float | None
     out_proj_input_compute_max_mantissa: Component
     out_proj_input_dq_dtype: DType
     out_proj_input_dynamic_scaling_broadcastable_fn: Component
@@ -2517,6 +2537,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_clip_gradient: bool
     out_proj_output_codebook: Any
     out_proj_output_collect_stats_steps: int
+    out_proj_output_collected_range: float | None
+    out_proj_output_collected_zero_point: float | None
     out_proj_output_compute_max_mantissa: Component
     out_proj_output_dq_dtype: DType
     out_proj_output_dynamic_scaling_broadcastable_fn: Component
@@ -2776,6 +2798,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_clip_gradient: bool
     q_scaled_codebook: Any
     q_scaled_collect_stats_steps: int
+    q_scaled_collected_range: float | None
+    q_scaled_collected_zero_point: float | None
     q_scaled_compute_max_mantissa: Component
     q_scaled_dq_dtype: DType
     q_scaled_dynamic_scaling_broadcastable_fn: Component
@@ -2926,6 +2950,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_clip_gradient: bool
     k_transposed_codebook: Any
     k_transposed_collect_stats_steps: int
+    k_transposed_collected_range: float | None
+    k_transposed_collected_zero_point: float | None
     k_transposed_compute_max_mantissa: Component
     k_transposed_dq_dtype: DType
     k_transposed_dynamic_scaling_broadcastable_fn: Component
@@ -3076,6 +3102,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_clip_gradient: bool
     softmax_input_codebook: Any
     softmax_input_collect_stats_steps: int
+    softmax_input_collected_range: float | None
+    softmax_input_collected_zero_point: float | None
     softmax_input_compute_max_mantissa: Component
     softmax_input_dq_dtype: DType
     softmax_input_dynamic_scaling_broadcastable_fn: Component
@@ -3226,6 +3254,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_clip_gradient: bool
     attn_output_weights_codebook: Any
     attn_output_weights_collect_stats_steps: int
+    attn_output_weights_collected_range: float | None
+    attn_output_weights_collected_zero_point: float | None
     attn_output_weights_compute_max_mantissa: Component
     attn_output_weights_dq_dtype: DType
     attn_output_weights_dynamic_scaling_broadcastable_fn: Component
@@ -3376,6 +3406,8 @@ class VActNames(TypedDict, total=False):
     v_clip_gradient: bool
     v_codebook: Any
     v_collect_stats_steps: int
+    v_collected_range: float | None
+    v_collected_zero_point: float | None
     v_compute_max_mantissa: Component
     v_dq_dtype: DType
     v_dynamic_scaling_broadcastable_fn: Component
@@ -3526,6 +3558,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_clip_gradient: bool
     sdpa_output_codebook: Any
     sdpa_output_collect_stats_steps: int
+    sdpa_output_collected_range: float | None
+    sdpa_output_collected_zero_point: float | None
     sdpa_output_compute_max_mantissa: Component
     sdpa_output_dq_dtype: DType
     sdpa_output_dynamic_scaling_broadcastable_fn: Component
@@ -3659,6 +3693,7 @@ class TruncNames(TypedDict, total=False):
     channel_axes: int
     channel_shape: tuple[int, ...]
     collect_stats_steps: int
+    collected_range: float | None
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     group_dim: int | None
@@ -3748,6 +3783,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_clip_gradient: bool
     lhs_codebook: Any
     lhs_collect_stats_steps: int
+    lhs_collected_range: float | None
+    lhs_collected_zero_point: float | None
     lhs_compute_max_mantissa: Component
     lhs_dq_dtype: DType
     lhs_dynamic_scaling_broadcastable_fn: Component
@@ -3898,6 +3935,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_clip_gradient: bool
     rhs_codebook: Any
     rhs_collect_stats_steps: int
+    rhs_collected_range: float | None
+    rhs_collected_zero_point: float | None
     rhs_compute_max_mantissa: Component
     rhs_dq_dtype: DType
     rhs_dynamic_scaling_broadcastable_fn: Component
@@ -4048,6 +4087,8 @@ class CacheActNames(TypedDict, total=False):
     cache_clip_gradient: bool
     cache_codebook: Any
     cache_collect_stats_steps: int
+    cache_collected_range: float | None
+    cache_collected_zero_point: float | None
     cache_compute_max_mantissa: Component
     cache_dq_dtype: DType
     cache_dynamic_scaling_broadcastable_fn: Component
@@ -4231,6 +4272,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     clip_gradient: bool
     codebook: Any
     collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
     compute_max_mantissa: Component
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -4380,6 +4423,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     clip_gradient: bool
     codebook: Any
     collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
     compute_max_mantissa: Component
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -4563,6 +4608,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     clip_gradient: bool
     codebook: Any
     collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
     compute_max_mantissa: Component
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -4718,6 +4765,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     clip_gradient: bool
     codebook: Any
     collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
     compute_max_mantissa: Component
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -4870,6 +4919,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     clip_gradient: bool
     codebook: Any
     collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
     compute_max_mantissa: Component
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component

@@ -263,8 +263,10 @@ class QuantWeightLayer(WeightAxes[Out]):
             # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
             # side, and a deep network carries that on.
             return None
-        if asked == "float" or (asked == "auto" and not self._contracts_as_flax()):
+        if asked in ("auto", "float") and not self._contracts_as_flax():
             return None
+        if asked == "float":
+            return self._stored_contraction(x, weight)
         found = None
         if asked in ("auto", kind):
             contract = self._float8_contraction if kind == "fp8" else self._integer_contraction
@@ -275,7 +277,7 @@ class QuantWeightLayer(WeightAxes[Out]):
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
-        return found
+        return self._stored_contraction(x, weight) if found is None else found
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
@@ -287,6 +289,10 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts integers; None if the layer or its operands have none that can be contracted."""
+        return None
+
+    def _stored_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts floats with a frozen weight as it is stored; None where it has to be dequantized."""
         return None
 
     def _made_integers(self, weight: Any) -> Affine | None:

@@ -16,6 +16,7 @@ from jqinject.model import quantize
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.progress import with_progress
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import Call
 from jqinject.recipes.allocation import cheapest_errors
 from jqinject.recipes.budgets import Budget, Seconds, float_bits, multiply_adds, seconds_of
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
@@ -173,7 +174,7 @@ class AllocateBits:
     def __call__(self, work: Work) -> list[Allocated]:
         """See `Pass`."""
         models, stream = self._models(work), work.float_stream()
-        budget, modules = self._budget(models, stream)
+        budget, modules = self._budget(models, stream, work.calls[0])
         budget.check()
         errors = self._errors(work, models, stream)
         parameters = quantized_parameters(models[self.bits[0]])
@@ -191,7 +192,7 @@ class AllocateBits:
 
     def explain(self, work: Work) -> list[Allocatable]:
         """See `Pass`."""
-        budget, modules = self._budget(self._models(work), work.float_stream())
+        budget, modules = self._budget(self._models(work), work.float_stream(), work.calls[0])
         budget.check()
         costs = zip(modules, budget.costs / budget.shown, strict=True)
         return [
@@ -208,11 +209,15 @@ class AllocateBits:
             )
         rules = {bits: tuple(_with_width(rule, bits) for rule in work.rules) for bits in self.bits}
         return {
-            bits: quantize(work.model, each, inputs=work.inputs, methods=work.methods)
+            bits: quantize(
+                work.model, each, inputs=work.inputs, methods=work.methods, allow_idle=work.allow_idle
+            )
             for bits, each in rules.items()
         }
 
-    def _budget(self, models: dict[int, nnx.Module], stream: Stream) -> tuple[Budget, dict[str, str]]:
+    def _budget(
+        self, models: dict[int, nnx.Module], stream: Stream, call: Call
+    ) -> tuple[Budget, dict[str, str]]:
         """The budget of the parameters that sites contract, and for each the module of its first site."""
         parameters = quantized_parameters(models[self.bits[0]])
         sites: dict[str, list[ContractionSite]] = {}
@@ -226,7 +231,7 @@ class AllocateBits:
             times = seconds_of(self.seconds, list(sites), self.bits)
             return Budget("max_seconds", "seconds", times, self.max_seconds), modules
         if self.max_bit_operations is not None:
-            flat, inputs = stream.traced.flat, InputQuantizers(models[self.bits[0]])
+            flat, inputs = stream.traced.flat, InputQuantizers(models[self.bits[0]], call)
             each = [
                 sum(
                     multiply_adds(flat, site) * (inputs.bits(site) or float_bits(flat, site))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,6 +16,7 @@ from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.clip import Clip
 from jqinject.recipes.solvers.integers import squared_errors
+from jqinject.recipes.stream.block import Block, module_around
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Region
@@ -70,16 +72,18 @@ def awq_scales(
 class AWQ:
     """Divides the inputs of sites by a scale for each channel, and multiplies the weights that contract them by it.
 
-    `s = inputs^r / weights^(1 - r)`, where the exponent `r` is that with the least error of the sites' outputs when
-    their weights are rounded to nearest as the rules say. The division is folded as in `SmoothQuant`. It changes the
+    `s = inputs^r / weights^(1 - r)`, where the exponent `r` is that with the least error when the sites' weights are
+    rounded to nearest as the rules say. The division is folded as in `SmoothQuant`. It changes the
     float model's parameters, not its function; `Solve` rounds them.
 
     Args:
         grid: how many candidates are tried.
         weights: whether the weights' magnitudes take part in the scales: True (but not in the candidate 0), False,
             "both" for either, or "always", as in ModelOpt.
-        error: that of the sites' "outputs", or that of the "weights" times the mean magnitude of their inputs, as in
-            Qwix.
+        error: that of the "block", the innermost module around several sites that share their inputs (queries, keys
+            and values: the attention), and of a single site's output; that of the sites' "outputs", all together; or
+            that of the "weights" times the mean magnitude of their inputs, as in Qwix. Sites whose only common module
+            is the model itself are taken by their outputs.
         clip: whether ranges are then cut where outputs get better by it, and weights rounded to nearest on them: the
             pass `Solve(Clip())`. A `Solve` after it keeps the ranges.
 
@@ -92,12 +96,12 @@ class AWQ:
 
     Example:
         >>> AWQ(grid=10)
-        AWQ(grid=10, weights=True, error='outputs', clip=False)
+        AWQ(grid=10, weights=True, error='block', clip=False)
     """
 
     grid: int = 20
     weights: WithWeights = True
-    error: Literal["outputs", "weights"] = "outputs"
+    error: Literal["block", "outputs", "weights"] = "block"
     clip: bool = False
 
     def __post_init__(self) -> None:
@@ -105,19 +109,23 @@ class AWQ:
             raise ValueError(f"AWQ: grid is {self.grid}, must be 4 or more.\n  cure: grid=20")
         if self.weights not in (True, False, "both", "always"):
             raise ValueError(f"AWQ: weights is {self.weights!r}, must be True, False, 'both' or 'always'")
-        if self.error not in ("outputs", "weights"):
-            raise ValueError(f"AWQ: error is {self.error!r}, must be 'outputs' or 'weights'")
+        if self.error not in ("block", "outputs", "weights"):
+            raise ValueError(f"AWQ: error is {self.error!r}, must be 'block', 'outputs' or 'weights'")
 
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
-        quantized = quantize(work.model, work.rules, inputs=work.inputs, methods=work.methods)
+        quantized = quantize(
+            work.model, work.rules, inputs=work.inputs, methods=work.methods, allow_idle=work.allow_idle
+        )
         quantized.eval()
         parameters = quantized_parameters(quantized)
         found: list[Any] = []
+        in_blocks = self._best_in_blocks(work, rescaling, parameters) if self.error == "block" else {}
         for region in rescaling.regions:
             if any(site_path(member.site) in parameters for member in region.sinks):
-                scales = self.best(rescaling, region, parameters)
+                scales = in_blocks.get(region.sinks[0].site.name)
+                scales = self.best(rescaling, region, parameters) if scales is None else scales
                 found.append(rescaling.multiply(region, 1 / scales))
                 continue
             reason = "no rule quantizes its weight"
@@ -135,17 +143,47 @@ class AWQ:
             region: whose.
             parameters: the quantized ones, by path.
         """
+        tried = self._tried(rescaling, region, parameters)
+        errors = [self._error_of(rescaling, region, parameters, scales) for scales in tried]
+        return tried[int(np.argmin(errors))]
+
+    def _best_in_blocks(
+        self, work: Work, rescaling: Rescaling, parameters: Mapping[str, QuantizedParameter]
+    ) -> dict[str, np.ndarray]:
+        """The scales with the least error of a module around several sites, by the name of the first of them."""
+        regions = {
+            region.sinks[0].site.name: region
+            for region in rescaling.regions
+            if len(region.sinks) > 1 and module_around([member.site for member in region.sinks])
+        }
+        found: dict[str, np.ndarray] = {}
+        for visit in work.float_stream() if regions else ():
+            region = regions.get(visit.site.name)
+            if region is None:
+                continue
+            sites = [member.site for member in region.sinks]
+            block = Block(visit, {site.name for site in sites}, module_around(sites))
+            if block.reaches:
+                tried = self._tried(rescaling, region, parameters)
+                errors = [
+                    block.error(dict(_rounded(rescaling, region, parameters, scales))) for scales in tried
+                ]
+                found[visit.site.name] = tried[int(np.argmin(errors))]
+        return found
+
+    def _tried(
+        self, rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
+    ) -> list[np.ndarray]:
+        """The scales that are compared."""
         inputs = rescaling.of_inputs(region, "magnitude")
         if self.error == "weights":
             inputs = np.maximum(inputs / (inputs.max() + np.float32(1e-8)), np.float32(1e-4))
         weights = _mean_magnitudes(rescaling, region, parameters)
         added = 0.0 if self.weights == "always" else 1e-4
-        tried = [
+        return [
             awq_scales(inputs, weights if with_weights else None, ratio, added)
             for ratio, with_weights in candidates(self.grid, self.weights)
         ]
-        errors = [self._error_of(rescaling, region, parameters, scales) for scales in tried]
-        return tried[int(np.argmin(errors))]
 
     def _error_of(
         self,
@@ -155,22 +193,31 @@ class AWQ:
         scales: np.ndarray,
     ) -> float:
         """The error of a region's sites with their weights rounded to nearest under scales."""
-        total = 0.0
+        total, rounded = 0.0, dict(_rounded(rescaling, region, parameters, scales))
         for member in region.sinks:
             site = member.site
-            parameter = parameters.get(site_path(site))
-            if parameter is None:
+            if site.name not in rounded:
                 continue
-            value = rescaling.values[site.path].astype(jnp.float32)
-            factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
-            rounded = jnp.asarray(parameter.quantized(value * factors).value) / factors
-            wrong = site.weights(rounded - value)
+            wrong = site.weights(rounded[site.name] - rescaling.values[site.path].astype(jnp.float32))
             statistics = rescaling.statistics[site.name]
             if self.error == "weights":
                 total += float(jnp.square(wrong * statistics.mean("magnitude")[:, None]).sum())
             else:
                 total += float(squared_errors(wrong, statistics.mean("hessian")).sum())
         return total
+
+
+def _rounded(
+    rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter], scales: np.ndarray
+) -> Iterator[tuple[str, jax.Array]]:
+    """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
+    for member in region.sinks:
+        site = member.site
+        parameter = parameters.get(site_path(site))
+        if parameter is not None:
+            value = rescaling.values[site.path].astype(jnp.float32)
+            factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
+            yield site.name, jnp.asarray(parameter.quantized(value * factors).value) / factors
 
 
 def _mean_magnitudes(

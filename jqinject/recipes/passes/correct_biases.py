@@ -18,7 +18,7 @@ from jqinject.recipes.passes.added_biases import add_biases, variables_by_path
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.stream.stream import Batch, Visit
 from jqinject.recipes.transforms.biases import Bias, Biases
-from jqinject.recipes.work import InputQuantizers, Work, site_path
+from jqinject.recipes.work import Work, site_path
 
 Inputs = Literal["float", "quantized"]
 
@@ -117,7 +117,7 @@ class _Shifts:
     def __init__(self, work: Work, inputs: Inputs) -> None:
         self.work, self.inputs = work, inputs
         self.parameters = work.parameters()
-        self._quantizers = InputQuantizers(work.quantized)
+        self._quantizers = work.input_quantizers
         self._found: dict[int, Biases] = {}
         self._sums: dict[Path, np.ndarray] = {}
         self._counts: dict[Path, np.ndarray] = {}

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.running.progress import with_progress
-from jqinject.program import Call
+from jqinject.recipes.batch_errors import BatchErrors
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.passes.rotate import turned
-from jqinject.recipes.sensitivities import outputs_of
 from jqinject.recipes.stream.site import Path
 from jqinject.recipes.transforms.cayley import cayley_step
 from jqinject.recipes.transforms.sources import values_of
-from jqinject.recipes.transforms.turning import TurnedRegion, Turning
+from jqinject.recipes.transforms.turned_region import TurnedRegion
+from jqinject.recipes.transforms.turning import Turning
 from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2")
@@ -164,33 +164,19 @@ class _Descent:
         names = {path: ".".join(map(str, path)) for region in self.regions for path, _ in region.axes}
         held = {path: self.change.values[path] for path in names}
 
-        def functions(call: Call) -> tuple[Any, Any, Any]:
-            outputs, of_float = (outputs_of(model, call) for model in (quantized, self.work.model))
+        def values(matrices: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+            return {names[path]: value for path, value in self._turned(held, matrices).items()}
 
-            def error(matrices: tuple[jax.Array, ...], arrays: Any, wanted: list[jax.Array]) -> jax.Array:
-                values = {names[path]: value for path, value in self._turned(held, matrices).items()}
-                return _distance(outputs(values, arrays), wanted)
-
-            return jax.jit(partial(of_float, {})), jax.jit(error), jax.jit(jax.grad(error))
-
-        made = {}
-        self._batches: list[tuple[Any, Any, Any, Any]] = []
-        for call in self.work.calls:
-            if call.frame not in made:
-                made[call.frame] = functions(call)
-            of_float, error, gradient = made[call.frame]
-            self._batches.append((error, gradient, call.arrays, of_float(call.arrays)))
+        self._errors = BatchErrors[tuple[jax.Array, ...]](self.work, quantized, values, _distance)
         self._step = jax.jit(cayley_step, static_argnums=3)
 
     def error(self, matrices: tuple[jax.Array, ...]) -> float:
         """The mean over all batches."""
-        found = [error(matrices, arrays, wanted) for error, _, arrays, wanted in self._batches]
-        return float(sum(map(float, found)) / len(found))
+        return self._errors.error(matrices)
 
     def step(self, index: int, rate: jax.Array) -> None:
         """Turn the matrices by one batch."""
-        _, gradient, arrays, wanted = self._batches[index % len(self._batches)]
-        gradients = gradient(self.matrices, arrays, wanted)
+        gradients = self._errors.gradient(index, self.matrices)
         self.matrices = tuple(
             self._step(matrix, gradient, rate, region.keeps_sums)
             for matrix, gradient, region in zip(self.matrices, gradients, self.regions, strict=True)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.transforms import ChannelScale
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
-from jqinject.recipes.online import columns_of
+from jqinject.recipes.online import columns_of, quantizes_weight
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.biases import Biases
@@ -34,6 +35,7 @@ class Rescaled:
         channels: how many factors there are.
         smallest, largest: of the factors of the sites' inputs.
         online: whether the factors are kept before the sites' inputs.
+        unruled: the names of sites among them whose weight no rule quantizes.
     """
 
     sites: tuple[str, ...]
@@ -42,10 +44,13 @@ class Rescaled:
     smallest: float
     largest: float
     online: bool = False
+    unruled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         factors = f"{self.channels} factors from {self.smallest:.3g} to {self.largest:.3g}"
-        return f"{', '.join(self.sites)}: {factors}, {'kept online' if self.online else 'in ' + ', '.join(self.folded)}"
+        where = "kept online" if self.online else f"in {', '.join(self.folded)}"
+        alone = f"; no rule quantizes {', '.join(self.unruled)}" if self.unruled else ""
+        return f"{', '.join(self.sites)}: {factors}, {where}{alone}"
 
 
 class Rescaling(FloatChange):
@@ -145,7 +150,8 @@ class Rescaling(FloatChange):
         if refused:
             return LeftOut(sites[0].name, sites[0].path, refused)
         names = tuple(dict.fromkeys(site.name for site in sites))
-        return Rescaled(names, (), factors.size, float(factors.min()), float(factors.max()), online=True)
+        ends = float(factors.min()), float(factors.max())
+        return Rescaled(names, (), factors.size, *ends, online=True, unruled=self._unruled(sites))
 
     def makers(self, region: Region) -> Iterator[tuple[ContractionSite | Path, np.ndarray, np.ndarray]]:
         """The weights and the gains that make a region's channels, as they are now.
@@ -194,7 +200,14 @@ class Rescaling(FloatChange):
         own = {site_path(member.site) for member in region.sinks}
         folded = tuple(path for path in map(_text, region.parameters) if path not in own)
         names = tuple(member.site.name for member in region.sinks)
-        return Rescaled(names, folded, region.channels, float(factors.min()), float(factors.max()))
+        ends = float(factors.min()), float(factors.max())
+        unruled = self._unruled([member.site for member in region.sinks])
+        return Rescaled(names, folded, region.channels, *ends, unruled=unruled)
+
+    def _unruled(self, sites: Sequence[ContractionSite]) -> tuple[str, ...]:
+        """The names of sites whose weight no rule quantizes."""
+        index, rules = ModelIndex(self.work.model), self.work.rules
+        return tuple(dict.fromkeys(site.name for site in sites if not quantizes_weight(site, index, rules)))
 
 
 def per_channel(

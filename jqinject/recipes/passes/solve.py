@@ -145,7 +145,7 @@ class Solve:
     def explain(self, work: Work) -> list[Solvable | NotSolved]:
         """See `Pass`."""
         parameters, stream = work.parameters(), work.stream(self.quantize_inputs)
-        inputs = InputQuantizers(work.quantized)
+        inputs = work.input_quantizers
         found: list[Solvable | NotSolved] = []
         taken: dict[str, np.ndarray] = {}
         for site in stream.sites:

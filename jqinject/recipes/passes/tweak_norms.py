@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jqinject.model.ptq.round_training import Adam
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
-from jqinject.recipes.sensitivities import outputs_of
+from jqinject.recipes.batch_errors import BatchErrors
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.work import Work
 
@@ -85,23 +86,21 @@ class TweakNorms:
         sizes = {
             path: jnp.maximum(jnp.abs(value.astype(jnp.float32)).max(), 1e-6) for path, value in start.items()
         }
-        batches = _batches(work, start, sizes)
+        errors = BatchErrors[dict[str, jax.Array]](
+            work, work.quantized, partial(_gains, start, sizes), _apart
+        )
         zero = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
-
-        def distance(moved: dict[str, jax.Array]) -> float:
-            return float(sum(float(each(moved)) for each, _ in batches) / len(batches))
-
         state = {
             path: Adam(value, jnp.zeros_like(value), jnp.zeros_like(value)) for path, value in zero.items()
         }
-        before = distance(zero)
+        before = errors.error(zero)
         best, least, taken = zero, before, 0
         for step in with_progress(range(self.steps), "norms", shown=work.progress):
-            gradients = batches[step % len(batches)][1]({path: each.value for path, each in state.items()})
+            gradients = errors.gradient(step, {path: each.value for path, each in state.items()})
             count, rate = jnp.float32(step), self.learning_rate
             state = {path: each.moved(gradients[path], rate, count) for path, each in state.items()}
             moved = {path: each.value for path, each in state.items()}
-            found = distance(moved)
+            found = errors.error(moved)
             if found < least:
                 best, least, taken = moved, found, step + 1
         for path in paths:
@@ -129,31 +128,11 @@ def gains_of(work: Work) -> list[str]:
     return list(found)
 
 
-def _batches(work: Work, start: dict[str, jax.Array], sizes: dict[str, jax.Array]) -> list[tuple[Any, Any]]:
-    """For each batch the distance as a function of how far the gains moved, and its gradient."""
-    made: dict[Any, tuple[Any, Any, Any]] = {}
-    found = []
-    for call in work.calls:
-        if call.frame not in made:
-            outputs, floats = (outputs_of(model, call) for model in (work.quantized, work.model))
-
-            def distance(moved: Any, arrays: Any, wanted: Any, outputs: Any = outputs) -> jax.Array:
-                values = {path: _at(value, moved[path], sizes[path]) for path, value in start.items()}
-                pairs = zip(outputs(values, arrays), wanted, strict=True)
-                return sum((_apart(_moments(x), y) for x, y in pairs), jnp.float32(0))
-
-            def wanted_of(arrays: Any, floats: Any = floats) -> list[tuple[jax.Array, jax.Array]]:
-                return [_moments(x) for x in floats({}, arrays)]
-
-            made[call.frame] = jax.jit(distance), jax.jit(jax.grad(distance)), jax.jit(wanted_of)
-        distance_of, gradient_of, wanted_by = made[call.frame]
-        wanted = wanted_by(call.arrays)
-        found.append((_bound(distance_of, call.arrays, wanted), _bound(gradient_of, call.arrays, wanted)))
-    return found
-
-
-def _bound(function: Any, arrays: Any, wanted: Any) -> Any:
-    return lambda moved: function(moved, arrays, wanted)
+def _gains(
+    start: dict[str, jax.Array], sizes: dict[str, jax.Array], moved: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """All gains that have moved."""
+    return {path: _at(value, moved[path], sizes[path]) for path, value in start.items()}
 
 
 def _at(value: jax.Array, moved: jax.Array, size: jax.Array) -> jax.Array:
@@ -167,5 +146,7 @@ def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rows.mean(axis=0), rows.var(axis=0)
 
 
-def _apart(found: tuple[jax.Array, jax.Array], wanted: tuple[jax.Array, jax.Array]) -> jax.Array:
-    return sum((jnp.abs(a - b).mean() for a, b in zip(found, wanted, strict=True)), jnp.float32(0))
+def _apart(found: list[jax.Array], wanted: list[jax.Array]) -> jax.Array:
+    """How far the moments of outputs are from each other."""
+    pairs = (zip(_moments(x), _moments(y), strict=True) for x, y in zip(found, wanted, strict=True))
+    return sum((jnp.abs(a - b).mean() for pair in pairs for a, b in pair), jnp.float32(0))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.grid import MatrixGrid, Measure, as_argument
 from jqinject.recipes.solvers.integers import bounded_codes, integer_grid, squared_errors
 from jqinject.recipes.solvers.solver import Problem, Solution
+from jqinject.recipes.statistics import Statistics
 
 
 class Offsets(NamedTuple):
@@ -131,22 +133,37 @@ class Descent:
     def best(self) -> Offsets:
         """The offsets with the least loss on the way."""
 
-        @jax.jit
-        def run(start: Offsets) -> Offsets:
-            def one(count: jax.Array, state: Any) -> Any:
-                offsets, best, least = state
-                after, here, loss, _ = self.step(offsets, count)
-                better = loss < least
-                best = jax.tree.map(lambda new, old: jnp.where(better, new, old), here, best)
-                return after, best, jnp.where(better, loss, least)
-
-            first = (start, start, jnp.float32(jnp.inf))
-            return jax.lax.fori_loop(0, self.solver.steps, one, first)[1]
-
-        return run(self.start())
+        problem = self.problem
+        fixed = (self.solver, problem.group_size)
+        return _best(
+            *fixed, as_argument(problem.measure), problem.weights, problem.original, problem.statistics
+        )
 
     def solution(self, offsets: Offsets) -> Solution:
         """The numbers and their grid."""
         grid = self.measured(offsets)
         values = grid.nearest(self.quantized(offsets))
         return Solution(values, grid.scale, grid.zero_point)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _best(
+    solver: AutoRound,
+    group_size: int | None,
+    measure: Measure,
+    weights: jax.Array,
+    original: jax.Array,
+    statistics: Statistics,
+) -> Offsets:
+    """See `Descent.best`; one program for all matrices of a shape, whose quantizers differ in numbers alone."""
+    descent = Descent(Problem(weights, original, statistics, measure, group_size), solver)
+
+    def one(count: jax.Array, state: Any) -> Any:
+        offsets, best, least = state
+        after, here, loss, _ = descent.step(offsets, count)
+        better = loss < least
+        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), here, best)
+        return after, best, jnp.where(better, loss, least)
+
+    start = descent.start()
+    return jax.lax.fori_loop(0, solver.steps, one, (start, start, jnp.float32(jnp.inf)))[1]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import LearnedRoundHardSigmoid
-from jqinject.model.ptq.round_training import Adam, undecided
+from jqinject.core import IntegerGrid, LearnedRoundHardSigmoid
+from jqinject.model.ptq.round_training import Adam, step_of_shares
 from jqinject.model.ptq.round_training import Recipe as Hyperparameters
+from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.integers import bounded_codes, integer_grid, squared_errors
 from jqinject.recipes.solvers.solver import Problem, Solution
 
@@ -35,7 +36,7 @@ class LearnedRounding:
         ValueError: (when called) the quantizer's numbers are not scaled integers.
 
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
-    `jqinject.learn_rounding` minimizes the same by batches, layer by layer, of a model that is quantized already.
+    `jqinject.learn_rounding` takes the same steps by batches, layer by layer, of a model that is quantized already.
 
     Example:
         >>> LearnedRounding(steps=500).learning_rate
@@ -56,32 +57,40 @@ class LearnedRounding:
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         grid, integers = integer_grid(problem, "LearnedRounding")
-        hessian, shape = problem.statistics.mean("hessian"), LearnedRoundHardSigmoid()
-        places = problem.weights / grid.scale + grid.zero_point
-        below = jnp.floor(places)
+        hessian = problem.statistics.mean("hessian")
         given = Hyperparameters(self.steps, self.learning_rate, self.regularization, self.beta, self.warmup)
-
-        def rounded(value: jax.Array, hard: bool) -> jax.Array:
-            codes = bounded_codes(below + shape.share(value, hard), integers)
-            return (codes - grid.zero_point) * grid.scale
-
-        def loss(value: jax.Array, count: jax.Array) -> jax.Array:
-            weight, exponent = given.loss_weights(count)
-            errors = squared_errors(rounded(value, False) - problem.original, hessian)
-            return jnp.sum(errors) + weight * undecided(shape.share(value, False), exponent)
-
-        @jax.jit
-        def learned(start: jax.Array) -> jax.Array:
-            def one(count: jax.Array, state: Any) -> Any:
-                moment = count.astype(jnp.float32)
-                return state.moved(jax.grad(loss)(state.value, moment), self.learning_rate, moment)
-
-            empty = jnp.zeros_like(start)
-            return jax.lax.fori_loop(0, self.steps, one, Adam(start, empty, empty)).value
-
-        found = grid.nearest(rounded(learned(shape.start_at(places - below)), True))
+        found = grid.nearest(_learned(given, integers, grid, problem.weights, problem.original, hessian))
         nearest = grid.nearest(problem.weights)
         error, usual = (squared_errors(each - problem.original, hessian) for each in (found, nearest))
         return Solution(
             jnp.where((error <= usual)[:, None, None], found, nearest), grid.scale, grid.zero_point
         )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _learned(
+    given: Hyperparameters,
+    integers: IntegerGrid,
+    grid: MatrixGrid,
+    weights: jax.Array,
+    original: jax.Array,
+    hessian: jax.Array,
+) -> jax.Array:
+    """The matrices with each number rounded up or down as learned; one program for all matrices of a shape."""
+    shape, places = LearnedRoundHardSigmoid(), weights / grid.scale + grid.zero_point
+    below = jnp.floor(places)
+
+    def rounded(value: jax.Array, hard: bool) -> jax.Array:
+        codes = bounded_codes(below + shape.share(value, hard), integers)
+        return (codes - grid.zero_point) * grid.scale
+
+    def error(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        errors = squared_errors(rounded(value, False) - original, hessian)
+        return jnp.sum(errors), shape.share(value, False)
+
+    def one(count: jax.Array, state: Adam) -> Adam:
+        return step_of_shares(error, given, state, count.astype(jnp.float32))
+
+    start = shape.start_at(places - below)
+    first = Adam(start, jnp.zeros_like(start), jnp.zeros_like(start))
+    return rounded(jax.lax.fori_loop(0, given.steps, one, first).value, True)

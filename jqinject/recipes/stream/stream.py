@@ -137,6 +137,10 @@ class Stream:
                 self._position[id(traced)] = traced.found.sites[index].step + 1
                 self._forget(traced)
 
+    def floats(self, batch: Batch) -> dict[Slot, Any]:
+        """The float model's values that later operations read, and those that depend on parameters alone."""
+        return {**self._fixed[id(batch.traced)], **batch.floats}
+
     def outputs(self) -> Iterator[tuple[list[Any], list[Any]]]:
         """After the last site: outputs of the float model and of the quantized one, for each batch."""
         for traced in self._known.values():

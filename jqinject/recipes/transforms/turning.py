@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,49 +11,14 @@ from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
 from jqinject.recipes.stream.site import CASTS, ContractionSite, FoundSites, Path
 from jqinject.recipes.transforms.axes import MOVED, SAME, Split, followed
 from jqinject.recipes.transforms.sources import live_steps, varies_by_input
+from jqinject.recipes.transforms.turned_region import (
+    GAIN,
+    Refused,
+    Turned,
+    TurnedRegion,
+    is_plain_convolution,
+)
 from jqinject.recipes.transforms.walk import Links
-
-GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
-
-
-class Refused(Exception):
-    """A value cannot be turned, and why."""
-
-
-@dataclass(frozen=True)
-class Turned:
-    """Blocks of consecutive numbers along an axis are multiplied by the matrix.
-
-    Attributes:
-        axis: of the value.
-        block: the size of the matrix.
-        squared: whether the numbers are squares, of which only sums over whole blocks stay as they are.
-    """
-
-    axis: int
-    block: int
-    squared: bool = False
-
-
-@dataclass
-class TurnedRegion:
-    """What turns together.
-
-    Attributes:
-        block: the size of the matrix.
-        parameters: path -> the axis that turns.
-        sinks: names of the sites whose inputs turn.
-        normalized: whether a norm takes the values: they are those of a residual stream.
-        keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
-        crosses: whether the values go through a product of two values.
-    """
-
-    block: int
-    parameters: dict[Path, int] = field(default_factory=dict)
-    sinks: set[str] = field(default_factory=set)
-    normalized: bool = False
-    keeps_sums: bool = False
-    crosses: bool = False
 
 
 class Turning:
@@ -126,9 +90,7 @@ class Turning:
         if site.operation == "dot_general":
             return tuple(params["dimension_numbers"][0][1 - site.place])
         return (
-            (params["dimension_numbers"].lhs_spec[1],)
-            if _is_plain_convolution(site.operation, params)
-            else ()
+            (params["dimension_numbers"].lhs_spec[1],) if is_plain_convolution(site.operation, params) else ()
         )
 
     def _give(self, slot: Slot, label: Turned) -> None:
@@ -154,7 +116,7 @@ class Turning:
     def _step(self, step: Step) -> None:
         if step.name == "dot_general":
             return self._dot(step)
-        if step.name == "conv_general_dilated" and _is_plain_convolution(step.name, step.equation.params):
+        if step.name == "conv_general_dilated" and is_plain_convolution(step.name, step.equation.params):
             return self._convolution(step)
         squares = step.name in ("square", "integer_pow") or (
             step.name == "mul" and step.inputs[0] == step.inputs[1]
@@ -326,12 +288,3 @@ class Turning:
         rank = len(self.links.shapes[slot])
         elementwise = all(len(self.links.shapes[each]) in (0, rank) for each in step.inputs)
         return elementwise and all(self._is_uniform(each, axis, depth - 1) for each in step.inputs)
-
-
-def _is_plain_convolution(operation: str, params: Any) -> bool:
-    """Whether every output channel of a convolution sees every channel of the image."""
-    return (
-        operation == "conv_general_dilated"
-        and params["feature_group_count"] == 1
-        and params["batch_group_count"] == 1
-    )

@@ -1,0 +1,186 @@
+"""Floats contracted with a frozen weight: dequantized in registers by the compiled kernels where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_numbers import parts_of, quant_tensor_of, stores_last
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.stored_rows import (
+    TABLES,
+    as_rows,
+    fitting,
+    rows_of,
+    scales_of,
+    stored_rows,
+)
+from jqinject.dot.tensors.common_groups import wide_dimensions
+from jqinject.native.stored_matmul import StoredRows, float_matmul
+from jqinject.ops import Codebook
+from jqinject.ops.devices.mapped import varying_with
+from jqinject.ops.devices.one_device import on_one_device
+from jqinject.ops.groups import split_groups
+from jqinject.ops.minifloats.float_grid import from_float_codes
+
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class StoredDot:
+    """What is static in the contraction of floats with a frozen weight.
+
+    Attributes:
+        form: of the weight.
+        dims: of the contraction.
+        dtype: of the output.
+        out_sharding: as for `lax.dot_general`.
+    """
+
+    form: FrozenForm
+    dims: Dimensions
+    dtype: np.dtype
+    out_sharding: Any = None
+
+
+def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
+    """`lax.dot_general(x, weight)` of a frozen weight, with its gradients.
+
+    On a CPU with compiled kernels, weights of int8, of integers in 4 bits or of tables of 16 numbers are dequantized in
+    registers, and the sums are those of float32 in another order. Anything else is dequantized, and XLA contracts.
+
+    Args:
+        x: floats.
+        numbers: of the weight, as stored.
+        static: what is static.
+    """
+    return _dot(static, x, *(numbers[name] for name in _names(static, numbers)))
+
+
+def reads_stored(form: FrozenForm, dtype: Any) -> bool:
+    """Whether there may be a kernel for floats of a dtype and a weight of this form.
+
+    Args:
+        form: of the weight.
+        dtype: of the floats.
+    """
+    four_bits = form.stored.packed_bits == 4 and _table(form) is not None
+    bytes_ = form.stored.packed_bits is None and form.stored.dtype == np.int8 and form.format is None
+    return np.dtype(dtype) == form.value_dtype == FLOAT32 and form.cut is None and (four_bits or bytes_)
+
+
+@lru_cache(maxsize=256)
+def _table(form: FrozenForm) -> tuple[float, ...] | None:
+    """What 16 numbers in 4 bits stand for; None of other payloads."""
+    if isinstance(form.format, Codebook):
+        values = list(map(float, form.format.values))
+        return tuple(values + values[-1:] * (16 - len(values))) if len(values) <= 16 else None
+    if form.format is None:
+        return TABLES.get(form.stored.dtype.name)
+    with jax.ensure_compile_time_eval():
+        found = from_float_codes(jnp.arange(16, dtype=jnp.uint8), form.format)
+        return tuple(np.asarray(found, np.float32).tolist())
+
+
+def _names(static: StoredDot, numbers: Mapping[str, jax.Array]) -> tuple[str, ...]:
+    return tuple(name for name in static.form.names if name in numbers and name != "sums")
+
+
+def _numbers(static: StoredDot, arrays: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+    names = [name for name in static.form.names if name != "sums"]
+    return dict(zip(names, arrays, strict=True))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+    meshes = (jax.typeof(one).sharding.mesh for one in (x, *arrays))
+    if static.out_sharding is not None or any(not mesh.empty and mesh.explicit_axes for mesh in meshes):
+        return _Plain(static)(x, *arrays)
+    return on_one_device(_Alone(static), _Plain(static), x, *arrays)
+
+
+@partial(_dot.defjvp, symbolic_zeros=True)
+def _jvp(static: StoredDot, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    moving = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+
+    def plain(*changed: jax.Array) -> jax.Array:
+        full = list(primals)
+        for place, array in zip(moving, changed, strict=True):
+            full[place] = array
+        return _Plain(static)(*full)
+
+    at, along = ([arrays[place] for place in moving] for arrays in (primals, tangents))
+    return _dot(static, *primals), jax.jvp(plain, at, along)[1]
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Dequantized, contracted by XLA."""
+
+    static: StoredDot
+
+    def __call__(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        static = self.static
+        weight = quant_tensor_of(_numbers(static, arrays), static.form).value
+        return jax.lax.dot_general(
+            x,
+            weight,
+            static.dims.numbers,
+            preferred_element_type=static.dtype,
+            out_sharding=static.out_sharding,
+        )
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """By the means of the platform."""
+
+    static: StoredDot
+
+    def __call__(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(x, *arrays, cpu=self._on_cpu, default=_Plain(self.static))
+
+    def _on_cpu(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        numbers = _numbers(self.static, arrays)
+        form = self.static.form.fitted(numbers["value"].shape)
+        found = _product(x, numbers, form, self.static.dims)
+        return _Plain(self.static)(x, *arrays) if found is None else found.astype(self.static.dtype)
+
+
+def _product(
+    x: jax.Array, numbers: Mapping[str, jax.Array], form: FrozenForm, dims: Dimensions
+) -> jax.Array | None:
+    """The contraction by the kernel; None if it does not take it."""
+    groups, shape, free = form.groups, form.stored.shape, len(dims.rhs_free)
+    if x.dtype != FLOAT32 or not stores_last(form, dims.rhs_contract):
+        return None
+    grouped: tuple[int, ...] = ()
+    if groups is not None:
+        axis = groups.dim % len(form.shape)
+        if axis not in dims.rhs_contract:
+            return None
+        grouped = (dims.rhs_contract.index(axis),)
+        left = dims.lhs_contract[grouped[0]]
+        x = split_groups(x, groups.size, left)
+        dims = wide_dimensions(dims, left, axis)
+    rows = rows_of(tuple(x.shape), shape, dims, grouped)
+    if rows is None:
+        return None
+    payload, scale, zero = parts_of(numbers, form)
+    packed = numbers["value"] if form.stored.packed_bits else None
+    found = stored_rows(payload, packed, _table(form), rows, free)
+    if found is None or not fitting(rows, shape, found[1], free, floats=True):
+        return None
+    scales, by_column = scales_of(scale, zero if "zero_point" in numbers else None, shape, rows, free)
+    left = as_rows(x, rows.lhs, len(dims.lhs_free))
+    y = float_matmul(left, found[0], scales, StoredRows(found[1], rows.groups, by_column))
+    sizes = [x.shape[axis] for axis in dims.lhs_free] + [shape[axis] for axis in dims.rhs_free]
+    return varying_with(y, x, *numbers.values()).reshape(sizes)

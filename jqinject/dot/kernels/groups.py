@@ -1,0 +1,113 @@
+"""Contractions of integers of which one has scales for groups along a summed axis: how, on each platform.
+
+On a CPU with the compiled kernels, up to 16 rows are contracted group by group in one call; with more, a group's sums
+cost more than they save, and the left operand is dequantized, the right one in registers. On a CPU without kernels
+groups of fewer than 128 are dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in groups of 32
+takes 224 ms as integers, 10 ms dequantized. Elsewhere, and in a program for several devices, the integers of each group
+are one contraction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.stored_rows import (
+    TABLES,
+    Rows,
+    as_rows,
+    fitting,
+    rows_of,
+    scales_of,
+    stored_rows,
+)
+from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
+from jqinject.ops.devices.mapped import varying_with
+from jqinject.ops.devices.one_device import on_one_device
+
+LEAST_GROUP, FEW_ROWS = 128, 16
+Contract = Callable[[Any, Any], jax.Array]
+
+
+def contract_groups(lhs: Any, rhs: Any, dims: Dimensions, pair: int, plain: Contract) -> jax.Array:
+    """The contraction in float32 of integers, along one of whose summed axes a scale or zero point varies.
+
+    Args:
+        lhs, rhs: the operands, `Affine`.
+        dims: of the contraction.
+        pair: the summed pair of axes that are groups.
+        plain: the contraction as XLA partitions it over devices.
+    """
+    leaves, tree = jax.tree.flatten((lhs, rhs))
+    otherwise = _Otherwise(tree, plain)
+    rows = rows_of(lhs.payload.shape, rhs.payload.shape, dims, (pair,))
+    return on_one_device(_Alone(tree, dims, pair, rows, plain), otherwise, *leaves)
+
+
+@dataclass(frozen=True)
+class _Otherwise:
+    tree: Any
+    plain: Contract
+
+    def __call__(self, *leaves: jax.Array) -> jax.Array:
+        return self.plain(*jax.tree.unflatten(self.tree, leaves))
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The contraction by the means of the platform."""
+
+    tree: Any
+    dims: Dimensions
+    pair: int
+    rows: Rows | None
+    plain: Contract
+
+    def __call__(self, *leaves: jax.Array) -> jax.Array:
+        otherwise = _Otherwise(self.tree, self.plain)
+        return jax.lax.platform_dependent(*leaves, cpu=self._on_cpu, default=otherwise)
+
+    def _on_cpu(self, *leaves: jax.Array) -> jax.Array:
+        lhs, rhs = jax.tree.unflatten(self.tree, leaves)
+        by_kernel = None if self.rows is None else self._by_kernel(lhs, rhs, self.rows)
+        if by_kernel is not None:
+            return by_kernel
+        sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]
+        known = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
+        if not known or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
+            return self.plain(lhs, rhs)
+        return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
+
+    def _by_kernel(self, lhs: Any, rhs: Any, rows: Rows) -> jax.Array | None:
+        free = (len(self.dims.lhs_free), len(self.dims.rhs_free))
+        shape = rhs.payload.shape
+        found = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
+        of_rows = [lhs.payload.shape[axis] for axis in rows.lhs[: free[0]]]
+        few = math.prod(of_rows) <= FEW_ROWS and lhs.zero_point is None and lhs.payload.dtype.itemsize == 1
+        few = few and jnp.issubdtype(lhs.payload.dtype, jnp.signedinteger)
+        if found is None or not fitting(rows, shape, found[1], free[1], floats=not few):
+            return None
+        payload, table = found
+        scales, by_column = scales_of(rhs.scale, rhs.zero_point, shape, rows, free[1])
+        static = StoredRows(table, rows.groups, by_column)
+        if few:
+            left = as_rows(lhs.payload.astype(jnp.int8), rows.lhs, free[0])
+            y = group_matmul(left, _scale_of_rows(lhs, rows, free[0]), payload, scales, static)
+        else:
+            y = float_matmul(as_rows(lhs.dequantized(), rows.lhs, free[0]), payload, scales, static)
+        y = varying_with(y, *jax.tree.leaves((lhs, rhs)))
+        return y.reshape(*of_rows, *(shape[axis] for axis in rows.rhs[: free[1]]))
+
+
+def _scale_of_rows(lhs: Any, rows: Rows, free: int) -> jax.Array:
+    """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
+    shape, order = lhs.payload.shape, rows.lhs
+    scale = lhs.scale.reshape((1,) * (len(shape) - lhs.scale.ndim) + lhs.scale.shape)
+    sizes = [shape[axis] if axis in order[:free] else size for axis, size in enumerate(scale.shape)]
+    return as_rows(jnp.broadcast_to(scale, sizes), order, free)

@@ -1,0 +1,213 @@
+"""Unfreezing weights whose float numbers are gone: they begin at their low-bit numbers, on the same scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import CommittedQuant
+from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_groups import in_two_levels
+from jqinject.dot.frozen.frozen_numbers import Numbers, quant_tensor_of
+from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
+from jqinject.model.site_freezing import put_in_place
+from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops import Codebook
+from jqinject.program import QuantizedProgram
+from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
+from jqinject.quant import (
+    Fp4e2m1OCPWeightPerChannelFloat,
+    Fp6e2m3OCPWeightPerChannelFloat,
+    Fp6e3m2OCPWeightPerChannelFloat,
+    Fp8e4m3OCPWeightPerChannelFloat,
+    Fp8e5m2OCPWeightPerChannelFloat,
+    Int8WeightPerChannelFloat,
+    IntWeightSymmetricGroupQuant,
+    MXFloat4e2m1Weight,
+    MXFloat6e2m3Weight,
+    MXFloat6e3m2Weight,
+    MXFloat8e4m3Weight,
+    MXFloat8e5m2Weight,
+    NF4WeightPerChannelFloat,
+    NVFP4Weight,
+    ShiftedUint8WeightGroupQuantFloat,
+    ShiftedUint8WeightPerChannelFloat,
+)
+from jqinject.quant.enums import ScalingPerOutputType
+from jqinject.quant_tensor import GroupwiseQuantTensor
+
+# Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
+MINIFLOATS = {
+    "float8_e4m3fn": (Fp8e4m3OCPWeightPerChannelFloat, MXFloat8e4m3Weight),
+    "float8_e5m2": (Fp8e5m2OCPWeightPerChannelFloat, MXFloat8e5m2Weight),
+    "float6_e2m3fn": (Fp6e2m3OCPWeightPerChannelFloat, MXFloat6e2m3Weight),
+    "float6_e3m2fn": (Fp6e3m2OCPWeightPerChannelFloat, MXFloat6e3m2Weight),
+    "float4_e2m1fn": (Fp4e2m1OCPWeightPerChannelFloat, MXFloat4e2m1Weight),
+}
+
+
+def check_payload(path: str, numbers: Numbers, form: FrozenForm) -> None:
+    """Raise if there is no quantizer for low-bit numbers.
+
+    Raises:
+        ValueError: names the weight.
+    """
+    _quantizer(path, numbers, form)
+
+
+def unfreeze_layer_from_payload(layer: QuantWeightLayer, path: str) -> None:
+    """Put a float weight and its quantizer into a frozen layer.
+
+    Args:
+        layer: the layer.
+        path: of its weight, for errors.
+    """
+    frozen: Any = layer.frozen
+    numbers, form = frozen.numbers, frozen.form
+    view = frozen.view()
+    value = quant_tensor_of(numbers, form).value
+    del layer.frozen
+    setattr(layer, layer.weight_name, nnx.Param(value, **_own(view.get_metadata())))
+    declared, overrides = _quantizer(path, numbers, form)
+    proxy = WeightQuantProxyFromInjector(
+        declared,
+        layer,
+        overrides=overrides,
+        where=(f"the weight quantizer of {path}", ""),
+        stack=stack_of((layer,)),
+    )
+    layer.weight_quant = proxy
+    _keep_scales(proxy, layer, numbers, form, path)
+
+
+def unfreeze_parameter_from_payload(index: ModelIndex, path: Path, frozen: FrozenParam) -> None:
+    """Put a float parameter in the places of a frozen one, and its quantizer into the model that runs it.
+
+    Args:
+        index: of the model.
+        path: of the parameter.
+        frozen: the parameter.
+    """
+    numbers, form, name = frozen.numbers, frozen.form, dotted(path)
+    owner_path, owner = _owner(index, path)
+    value = quant_tensor_of(numbers, form).value
+    variable = nnx.Param(value, **_own(frozen.get_metadata()))
+    put_in_place(index, frozen, variable)
+    depth = value.ndim - len(form.shape)
+    declared, overrides = _quantizer(name, numbers, form)
+    inner, groups = _scaled(numbers, form)
+    scale = inner.scale if groups is None else jnp.squeeze(inner.scale, inner.scale.ndim + groups.dim)
+    ndim = len(form.shape)
+    scale = scale.reshape((1,) * (value.ndim - scale.ndim) + scale.shape)
+    grouped = None if groups is None else groups.dim % ndim
+    shared = tuple(
+        axis
+        for axis in range(ndim)
+        if axis == grouped or scale.shape[axis + depth] < value.shape[axis + depth]
+    )
+    own = tuple(path[len(owner_path) :])
+    planned = PlannedParameter(own, (), declared.let(**overrides) if overrides else declared, depth, shared)
+    site = parameter_site(ModelIndex(owner), planned, None)
+    held = vars(owner.op_quant).get("weights")
+    if held is None:
+        owner.op_quant.weights = held = nnx.Dict({})
+    held[dotted(own)] = site
+    _keep_scales(site.weight_quant, site, numbers, form, name)
+
+
+def _owner(index: ModelIndex, path: Path) -> tuple[Path, Any]:
+    """The model that runs a parameter's contraction as a program, the innermost one."""
+    found = [
+        (place, node)
+        for place, node in index.places
+        if isinstance(node, QuantizedProgram) and path[: len(place)] == place
+    ]
+    if not found:
+        raise ValueError(f"unfreeze: no model runs {dotted(path)}, so nothing would quantize it")
+    return max(found, key=lambda each: len(each[0]))
+
+
+def _own(metadata: Any) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if value is not None} | {"eager_sharding": False}
+
+
+def _scaled(numbers: Numbers, form: FrozenForm) -> tuple[Any, Any]:
+    """The weight with its groups as an axis, and these."""
+    found = quant_tensor_of(numbers, form)
+    return (found.grouped, found.groups) if isinstance(found, GroupwiseQuantTensor) else (found, None)
+
+
+def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict[str, Any]]:
+    """The injector that rounds to the numbers' grid, and what is declared anew."""
+    if form.cut is not None:
+        raise ValueError(f"unfreeze: {path} has groups that cross shards.\n  cure: gather the model first")
+    groups = form.groups
+    overrides: dict[str, Any] = {}
+    if groups is not None:
+        overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
+    if isinstance(form.format, Codebook):
+        by_group = {} if groups is None else {"scaling_per_output_type": ScalingPerOutputType.GROUP}
+        return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.format}
+    if form.format is not None:
+        name = "" if form.format.dtype is None else form.format.dtype.name
+        if name not in MINIFLOATS:
+            raise ValueError(f"unfreeze: {path} is {form.format}, which no quantizer of weights is for")
+        plain, powers = MINIFLOATS[name]
+        if groups is None:
+            return plain, overrides
+        if numbers["scale"].dtype == jnp.float8_e8m0fnu:
+            return powers, overrides
+        if "scale_factor" in numbers and name == "float4_e2m1fn" and _has_two_levels(_whole_scale(numbers)):
+            return NVFP4Weight, overrides
+        return plain, overrides | {"scaling_per_output_type": ScalingPerOutputType.GROUP}
+    bits = {"bit_width": form.bit_width}
+    if "zero_point" in numbers:
+        whole = {} if form.whole_zero_point else {"quantize_zero_point": False}
+        shifted = ShiftedUint8WeightPerChannelFloat if groups is None else ShiftedUint8WeightGroupQuantFloat
+        return shifted, overrides | bits | whole
+    plain = Int8WeightPerChannelFloat if groups is None else IntWeightSymmetricGroupQuant
+    return plain, overrides | bits | {"narrow_range": False, "signed": form.signed}
+
+
+def _whole_scale(numbers: Numbers) -> Any:
+    """Scales with their common factor, float32."""
+    factor = numbers["scale_factor"]
+    scale = numbers["scale"].astype(jnp.float32)
+    return scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
+
+
+def _has_two_levels(scale: Any) -> bool:
+    """Whether freezing finds the bytes of the scales again, as it does where one of them is the largest byte."""
+    codes, factor = in_two_levels(scale, np.dtype(jnp.float8_e4m3fn))
+    return bool(jnp.all(codes.astype(jnp.float32) * factor == scale))
+
+
+def _keep_scales(
+    proxy: WeightQuantProxyFromInjector, layer: Any, numbers: Numbers, form: FrozenForm, path: str
+) -> None:
+    """Commit a quantizer to the scales and zero points of frozen numbers."""
+    inner, _ = _scaled(numbers, form)
+    proxy.commit(layer)
+    quantizer = proxy.tensor_quant
+    assert isinstance(quantizer, CommittedQuant), "made by commit"
+    zero = None
+    if "zero_point" in numbers:
+        zero = inner.zero_point + (2 ** (form.bit_width - 1) if form.signed else 0)
+    for held, found in ((quantizer.committed_scale, inner.scale), (quantizer.committed_zero_point, zero)):
+        if held is None or found is None:
+            continue
+        shape = held.get_value().shape
+        padded = found.reshape((1,) * (len(shape) - found.ndim) + found.shape)
+        if len(padded.shape) != len(shape) or any(
+            n not in (1, m) for n, m in zip(padded.shape, shape, strict=True)
+        ):
+            raise ValueError(
+                f"unfreeze: {path} has scales of {tuple(found.shape)}, its quantizer {tuple(shape)}.\n"
+                "  cure: load_state of a float checkpoint, into a model that was not frozen"
+            )
+        held.set_value(jnp.broadcast_to(padded, shape).astype(np.float32))

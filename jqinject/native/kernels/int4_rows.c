@@ -1,0 +1,76 @@
+/* int8 times numbers in 4 bits, summed in int32: at most FEW_ROWS rows, with the dot product instruction of AVX-512 VNNI.
+ *
+ * As int8_rows.c, but 64 bytes of rhs are 128 indices, which become bytes in registers: a shuffle takes them from a table
+ * of 16, as differences from its least number, which are the instruction's unsigned operand. What that takes off is
+ * put on again: the least number times the sum of the row of lhs. lhs is laid out as the halves of a byte are: the
+ * numbers at even places, then those at odd ones (see layout.c).
+ */
+#include "avx512.h"
+
+enum { LARGEST = 8, MOST_COLUMNS = 8 }; /* of a tile */
+
+INLINED void tile(const int rows, const int columns, const product* p, int64_t row, int64_t column, __m512i table,
+                  const int32_t* missing) {
+  const int count = rows * columns;
+  const int64_t bytes = (p->depth + 1) / 2, stride = p->steps * 2 * LINE;
+  const int8_t* x = (const int8_t*)p->laid_out + row * stride;
+  const uint8_t* rhs = (const uint8_t*)p->rhs + column * p->rhs_stride;
+  __m512i sums[2 * LARGEST];
+  UNROLLED(int n = 0; n < count; n++) sums[n] = _mm512_setzero_si512();
+  for (int64_t start = 0; start < bytes; start += LINE, x += 2 * LINE) {
+    __m512i even[MOST_COLUMNS], odd[MOST_COLUMNS];
+    UNROLLED(int j = 0; j < columns; j++) {
+      const uint8_t* line = rhs + j * p->rhs_stride;
+      _mm_prefetch((const char*)line + columns * p->rhs_stride + start, _MM_HINT_T0);
+      split_halves(packed_line(line, start, bytes), &even[j], &odd[j]);
+      even[j] = _mm512_shuffle_epi8(table, even[j]), odd[j] = _mm512_shuffle_epi8(table, odd[j]);
+      if (rows > 1) continue;
+      ADD_PRODUCTS(sums[j], even[j], _mm512_load_si512(x));
+      ADD_PRODUCTS(sums[j], odd[j], _mm512_load_si512(x + LINE));
+    }
+    if (rows > 1) UNROLLED(int i = 0; i < rows; i++) {
+      const __m512i first = _mm512_load_si512(x + i * stride), second = _mm512_load_si512(x + i * stride + LINE);
+      UNROLLED(int j = 0; j < columns; j++) {
+        ADD_PRODUCTS(sums[j * rows + i], even[j], first);
+        ADD_PRODUCTS(sums[j * rows + i], odd[j], second);
+      }
+    }
+  }
+  int32_t found[2 * LARGEST];
+  if (count % 8 == 0) {
+    UNROLLED(int n = 0; n < count; n += 8) _mm256_storeu_si256((__m256i*)(found + n), lane_sums(sums + n));
+  } else {
+    UNROLLED(int n = 0; n < count; n++) found[n] = _mm512_reduce_add_epi32(sums[n]);
+  }
+  UNROLLED(int j = 0; j < columns; j++)
+  UNROLLED(int i = 0; i < rows; i++)
+  p->out[(row + i) * p->columns + column + j] = (int32_t)((uint32_t)found[j * rows + i] + (uint32_t)missing[i]);
+}
+
+#define ROWS_OF(rows, columns)                                                                          \
+  static VNNI __attribute__((noinline)) void rows_##rows(const product* p, const block* b, int64_t row, \
+                                                         __m512i table, const int32_t* missing) {       \
+    int64_t j = b->column;                                                                              \
+    for (; j + columns <= b->column_end; j += columns) tile(rows, columns, p, row, j, table, missing);  \
+    for (; j < b->column_end; j++) tile(rows, 1, p, row, j, table, missing);                            \
+  }
+ROWS_OF(1, 8)
+ROWS_OF(2, 4)
+ROWS_OF(4, 4)
+ROWS_OF(8, 2)
+
+VNNI void int4_rows(const product* p, const block* b, uint8_t* scratch) {
+  (void)scratch;
+  int32_t missing[FEW_ROWS];
+  const int8_t least = least_of(p);
+  int8_t differences[16];
+  for (int n = 0; n < 16; n++) differences[n] = (int8_t)(p->table[n] - least);
+  for (int64_t i = b->row; i < b->row_end; i++)
+    missing[i - b->row] = least * row_sum(p->lhs + i * p->depth, p->depth);
+  for (int64_t i = b->row, left; (left = b->row_end - i) > 0;) {
+    const int64_t rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    (rows == 8 ? rows_8 : rows == 4 ? rows_4 : rows == 2 ? rows_2 : rows_1)(p, b, i, table_of(differences),
+                                                                            missing + (i - b->row));
+    i += rows;
+  }
+}

@@ -1,0 +1,14 @@
+/* Rows of lhs laid out for a call; see layout.c. */
+#ifndef JQINJECT_LAYOUT_H
+#define JQINJECT_LAYOUT_H
+
+#include "product.h"
+
+/* `sums` may be NULL. */
+HIDDEN void lay_out_floats(const float* from, int64_t rows, int64_t depth, int four_bits, float* to, float* sums);
+HIDDEN void lay_out_bytes(const int8_t* from, int64_t rows, int64_t depth, int four_bits, int8_t* to, float* sums);
+/* A scale for each lane of each step. */
+HIDDEN void lay_out_scales(const float* from, int64_t rows, int64_t groups, int64_t group, int64_t steps, int size,
+                           float* to);
+
+#endif

@@ -1,0 +1,186 @@
+"""Rows times numbers as they are stored, in bytes and in 4 bits: every rest of a tile, tables, groups, zero points."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+import jqinject.quant as q
+from jqinject import native
+from jqinject.native.stored_matmul import (
+    INT4,
+    UINT4,
+    Scales,
+    StoredRows,
+    float_matmul,
+    group_matmul,
+    int4_matmul,
+    takes_stored,
+)
+from jqinject.nn import QuantLinear
+from jqinject.ops.packing import pack
+
+E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+WIDE = (-128, 127, *range(-7, 7))
+
+
+def halves(seed, *shape):
+    """Indices in 4 bits, and the same packed."""
+    indices = np.random.default_rng(seed).integers(0, 16, shape).astype(np.uint8)
+    return indices, np.asarray(pack(jnp.asarray(indices), 4))
+
+
+def integers(seed, *shape):
+    return np.random.default_rng(seed).integers(-128, 128, shape, np.int8)
+
+
+def close(got, lhs, rhs):
+    """To float32 rounding of a sum of these products, taken in any order."""
+    lhs, rhs = np.asarray(lhs, np.float64), np.asarray(rhs, np.float64)
+    terms = lhs.shape[-1] + 8
+    bound = np.abs(lhs) @ np.abs(rhs.T) * terms * 2.0**-24
+    assert np.all(np.abs(np.asarray(got, np.float64) - lhs @ rhs.T) <= bound)
+
+
+SHAPES = [(1, 9, 1), (2, 33, 127), (3, 5, 128), (7, 70, 129), (16, 8, 300), (17, 19, 65), (197, 9, 2305)]
+
+
+@pytest.mark.parametrize("table", [INT4, UINT4, E2M1_TWICE, WIDE])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_four_bits_are_exact(kernel, table, m, n, k):
+    x, (indices, packed) = integers(m, m, k), halves(n, n, k)
+    wanted = x.astype(np.int64) @ np.asarray(table, np.int64)[indices].T
+    np.testing.assert_array_equal(int4_matmul(x, packed, table), wanted)
+
+
+def test_four_bits_of_extremes_and_leading_axes(kernel):
+    x = np.full((3, 1, 2, 200), -128, np.int8)
+    _, packed = halves(0, 1, 4, 5, 200)
+    packed = np.full_like(packed, 0x88)
+    np.testing.assert_array_equal(int4_matmul(x, packed, INT4), np.full((3, 4, 2, 5), 128 * 8 * 200))
+
+
+GROUPS = [(300, 0), (129, 0), (160, 16), (320, 32), (192, 64), (384, 128), (768, 384)]
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("k", "group"), GROUPS)
+def test_groups(kernel, k, group, bits, by_column):
+    """Floats and integers, few rows and many, with zero points and without, against the dequantized product."""
+    stored, n, number = StoredRows(INT4 if bits == 4 else None, group, by_column), 19, k // (group or k)
+    if bits == 4:
+        indices, payload = halves(k, n, k)
+        numbers = np.asarray(INT4)[indices]
+    else:
+        payload = numbers = integers(k, n, k)
+    draw = np.random.default_rng(group)
+    scale = draw.uniform(0.5, 2, (number, n)).astype(np.float32)
+    zero = draw.integers(-8, 8, (number, n)).astype(np.float32)
+    for m, with_zero in ((1, False), (3, True), (6, False), (21, True)):
+        wide, zeros = (np.repeat(x, k // number, 0).T for x in (scale, zero * with_zero))
+        weight = (numbers - zeros.astype(np.float64)) * wide
+        laid_out = [jnp.asarray(x.T if by_column else x) for x in (scale, zero)]
+        scales = Scales(laid_out[0], laid_out[1] if with_zero else None)
+        if takes_stored(stored, k, floats=True):
+            x = draw.normal(size=(m, k)).astype(np.float32)
+            close(float_matmul(x, payload, scales, stored), x, weight)
+        if takes_stored(stored, k, floats=False):
+            x = integers(m, m, k)
+            for of_x in (1, number):
+                x_scale = draw.uniform(0.5, 2, (m, of_x)).astype(np.float32)
+                got = group_matmul(x, x_scale, payload, scales, stored)
+                close(got, x * np.repeat(x_scale, k // of_x, 1).astype(np.float64), weight)
+
+
+def test_which_groups_fit(kernel):
+    four, eight = StoredRows(INT4, 8), StoredRows(None, 8)
+    assert (
+        takes_stored(four, 64, True) and takes_stored(eight, 64, False) and not takes_stored(eight, 64, True)
+    )
+    assert not takes_stored(StoredRows(INT4, 48), 96, True)  # neither fills a step nor is filled by some
+    assert not takes_stored(StoredRows(INT4, 32), 48, True)
+    assert not takes_stored(StoredRows(INT4, 16), 16 * 1025, True)
+    with native.use(False):
+        assert not takes_stored(four, 64, True)
+
+
+class Int4(q.Int8WeightPerChannelFloat):
+    bit_width = 4
+
+
+ROWS = q.Int8DynamicActPerRowFloat
+GROUPED = q.IntWeightSymmetricGroupQuant
+LAYERS = {
+    "int8, floats": ({"weight_quant": q.Int8WeightPerChannelFloat}, "float_matmul"),
+    "int4, floats": ({"weight_quant": Int4}, "float_matmul"),
+    "int4, rows": ({"weight_quant": Int4, "input_quant": ROWS}, "int4_matmul"),
+    "groups of 128, rows": (
+        {"weight_quant": GROUPED, "weight_bit_width": 4, "weight_group_size": 128, "input_quant": ROWS},
+        "group_matmul",
+    ),
+    "groups of both": (
+        {"weight_quant": q.MXInt8Weight, "input_quant": q.MXInt8Act, "contraction": "int"},
+        "group_matmul",
+    ),
+    "zero points": (
+        {
+            "weight_quant": q.ShiftedUint8WeightGroupQuantFloat,
+            "weight_bit_width": 4,
+            "weight_group_size": 32,
+        },
+        "float_matmul",
+    ),
+    "NF4": ({"weight_quant": q.NF4WeightPerGroupFloat}, "float_matmul"),
+    "MX": ({"weight_quant": q.MXFloat4e2m1Weight}, "float_matmul"),
+    "NVFP4": ({"weight_quant": q.NVFP4Weight}, "float_matmul"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_frozen_layers(both, name):
+    """By the kernel and by XLA: the output, and the gradient of the input."""
+    arguments, function = LAYERS[name]
+    x = jax.random.normal(jax.random.key(0), (5, 256))
+    layer = QuantLinear(256, 9, **arguments, rngs=nnx.Rngs(0))
+    layer(x)
+    layer.eval()
+    evaluated = layer(x)
+    graphdef, state = nnx.split(jqinject.freeze(layer))
+
+    def call(state, x):
+        y, pull = jax.vjp(lambda x: nnx.merge(graphdef, state)(x), x)
+        return y, pull(jnp.cos(y))[0]
+
+    assert f"jqinject_{function}" in jax.jit(call).lower(state, x).as_text()
+    calls, with_kernel, without = both(call, state, x)
+    assert calls >= 1
+    for got, wanted in zip(with_kernel, without, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(with_kernel[0], evaluated, rtol=1e-5, atol=1e-5)
+
+
+def test_derivatives_of_floats_by_the_kernel(kernel):
+    """It is linear: derivatives of both modes and of second order are those of the dequantized product."""
+    layer = QuantLinear(64, 3, weight_quant=Int4, rngs=nnx.Rngs(0))
+    frozen = jqinject.freeze(layer)
+    weight, bias = frozen.kernel[...], frozen.bias[...]
+    x, along = (jax.random.normal(jax.random.key(i), (2, 64)) for i in range(2))
+
+    def loss(product):
+        return lambda x: jnp.sum(jnp.sin(product(x)))
+
+    for wanted, got in zip(
+        *(
+            (
+                jax.jvp(loss(product), (x,), (along,))[1],
+                jax.jvp(jax.grad(loss(product)), (x,), (along,))[1],
+                jax.vmap(loss(product))(jnp.stack([x, along])),
+            )
+            for product in (lambda x: x @ weight + bias, frozen)
+        ),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
