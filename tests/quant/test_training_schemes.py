@@ -199,3 +199,30 @@ def test_a_trained_weight_is_frozen_and_served():
     quantized = jqinject.quantize(model, Rule(scheme=scheme))
     wanted = quantized(X)
     np.testing.assert_allclose(jqinject.freeze(quantized)(X), wanted, rtol=1e-5, atol=1e-5)
+
+
+class Experts(nnx.Module):
+    def __init__(self):
+        self.weights = nnx.Param(0.1 * jax.random.normal(jax.random.key(5), (3, 96, 32)))
+
+    def __call__(self, x, sizes):
+        return jax.lax.ragged_dot(x, self.weights[...], sizes)
+
+
+def test_experts_train_by_a_scheme():
+    sizes = jnp.array([32, 0, 32])
+    model = jqinject.quantize(Experts(), Rule(scheme=MXFP8Training), inputs=(X, sizes))
+    g = jax.random.normal(jax.random.key(3), (64, 32))
+
+    @nnx.jit
+    def run(model, x):
+        loss = lambda model, x: ((y := model(x, sizes)) * g).sum() + 0 * y.sum()  # noqa: E731
+        return model(x, sizes), nnx.grad(loss)(model, x).weights[...]
+
+    y, dw = run(model, X)
+    weights = Experts().weights[...]
+    for expert, rows in ((0, slice(0, 32)), (2, slice(32, 64))):
+        found, pull = jax.vjp(jax.jit(product(MXFP8Training)), X[rows], weights[expert])
+        np.testing.assert_allclose(y[rows], found, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(dw[expert], pull(g[rows])[1], rtol=1e-5, atol=1e-4)
+    assert not dw[1].any()
