@@ -55,7 +55,7 @@ def test_outliers_of_queries_and_keys_are_spread_over_a_head() -> None:
     turns = {name: proxy.pre_transform for name, proxy in held.items()}
     assert turns == {"einsum0_lhs": Hadamard(32), "einsum0_rhs": Hadamard(32)}
     (row, _) = jqinject.coverage(result.model, x).activations
-    assert row.transform == "the input goes through Hadamard(block_size=32, signs=None)"
+    assert row.transform == f"the input goes through {Hadamard(32)!r}"
 
 
 @pytest.mark.lengthy

@@ -84,9 +84,10 @@ def lora(
 
     Raises:
         TypeError: arguments of another kind; a proxy as quantizer.
-        ValueError: a rank below 1, or a pattern that matches nothing; a rule that takes nothing; a model that has
-            adapters or is quantized already, named by path; no inputs; weights that are not finite; a weight whose
-            contraction cannot be followed. Nothing is changed then.
+        ValueError: a rule with bias_quant: biases of an adapted model stay float; a rank below 1, or a pattern that
+            matches nothing; a rule that takes nothing; a model that has adapters or is quantized already, named by
+            path; no inputs; weights that are not finite; a weight whose contraction cannot be followed. Nothing is
+            changed then.
 
     Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Li et al., 2023, "LoftQ"; Qwix's
     `apply_lora_to_model`. Differs from Qwix: an `einsum` over experts has a B for each, and A keeps the axes of w.
@@ -108,6 +109,7 @@ def lora(
         raise ValueError(f"lora: start is 'zeros' or 'error', got {start!r:.40}")
     ranks, given = checked_rank(rank), checked_rules(rules)
     check_operations(given)
+    _refuse_bias_quantizers(given, "lora")
     calls = traced_calls(model, call_with(inputs), methods, "lora")
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
@@ -161,6 +163,15 @@ def _adapted(
     return model
 
 
+def _refuse_bias_quantizers(rules: Iterable[Rule], caller: str) -> None:
+    biased = [str(rule) for rule in rules if rule.quantizer("bias_quant") is not None]
+    if biased:
+        raise ValueError(
+            f"{caller} runs layers as parts of the model's program, where biases have no quantizer: {biased[0]}.\n"
+            "  cure: a rule without bias_quant"
+        )
+
+
 def _rounding_error(site: ParameterSite) -> jax.Array:
     """A parameter less what its quantizer makes of it, float32."""
     value = site.weight.get_value()
@@ -201,12 +212,7 @@ def with_low_rank(
             "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
             "  cure: Recipe.apply(..., method='encode') in the place of call=..."
         )
-    biased = [str(rule) for rule in given if rule.quantizer("bias_quant") is not None]
-    if biased:
-        raise ValueError(
-            f"LowRank runs layers as parts of the model's program, where biases have no quantizer: {biased[0]}.\n"
-            "  cure: a rule without bias_quant"
-        )
+    _refuse_bias_quantizers(given, "LowRank")
     model = nnx.clone(model, graph=True)
     policy = RulePolicy(given, into_layers=True)
     found = plan_sites(model, policy, calls)

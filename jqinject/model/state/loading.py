@@ -24,6 +24,7 @@ from jqinject.model.state.older_names import with_names_of_now
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
+from jqinject.model.state.transformed_weights import transformed_inputs, warn_of_transforms
 from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
 from jqinject.proxy import DistantWeight, WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
@@ -58,6 +59,10 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     Returns:
         A report: what was loaded, cast, missing, re-assembled and kept, and which weights hold nan or inf.
 
+    Warns:
+        UserWarning: the state is a float model's, and weights of this one are stored for transforms of their inputs
+            (`jqinject.recipes.Rotate`).
+
     Raises:
         ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
             cast); a statistic, scale or counter of a quantizer that cannot be right (nan, inf; below 0, except for a
@@ -75,7 +80,11 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     """
     index = ModelIndex(model)
     _refuse_abstract(index.variables)
-    return _all_or_nothing(index, lambda: _checked(model, state, missing, _committed_as(state, model, index)))
+    found = _all_or_nothing(
+        index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
+    )
+    warn_of_transforms(found.transformed)
+    return found
 
 
 def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadReport:
@@ -89,7 +98,8 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
     said = {path: value for path, value in entries.items() if path in given}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
-    return replace(_load(model, entries, index), merged=merged)
+    transformed = transformed_inputs(index, entries)
+    return replace(_load(model, entries, index), merged=merged, transformed=transformed)
 
 
 def _committed_as(state: Any, model: Any, index: ModelIndex) -> ModelIndex:

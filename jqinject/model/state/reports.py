@@ -43,6 +43,8 @@ class LoadReport(ReassemblyReport):
         below_zero: paths of learned scales below 0, whose magnitude counts.
         merged: quantizers of methods in an older checkpoint -> the one that the place has in all methods now. The old
             one's numbers are read if the state does not hold the new one's.
+        transformed: quantizers with a transform before them, for which weights are stored, if the state holds no
+            quantizers and so knows nothing of it.
     """
 
     loaded: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ class LoadReport(ReassemblyReport):
     kept: tuple[str, ...] = ()
     below_zero: tuple[str, ...] = ()
     merged: dict[str, str] = field(default_factory=dict)
+    transformed: tuple[str, ...] = ()
 
     def _lines(self) -> list[str]:
         lines = [f"loaded {_count(self.loaded, 'variable')}"]
@@ -66,6 +69,8 @@ class LoadReport(ReassemblyReport):
         if self.merged:
             shown = ", ".join(f"{old} ({new})" for old, new in self.merged.items())
             lines.append(f"one range now: {shown}")
+        if self.transformed:
+            lines.append(f"weights are stored for transforms of inputs here: {', '.join(self.transformed)}")
         lines += super()._lines()
         if self.kept:
             lines.append(
