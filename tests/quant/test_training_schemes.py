@@ -128,7 +128,7 @@ def test_a_layer_takes_a_scheme():
     layer = QuantLinear(96, 32, scheme=MXFP8Training, use_bias=False, rngs=nnx.Rngs(0))
     layer.kernel[...] = W
     np.testing.assert_allclose(layer(X), product(MXFP8Training)(X, W), rtol=1e-6)
-    with pytest.raises(TypeError, match="weight_quant is given beside it"):
+    with pytest.raises(ValueError, match="got weight_quant too"):
         QuantLinear(96, 32, scheme=MXFP8Training, weight_quant=MXFP8TrainingWeight, rngs=nnx.Rngs(0))
 
 

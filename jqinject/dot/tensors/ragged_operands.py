@@ -34,14 +34,16 @@ class _Static:
     Attributes:
         ragged: the contraction.
         labels: of both operands and of the output, in their own order.
-        given: labels of the operands as they come, and of the backward products' ones; None for the forward product's.
+        given: labels of the operands as they come.
+        again: of the backward products' own ones; None where they take the forward product's.
         summed: which axes of the gradient the backward products sum over.
         stored: whether the right operand gets no gradient.
     """
 
     ragged: Ragged
     labels: tuple[Labels, Labels, Labels]
-    given: tuple[Labels, Labels, Labels | None, Labels | None]
+    given: tuple[Labels, Labels]
+    again: tuple[Labels | None, Labels | None]
     summed: tuple[Labels, Labels]
     stored: bool
 
@@ -67,8 +69,9 @@ def contract_ragged(
     lhs, rhs = operands
     dgrad, wgrad = backward
     values, kept = operands_of(lhs.tensor, rhs.tensor, dgrad, wgrad)
-    others = tuple(None if by.other is None else by.other.labels for by in backward)
-    static = _Static(ragged, labels, (lhs.labels, rhs.labels, *others), summed, values[1] is None)
+    of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
+    given, again = (lhs.labels, rhs.labels), (of_dgrad, of_wgrad)
+    static = _Static(ragged, labels, given, again, summed, values[1] is None)
     with backward_only(WHAT):
         return _contract(static, *values, (dgrad.slot, wgrad.slot), group_sizes, kept)
 
@@ -83,7 +86,7 @@ def _forward(
 ) -> jax.Array:
     left, right = (
         _value(unpacked_tensor(x), given, labels)
-        for x, given, labels in zip((kept.lhs, kept.rhs), static.given[:2], static.labels[:2], strict=True)
+        for x, given, labels in zip((kept.lhs, kept.rhs), static.given, static.labels[:2], strict=True)
     )
     dtype = jnp.promote_types(left.dtype, right.dtype)
     return static.ragged.floats(left.astype(dtype), right.astype(dtype), group_sizes)
@@ -120,7 +123,7 @@ def _bwd(static: _Static, residuals: Any, g: jax.Array) -> Any:
 
             taken, seen[number] = kept.quantizers[number](g, slots[number], quantize)
             made = _value(taken.tensor, taken.labels, of_out).astype(g.dtype)
-        again, wanted = static.given[2 + number], (of_rhs, of_lhs)[number]
+        again, wanted = static.again[number], (of_rhs, of_lhs)[number]
         if again is None:
             other = _value((kept.rhs, kept.lhs)[number], static.given[1 - number], wanted)
         else:

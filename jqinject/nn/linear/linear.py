@@ -12,7 +12,6 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from jqinject.dot import QDotGeneral
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.nn.base.layer_scheme import contraction_of
@@ -51,8 +50,6 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         contraction: "auto" contracts the payloads of an 8-bit float input and weight, integers in evaluation and once
             frozen, and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized
             floats in any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
-        scheme: quantizers of all six operands of the contraction and its gradients, a `jqinject.dot.Scheme` such as
-            `jqinject.quant.MXFP8Training`, in place of `dot_general`, `weight_quant`, `input_quant` and `grad_quant`.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
@@ -117,9 +114,6 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         scheme: Any = None,
         **overrides: Unpack[QuantLinearOverrides],
     ) -> None:
-        if scheme is not None:
-            _check_alone(weight_quant, input_quant or act_quant, grad_quant, dot_general)
-            weight_quant, dot_general = None, QDotGeneral(scheme, rngs=rngs)
         nnx.Linear.__init__(
             self,
             in_features,
@@ -161,27 +155,3 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         return {-1: self.weight_shape[0]}
-
-
-def _check_alone(weight: Any, inputs: Any, grad: Any, dot_general: Any) -> None:
-    """Refuse quantizers beside a scheme, which has its own.
-
-    Raises:
-        TypeError: there are some.
-    """
-    given = [
-        name
-        for name, there in (
-            ("weight_quant", weight is not None and weight is not Int8WeightPerTensorFloat),
-            ("input_quant", inputs is not None),
-            ("grad_quant", grad is not None),
-            ("dot_general", dot_general is not jax.lax.dot_general),
-        )
-        if there
-    ]
-    if given:
-        raise TypeError(
-            f"QuantLinear: a scheme quantizes all operands, and {', '.join(given)} is given beside it.\n"
-            "  cure: scheme.let(fprop_rhs=...) for another quantizer of the weight, fprop_lhs of the input, dgrad_grad "
-            "and wgrad_grad of the gradient"
-        )
