@@ -159,7 +159,11 @@ def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mappin
 def override(base: Any, overrides: Mapping[str, Any]) -> Any:
     """`base.let(**overrides)`."""
     _check_names(base.__name__, overrides)
-    return _make((base,), ("let", base, dict(overrides)), overrides)
+    made = _make((base,), ("let", base, dict(overrides)), overrides)
+    type.__setattr__(
+        made, "__around__", base.__around__
+    )  # what was read from another injector stays nested in it
+    return made
 
 
 def combine(left: InjectorMeta, right: InjectorMeta) -> Any:

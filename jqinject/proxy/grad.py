@@ -1,5 +1,6 @@
 """The proxies of gradients."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,12 +9,14 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign
 from jqinject.core.facts import amax_history, number_format
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.ops import FloatFormat
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.proxy.number_format import FormatQueries
+from jqinject.proxy.pre_transform import NAME, declared_transform, transformed
 from jqinject.quant_tensor import QuantTensor
 from jqinject.quant_tensor._float_fields import CONTRACTED
 
@@ -46,6 +49,26 @@ class GradQuantProxyFromInjector(FormatQueries):
 
     role = "gradient"
     made_from_parameters = False
+    pre_transform: Any = None
+    transform_axes: tuple[int, ...] = (-1,)
+    reads = FormatQueries.reads | {NAME}
+
+    def _declare(
+        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    ) -> None:
+        transform = declared_transform(self.binding, stack, trace, handed)
+        if transform is None:
+            return
+        if not getattr(layer, "rotates_both_operands", False):
+            raise TypeError(
+                f"{self.binding.base.__name__} declares {NAME} = {transform!r}, and only a product whose operands both "
+                "go through it undoes it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
+            )
+        assign(self, pre_transform=transform)
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """See `QuantProxyFromInjector`; the gradient goes through the `pre_transform` first."""
+        return super().quantize_gradient(g if self.pre_transform is None else transformed(self, g))
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a quantized gradient.

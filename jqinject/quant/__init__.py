@@ -331,6 +331,7 @@ from jqinject.quant.training.mx import (
     MXFP8TrainingWeight as MXFP8TrainingWeight,
     MXFP8e5m2TrainingGrad as MXFP8e5m2TrainingGrad,
 )
+from jqinject.quant.training.nvfp4 import NVFP4Training as NVFP4Training
 
 
 def __dir__() -> list[str]:

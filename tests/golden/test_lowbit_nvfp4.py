@@ -11,6 +11,9 @@ from tests.golden.adapters import lowbit_nvfp4
 PEER = "lowbit_training"
 FEATURES = {
     "nvfp4_quantize": lowbit_nvfp4.te_nvfp4_of,
+    "mxfp4_pow2": lowbit_nvfp4.te_nvfp4_of,
+    "nvfp4_gemms": lowbit_nvfp4.gemm_of,
+    "rht": lowbit_nvfp4.rotation_of,
     "nvfp4": lowbit_nvfp4.te_jax_of,
     "nvfp4_stochastic_rounding": lowbit_nvfp4.stochastic_of,
     "torchao_nvfp4": lowbit_nvfp4.torchao_of,

@@ -15,6 +15,7 @@ from tests.golden.adapters import (
     aqt_stochastic,
     lowbit_fp8,
     lowbit_mx,
+    lowbit_nvfp4,
     lowbit_optim,
     lowbit_quest,
     ptq_autoround,
@@ -202,6 +203,21 @@ STEPS = {
 QUARTET = {"quest": True, "gaussian_scale": 0.5, "group": 32, "hadamard_dim": 32, "seed": 1}
 
 # For every group what reads its configs, each with a config that it can read.
+TE_NVFP4 = {"data": "normal", "input_dtype": "float32", "seed": 1, "shape": [16, 32], "tile": [1, 16]}
+ROTATES = {"rht_columnwise": True, "tile": [1, 16]}
+TE_NVFP4_GEMM = {
+    **{"fprop": "x.row @ w.row.T", "dgrad": "g.row @ w.col.T", "wgrad": "g.col @ x.col.T", "seed": 1},
+    **{"k": 32, "m": 32, "n": 32, "input_dtype": "float32", "out_dtype": "float32", "random_sign": True},
+    **{"x": ROTATES, "w": {"rht_columnwise": False, "tile": [16, 16]}, "g": ROTATES},
+}
+TE_JAX_NVFP4 = {
+    **{"data": "normal", "input_dtype": "float32", "seed": 1, "shape": [16, 32], "flatten_axis": -1},
+    **{"mode": "NVFP4_1D_SCALING", "q_dtype": "float4_e2m1fn"},
+}
+TE_JAX_DRAWS = {
+    **{"keys": 2, "max_abs_bias_of_mean": 0.1, "mode": "NVFP4_1D_SCALING", "seed": 1, "shape": [16, 32]}
+}
+
 READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     "aqt": {
         "config": [({"factory": "v4-default"}, aqt_config.preset_of)],
@@ -281,7 +297,12 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
     "lowbit_training": {
-        "mx": [(MX, lowbit_mx.mx_of)],
+        "mx": [
+            (MX, lowbit_mx.mx_of),
+            ({"input_dtype": "float32", "two_level": True}, lowbit_nvfp4.torchao_of),
+        ],
+        "te_nvfp4": [(TE_NVFP4, lowbit_nvfp4.te_nvfp4_of)],
+        "te_nvfp4_gemm": [(TE_NVFP4_GEMM, lowbit_nvfp4.gemm_of)],
         "te_current": [
             (TE_CURRENT, lowbit_fp8.te_current_of),
             (TE_CURRENT_GEMM, lowbit_fp8.te_current_gemm_of),
@@ -289,6 +310,9 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "te_jax": [
             (TE_JAX, lowbit_fp8.te_jax_of),
             (TE_JAX_GEMM, lowbit_fp8.te_jax_gemm_of),
+            (TE_JAX_NVFP4, lowbit_nvfp4.te_jax_of),
+            (TE_JAX_DRAWS, lowbit_nvfp4.stochastic_of),
+            ({"block": 16, "sign_mask": 55272}, lowbit_nvfp4.rotation_of),
             (TE_DELAYED, lowbit_fp8.delayed_of),
         ],
         "torchao_float8": [
@@ -311,21 +335,9 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     },
 }
 
-# Groups of cases whose configs are sizes alone, which their adapters read case by case; and of training in low bits
-# those, or their keys, that no adapter reads yet.
+# Groups of cases whose configs are sizes alone, which their adapters read case by case.
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
-    **dict.fromkeys(
-        ("mx.two_level", "te_nvfp4", "te_nvfp4_gemm"),
-        "lowbit_training",
-    ),
-    **dict.fromkeys(
-        (
-            *("te_jax.block", "te_jax.keys", "te_jax.max_abs_bias_of_mean", "te_jax.mode", "te_jax.q_dtype"),
-            *("te_jax.sign_mask", "te_jax.use_rht"),
-        ),
-        "lowbit_training",
-    ),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

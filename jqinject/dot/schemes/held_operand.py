@@ -47,6 +47,7 @@ class HeldOperand(nnx.Module):
     """
 
     bias = None
+    rotates_both_operands = True
 
     def __init__(
         self,

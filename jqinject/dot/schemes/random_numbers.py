@@ -1,4 +1,4 @@
-"""Refuses stochastic rounding without random numbers; for a backward pass, only once there is one."""
+"""Refuses what a backward pass lacks, once there is one: random numbers, or blocks that fit."""
 
 from __future__ import annotations
 
@@ -27,3 +27,26 @@ class NoRandomNumbers:
     def __call__(self, *args: Any) -> Any:
         """Raise, as there is a backward pass."""
         raise missing_rngs(self.where)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Misfit:
+    """Replaces a `BackwardQuantizer` whose transform does not fit, which a forward pass does not need.
+
+    Attributes:
+        where: the operand.
+        size, length: of a block, and of the axis that is summed over.
+    """
+
+    where: str
+    size: int
+    length: int
+
+    def __call__(self, *args: Any) -> Any:
+        """Raise, as there is a backward pass."""
+        raise ValueError(
+            f"{self.where}: pre_transform turns blocks of {self.size}, which do not fill the {self.length} numbers "
+            f"that the product sums over (rows of a batch).\n  cure: batches whose last axis before the features is a "
+            f"multiple of {self.size}; or a scheme without the transform (hadamard=None)"
+        )

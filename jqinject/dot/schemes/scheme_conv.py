@@ -9,7 +9,7 @@ import jax
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, SchemeSpec
+from jqinject.dot.schemes.scheme import Kept, SchemeSpec, transform_of
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.six_operands import BackwardProduct
@@ -52,6 +52,7 @@ def scheme_conv(
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
     """
     scheme = quantizers.scheme.of_convolution()
+    _check_no_transform(scheme, quantizers.where)
     (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
     left: Any = lhs
     if not isinstance(lhs, QuantTensor):
@@ -69,6 +70,17 @@ def scheme_conv(
     dgrad = _backward(quantizers, scheme, "dgrad", _labelled("out", g, conv.specs[2][0]), kernel_of_dgrad)
     wgrad = _backward(quantizers, scheme, "wgrad", _labelled("out", g, conv.specs[2][1]), x_of_wgrad)
     return convolve_operands(conv, left, right, dgrad, wgrad)
+
+
+def _check_no_transform(scheme: SchemeSpec, where: str) -> None:
+    """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands."""
+    for name, given in scheme.operands:
+        if transform_of(given) is not None:
+            raise TypeError(
+                f"{where}: {scheme.name}.{name} declares a pre_transform, which goes along the axis that a product "
+                "sums over, and a convolution sums over windows.\n  cure: the scheme without it (hadamard=None), or "
+                "a rule that leaves convolutions out"
+            )
 
 
 def _backward(

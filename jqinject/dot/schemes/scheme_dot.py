@@ -16,8 +16,8 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.integer import known_zero_point
-from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
+from jqinject.dot.schemes.random_numbers import Misfit, NoRandomNumbers
+from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit, transform_of
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.decision import decide, described, varies
 from jqinject.dot.tensors.labelled_tensor import (
@@ -133,6 +133,9 @@ def _backward(
     if f"{product}_dequantized" in scheme.flags:
         saw = joined(made)
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
+    misfit = _misfit(quantizers, names[1], x, summed)
+    if misfit is not None:
+        return BackwardProduct(misfit)
     folded = None
     if folds:
         x, folded = _payload_and_scale(joined(made), x, beside, as_integers=scheme[names[1]] is None)
@@ -150,6 +153,20 @@ def _check_fits(quantizers: SchemeQuantizers, name: str, made: LabelledTensor, s
     if varies(made, summed, tiles=True):
         where, what = f"{quantizers.where}: {quantizers.scheme.name}.{name}", described(made.tensor)
         raise payload_does_not_fit(where, what)
+
+
+def _misfit(quantizers: SchemeQuantizers, name: str, x: LabelledTensor, summed: Labels) -> Misfit | None:
+    """Why the transform of an operand cannot be done: its blocks do not fill the axis; None if they do."""
+    transform: Any = transform_of(quantizers.scheme[name])
+    if transform is None or transform.block_size is None or not summed:
+        return None
+    length = x.tensor.shape[x.axis(sorted(summed)[-1])]
+    size = transform.block_size
+    return (
+        Misfit(f"{quantizers.where}: {quantizers.scheme.name}.{name}", size, length)
+        if length % size
+        else None
+    )
 
 
 def _pieces(

@@ -13,7 +13,7 @@ from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.integer import has_integers, known_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers, missing_rngs
-from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
+from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec, transform_of
 from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backward
 from jqinject.dot.tensors.freezer import QuantizedOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
@@ -21,6 +21,7 @@ from jqinject.inject import Binding
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 PARAMETERS = ("weight", "parameter")
+ROTATED = ("activation", "gradient")
 Taken = tuple[Any, jax.Array | None]
 
 
@@ -258,8 +259,8 @@ class SchemeQuantizers(nnx.Module):
     def _check(self, name: str, made: HeldOperand, where: str) -> None:
         proxy = made.quant
         why = ""
-        if proxy.binding.declares("pre_transform"):
-            why = "its pre_transform is for inputs whose weight is stored for it, and a scheme quantizes both operands"
+        if transform_of(self.scheme[name]) is not None and proxy.role not in ROTATED:
+            why = f"it quantizes {proxy.role}s, which go through no pre_transform"
         elif proxy.role in ("bias", "accumulator"):
             why = f"it quantizes {proxy.role}s, and none is an operand"
         elif name in GRADIENTS and proxy.role in PARAMETERS:

@@ -78,7 +78,9 @@ def quantized_along(
     Returns:
         The quantized tensor, its summed axes last.
     """
-    last = tuple(label for label in x.labels if label in summed)
+    # Blocks and transforms lie along the last of them, so both operands of a product have them in one order.
+    ordered = x.labels if merges else sorted(summed)
+    last = tuple(label for label in ordered if label in summed and label in x.labels)
     labels = (*(label for label in x.labels if label not in summed), *last)
     array = x.tensor if labels == x.labels else x.tensor.transpose([x.axis(label) for label in labels])
     if not merges or len(last) < 2:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
-from jqinject.ops.devices.mapped import varying_axes
+from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
+from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import from_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
@@ -19,6 +20,7 @@ from jqinject.ops.packing import pack, unpack
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
+    GroupwiseFloatQuantTensor,
     GroupwiseQuantTensor,
     IntQuantTensor,
     as_array,
@@ -53,8 +55,7 @@ class _PackedCodes:
 
     Attributes:
         codes: in bytes, two of them in one if they have at most 4 bits.
-        scale: of the numbers, or in two levels of their blocks; in `scale_dtype` where that is known.
-        shared: the second level; None for none.
+        scale: of the numbers, in a dtype of 8 bits where that is known.
         format: of the codes.
         shape: of the numbers.
         dtype: of the value.
@@ -62,7 +63,6 @@ class _PackedCodes:
 
     codes: jax.Array
     scale: jax.Array
-    shared: jax.Array | None
     format: FloatFormat = field(metadata={"static": True})
     shape: tuple[int, ...] = field(metadata={"static": True})
     dtype: np.dtype = field(metadata={"static": True})
@@ -84,45 +84,49 @@ class _PackedGroups:
     piece: int | None = field(metadata={"static": True})
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class ShapeOnly:
-    """What a backward pass needs of an operand that it does not contract.
-
-    Attributes:
-        shape: of the operand.
-        dtype: of its value.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-def array_of(x: Any) -> jax.Array:
-    """A tensor as an array; zeros for one of which only the shape is kept, as nobody reads its numbers."""
-    return jnp.zeros(x.shape, x.dtype) if isinstance(x, ShapeOnly) else as_array(x)
-
-
-def shape_only(x: Any) -> Any:
-    """The shape of a packed tensor or an array; the tensor itself if it is on explicit or mapped axes of a mesh."""
-    array = shaped_like(unpacked_tensor(x))
-    typed = jax.typeof(array)
-    if varying_axes(array) or (not typed.sharding.mesh.empty and typed.sharding.mesh.explicit_axes):
-        return x
-    return ShapeOnly(tuple(array.shape), np.dtype(unpacked_tensor(x).dtype))
-
-
 def shaped_like(x: Any) -> jax.Array:
     """An array that has the shape and the sharding of a tensor; a stored one is not dequantized for it."""
-    if isinstance(x, IntegerOperand):
+    if isinstance(x, IntegerOperand | ShapeAlone):
         return x.array
-    if isinstance(x, ShapeOnly):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)  # pyright: ignore
     if isinstance(x, FloatQuantTensor) and x.is_stored:
         return x.payload()
     if isinstance(x, IntQuantTensor) and x.is_stored and x.payload is not None:
         return x.payload
     return as_array(x)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class ShapeAlone:
+    """What a backward pass keeps of an operand that it takes in another form."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def array(self) -> jax.Array:
+        """An array of the shape."""
+        return jnp.zeros(self.shape, self.dtype)
+
+
+def shape_alone(x: Any) -> Any:
+    """An operand without its numbers; itself where an array's sharding or mapped axes are needed.
+
+    Args:
+        x: a result of `packed_tensor`.
+    """
+    if isinstance(x, IntegerOperand):
+        return x
+    tensor = unpacked_tensor(x)
+    array = shaped_like(tensor)
+    if is_split(array) or getattr(jax.typeof(array), "vma", None):
+        return x
+    return ShapeAlone(tuple(array.shape), np.dtype(tensor.dtype))
+
+
+def array_of(x: Any) -> jax.Array:
+    """A tensor as an array; zeros for one of which only the shape is kept, as nobody reads its numbers."""
+    return x.array if isinstance(x, ShapeAlone) else as_array(x)
 
 
 def floats_of(x: Any) -> jax.Array:
@@ -139,7 +143,7 @@ def float32_of(x: Any) -> jax.Array:
 
 def is_packed(x: Any) -> bool:
     """Whether something is a result of `packed_tensor`."""
-    return isinstance(x, _Packed | _PackedCodes | _PackedGroups)
+    return isinstance(x, _Packed | _PackedCodes | _PackedGroups | TwoLevels)
 
 
 def packed_tensor(x: Any) -> Any:
@@ -147,6 +151,9 @@ def packed_tensor(x: Any) -> Any:
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
         zero = None if known_zero_point(x) else x.zero_point
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
+    levels = levels_of(x)
+    if levels is not None and isinstance(x, GroupwiseFloatQuantTensor):
+        return TwoLevels.of(x, levels)
     if isinstance(x, GroupwiseQuantTensor):
         lies, piece = x.as_it_lies, x.piece
         packed = packed_tensor(x.grouped if lies is None else lies)
@@ -159,13 +166,9 @@ def packed_tensor(x: Any) -> Any:
 
 
 def _packed_codes(x: FloatQuantTensor, form: FloatFormat) -> _PackedCodes:
-    levels = x.levels
     codes = to_float_codes(x.minifloats(), form)
     codes = pack(codes, 4) if form.bit_width <= 4 else codes
-    if levels is None:
-        return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), None, form, x.shape, np.dtype(x.dtype))
-    block = levels.block.astype(jnp.float8_e4m3fn)
-    return _PackedCodes(codes, block, levels.shared, form, x.shape, np.dtype(x.dtype))
+    return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
 
 
 def _narrow(scale: jax.Array, dtype: Any) -> jax.Array:
@@ -174,12 +177,13 @@ def _narrow(scale: jax.Array, dtype: Any) -> jax.Array:
 
 def unpacked_tensor(x: Any) -> Any:
     """Inverts `packed_tensor`."""
+    if isinstance(x, TwoLevels):
+        return x.tensor()
     if isinstance(x, _PackedGroups):
         return in_groups(unpacked_tensor(x.grouped), x.groups.size, x.dim, x.groups.length, x.piece)
     if isinstance(x, _PackedCodes):
         codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
         scale = x.scale.astype(jnp.float32)
-        scale = scale if x.shared is None else scale * x.shared
         value = from_float_steps(from_float_codes(codes, x.format), scale, x.dtype)
         return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):

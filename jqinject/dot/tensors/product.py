@@ -23,6 +23,7 @@ from jqinject.dot.kernels.integer import (
 from jqinject.dot.tensors.decision import decide, varies
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
 from jqinject.dot.tensors.packed_tensor import float32_of
+from jqinject.dot.tensors.two_levels import first_level, levels_of
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
@@ -85,6 +86,8 @@ def product(
         y = affine_dot_general(left, right, dims, dtype, sums.accumulator_dtype, sharding)
     elif kind == "fp8":
         y = float8_product(a.tensor, b.tensor, dims, dtype, sharding)
+    elif levels_of(a.tensor) is not None or levels_of(b.tensor) is not None:
+        y = _of_levels(a, b, dims, dtype, sharding)
     elif sums.floats == "float32":
         left, right = float32_of(a.tensor), float32_of(b.tensor)
         y = jax.lax.dot_general(
@@ -99,6 +102,24 @@ def product(
     else:
         return _of_floats(a, b, out, dtype, (dims, permutation), sharding)
     return _in_order(y, permutation)
+
+
+def _of_levels(
+    a: LabelledTensor, b: LabelledTensor, dims: Dimensions, dtype: Any, sharding: Any
+) -> jax.Array:
+    """The contraction of the first levels, at least one operand's; the level that a tensor shares comes after."""
+    numbers, factor = [], jnp.ones((), jnp.float32)
+    for x in (a, b):
+        levels = levels_of(x.tensor)
+        found, shared = (value_of(x), None) if levels is None else first_level(x.tensor, levels)
+        numbers.append(found)
+        factor = factor if shared is None else factor * shared
+    common = jnp.promote_types(*(x.dtype for x in numbers))
+    left, right = (x.astype(common) for x in numbers)
+    y = jax.lax.dot_general(
+        left, right, dims.numbers, preferred_element_type=jnp.float32, out_sharding=sharding
+    )
+    return (y * factor).astype(dtype)
 
 
 def _of_floats(

@@ -105,7 +105,7 @@ def _fwd(
 ) -> Any:
     *_, kept = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
     y = _forward(static, lhs, rhs, slots, group_sizes, kept)
-    return y, (slots, group_sizes, kept.for_backward())
+    return y, (slots, group_sizes, kept.without_unused().for_backward())
 
 
 def _bwd(static: _Static, residuals: Any, g: jax.Array) -> Any:

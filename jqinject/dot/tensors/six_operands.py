@@ -20,14 +20,14 @@ from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.packed_tensor import (
-    ShapeOnly,
     is_packed,
     packed_tensor,
-    shape_only,
+    shape_alone,
     shaped_like,
     unpacked_tensor,
 )
 from jqinject.dot.tensors.product import PLAIN, Sums, product
+from jqinject.dot.tensors.two_levels import TwoLevels
 from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.minifloats.float8_cast import to_float8_again
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
@@ -108,16 +108,19 @@ class KeptOperands(NamedTuple):
     quantizers: tuple[Any, Any]
     folded: tuple[Any, Any]
 
+    def without_unused(self) -> KeptOperands:
+        """Without the numbers of forward operands in whose place backward products have others."""
+        of_dgrad, of_wgrad = self.others
+        left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
+        return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
+
     def for_backward(self) -> LowBits:
         """What a backward pass keeps; `from_forward` reads it."""
-        kept = []
-        for x, other in zip((self.lhs, self.rhs), reversed(self.others), strict=True):
-            if isinstance(x, IntegerOperand):
-                kept.append(x.for_backward())
-            else:
-                # The product that would contract it has another operand in its place.
-                kept.append(x if other is None else shape_only(x))
-        return as_bits(self._replace(lhs=kept[0], rhs=kept[1]))
+        left, right, *others = (
+            x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
+            for x in (self.lhs, self.rhs, *self.others)
+        )
+        return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
 
     @staticmethod
     def from_forward(kept: LowBits) -> KeptOperands:
@@ -238,7 +241,10 @@ _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands) -> Any:
     # This forward pass is only differentiated by a second derivative.
     *_, kept = first_order((lhs, rhs, kept), static.plan.no_second_derivative)
-    return _forward(static, lhs, rhs, slots, kept), (slots, kept.for_backward())
+    return _forward(static, lhs, rhs, slots, kept), (
+        slots,
+        kept.without_unused().for_backward(),
+    )
 
 
 def _bwd(static: _Static, residuals: tuple[Any, LowBits], cotangents: Any) -> Any:
@@ -293,12 +299,8 @@ def _gradient(
         whole.labels,
         jnp.float32 if sums.floats == "float32" else dtype,
         sums,
-        sharding_of=None
-        if isinstance(like.tensor, ShapeOnly)
-        else lambda permutation: sharding_before(permutation, whole.tensor),
+        sharding_of=lambda permutation: sharding_before(permutation, whole.tensor),
     )
-    if isinstance(like.tensor, ShapeOnly):
-        return made.reshape(array.shape).astype(dtype), seen
     return summed_like(made.reshape(array.shape), array).astype(dtype), seen
 
 

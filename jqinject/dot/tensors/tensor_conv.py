@@ -116,7 +116,7 @@ def _fwd(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
 ) -> tuple[jax.Array, Any]:
     *_, kept = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
-    return _forward(static, lhs, rhs, slots, kept), (slots, kept.for_backward())
+    return _forward(static, lhs, rhs, slots, kept), (slots, kept.without_unused().for_backward())
 
 
 def _bwd(static: _Static, residuals: tuple[Any, LowBits], g: jax.Array) -> Any:

@@ -13,8 +13,10 @@ from flax import nnx
 
 from jqinject.core import CeilSte, FloorSte, FourOverSixScales, LeastNormalScales, NVFP4Scales
 from jqinject.core.transforms import Hadamard, Transform
+from jqinject.dot import QDotGeneral, Scheme
+from jqinject.inject import Binding
 from jqinject.nn import QuantIdentity
-from jqinject.quant import NVFP4TrainingAct, NVFP4TrainingSigns
+from jqinject.quant import MXFP4TrainingAct, NVFP4TrainingAct, NVFP4TrainingSigns
 from tests.golden._config import CannotDrive, reading
 
 Drive = Callable[[Mapping[str, np.ndarray]], dict[str, Any]]
@@ -57,6 +59,8 @@ def te_nvfp4_of(config: Mapping[str, Any]) -> Drive:
         most = given.choose("nvfp4_e4m3_max", {448: 448, 256: 256}, 448)
         rotates = given.choose("with_rht", FLAGS, False)
         signs = given.choose("with_random_sign_mask", FLAGS, True)
+    if tile == 32:
+        return lambda inputs: _powers_of_two(jnp.asarray(inputs["x"], dtype))
     scales = FourOverSixScales(error, most, fast) if of_two else NVFP4Scales()
     row = NVFP4TrainingAct.let(group_size=tile, block_scale_impl=scales, shared_per_row=per_row)
     rotation = Hadamard(BLOCK, NVFP4TrainingSigns if signs else None)
@@ -117,6 +121,82 @@ def te_jax_of(config: Mapping[str, Any]) -> Drive:
                 f"{side}.dequantized": np.asarray(rotation.inverse(made.value) if rotated else made.value),
             }
         return found
+
+    return drive
+
+
+def _powers_of_two(x: jax.Array) -> dict[str, Any]:
+    """MXFP4 with the largest magnitude / 6, rounded up to a power of two, as scale."""
+    made = quantized(x, MXFP4TrainingAct)
+    codes = np.asarray(made.codes())
+    return {
+        "row.codes": np.where((codes == 0) & (np.asarray(x) < 0), 8, codes),
+        "row.scale_pow2": np.asarray(made.scale_)[..., 0],
+        "row.dequantized": np.asarray(made.minifloat() * made.scale),
+    }
+
+
+def gemm_of(config: Mapping[str, Any]) -> Drive:
+    """The three products of a layer, each of the operands quantized for it."""
+    with reading(config, "te_nvfp4_gemm") as given:
+        for name in ("k", "m", "n", "seed"):
+            given.take(name)
+        dtype, out = given.choose("input_dtype", DTYPES), given.choose("out_dtype", DTYPES)
+        given.choose("fprop", {"x.row @ w.row.T": None})
+        given.choose("dgrad", {"g.row @ w.col.T": None})
+        given.choose("wgrad", {"g.col @ x.col.T": None})
+        rotation = Hadamard(BLOCK, given.choose("random_sign", {True: NVFP4TrainingSigns, False: None}))
+        sides = {name: _sides(given.nested(name), name, rotation) for name in ("x", "w", "g")}
+
+    def drive(inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        arrays = {name: jnp.asarray(inputs[name], dtype) for name in sides}
+        found: dict[str, Any] = {}
+        for name, (row, column) in sides.items():
+            x, turned = arrays[name], arrays[name].T
+            rotated = rotation(turned) if column.declares("pre_transform") else turned
+            for side, injector, tensor, seen in (("row", row, x, x), ("col", column, turned, rotated)):
+                made = numbers(quantized(tensor, injector))
+                found |= {f"{name}.{side}.{part}": made[part] for part in made if part != "dequantized"}
+                found[f"{name}.{side}.global_amax"] = _amax(seen, per_row=False)
+
+        def product(left: tuple[str, int], right: tuple[str, int]) -> np.ndarray:
+            (a, summed_a), (b, summed_b) = left, right
+            operands = {"fprop_lhs": sides[a][1 - summed_a], "fprop_rhs": sides[b][1 - summed_b]}
+            dims = (((summed_a,), (summed_b,)), ((), ()))
+            made = QDotGeneral(Scheme.let(**operands))(arrays[a], arrays[b], dims, preferred_element_type=out)
+            return np.asarray(made.astype(jnp.float32))
+
+        products = {"y": (("x", 1), ("w", 1)), "dx": (("g", 1), ("w", 0)), "dw": (("g", 0), ("x", 0))}
+        return found | {name: product(*operands) for name, operands in products.items()}
+
+    return drive
+
+
+def _sides(config: Mapping[str, Any], name: str, rotation: Hadamard) -> tuple[Any, Any]:
+    """How an operand is quantized along its rows, and along its columns."""
+    with reading(config, f"te_nvfp4_gemm {name}") as given:
+        row = Binding(NVFP4TrainingAct).let(group_size=_tile(given.take("tile")))
+        rotates = given.choose("rht_columnwise", FLAGS)
+    return row, row.let(pre_transform=rotation) if rotates else row
+
+
+def rotation_of(config: Mapping[str, Any]) -> Drive:
+    """The random Hadamard transform alone."""
+    with reading(config, "te_jax rht") as given:
+        size, mask = given.take("block"), given.take("sign_mask")
+    signs = tuple(-1 if mask >> place & 1 else 1 for place in range(size))
+    rotation = Hadamard(size, signs)
+
+    def drive(inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        x = jnp.asarray(inputs["x"])
+        turned = rotation(x)
+        return {
+            "matrix": np.asarray(rotation(jnp.eye(size))),
+            "sign": np.asarray(signs, np.int32),
+            "y_f32": np.asarray(turned),
+            "y_bf16": np.asarray(rotation(x.astype(jnp.bfloat16)).astype(jnp.float32)),
+            "back": np.asarray(rotation.inverse(turned)),
+        }
 
     return drive
 
