@@ -142,7 +142,8 @@ class StoredMatrix:
         parts: the tensors of the file that it is made of.
         bytes: of the codes in the file.
         input_format: how its input is quantized; None for float inputs.
-        has_column_groups: whether its groups are not consecutive columns (GPTQ's activation order).
+        column_groups: the group of each column, where groups are not consecutive columns (GPTQ's activation order).
+        by_rows: whether blocks are columns of one row; False where they run across rows (HQQ's axis 0).
         axes: how rows and columns become the axes of the parameter, where the checkpoint knows; see `Name`.
         parameter_shape: of the parameter, likewise.
     """
@@ -155,7 +156,8 @@ class StoredMatrix:
     bytes: int
     decode: Callable[[], Numbers] = field(repr=False, compare=False)
     input_format: InputFormat | None = None
-    has_column_groups: bool = False
+    column_groups: Callable[[], np.ndarray] | None = field(default=None, repr=False, compare=False)
+    by_rows: bool = True
     axes: str | None = None
     parameter_shape: tuple[int, ...] | None = None
 

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 SOURCES = HERE / "kernels"
 NAME = "kernels.so"
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
+MACHINES = ("x86_64", "AMD64", "aarch64", "arm64")
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -28,7 +29,7 @@ class BuildError(RuntimeError):
 def build(folder: Path | str = HERE, flags: Sequence[str] = ()) -> Path:
     """Compile the kernels into a folder.
 
-    The library runs on every x86-64 processor, and uses the instructions that the processor has.
+    The library runs on every processor of the machine's kind, and uses the instructions that the processor has.
 
     Args:
         folder: the folder for the library; by default that of this file, where it is looked up.
@@ -38,11 +39,13 @@ def build(folder: Path | str = HERE, flags: Sequence[str] = ()) -> Path:
         The library's path.
 
     Raises:
-        BuildError: not an x86-64 Linux, no C compiler, or the compiler failed.
+        BuildError: not Linux on x86-64 or ARM64, no C compiler, or the compiler failed.
         FileNotFoundError: the folder does not exist.
     """
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise BuildError(f"the kernels are for x86-64 Linux, this is {sys.platform} on {platform.machine()}")
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        raise BuildError(
+            f"the kernels are for Linux on x86-64 and ARM64, this is {sys.platform} on {platform.machine()}"
+        )
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r} to compile into")

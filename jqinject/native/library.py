@@ -17,9 +17,11 @@ PACKAGE = __name__.partition(".")[0]
 FUNCTIONS = ("int8_matmul", "int4_matmul", "group_matmul", "float_matmul")
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
-DOTS, TILES = 1, 2
+DOTS, TILES, FEW_ROWS = 1, 2, 4
 # A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and as it lies; not measured.
 FEW = 4
+# The kernels for processors without AVX-512 VNNI are for as many rows as read each weight once.
+MOST_ROWS = 16
 
 # Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX recompiles programs
 # that were compiled under another value. The value may also be the path of another library.
@@ -33,12 +35,14 @@ class Library:
     Attributes:
         target: the name of `int8_matmul` in XLA; None if the library is not used.
         reason: why it is not used, or that it is.
-        rows: the maximum number of rows of a left operand that it is used for; None for any.
+        rows: the maximum number of rows of integers on the left that it is used for; None for any.
+        rows_of_floats: the same of floats.
     """
 
     target: str | None
     reason: str
     rows: int | None = None
+    rows_of_floats: int | None = None
 
     def function(self, name: str) -> str:
         """Another of its functions, by its name in XLA."""
@@ -93,8 +97,12 @@ def _found(path: str, variable: str) -> Library:
         features, target = _loaded(path)
     except OSError as error:
         return Library(None, f"the library does not load: {error}\n  cure: python -m jqinject.native.build")
+    if features & FEW_ROWS:
+        return Library(
+            target, f"in use up to {MOST_ROWS} rows, without AVX-512: {path}", MOST_ROWS, MOST_ROWS
+        )
     if not features & DOTS:
-        return Library(None, "this processor has no AVX-512 VNNI")
+        return Library(None, "this processor has no AVX-512 VNNI, nor AVX2")
     if features & TILES:
         return Library(target, f"in use up to {FEW} rows, XLA's own with AMX tiles above: {path}", FEW)
     return Library(target, f"in use: {path}")

@@ -61,15 +61,19 @@ class StoredRows:
         )
 
 
-def takes_stored(stored: StoredRows, depth: int, floats: bool) -> bool:
+def takes_stored(stored: StoredRows, depth: int, rows: int, floats: bool) -> bool:
     """Whether contractions leave a product with stored numbers to the kernels.
 
     Args:
         stored: what is static in them.
         depth: the numbers that are summed.
+        rows: on the left.
         floats: whether the rows on the left are floats.
     """
-    return library().target is not None and depth > 0 and stored.fits(depth, floats)
+    found = library()
+    most = found.rows_of_floats if floats else found.rows
+    fits = most is None or rows <= most
+    return found.target is not None and depth > 0 and fits and stored.fits(depth, floats)
 
 
 def int4_matmul(lhs: jax.Array, rhs: jax.Array, table: tuple[int, ...]) -> jax.Array:

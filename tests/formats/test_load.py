@@ -1,5 +1,6 @@
 """Checkpoints of other libraries in models: the numbers of the file, in its bytes, and refusals that change nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,9 +289,46 @@ def test_a_rule_for_a_parameter_that_does_not_exist_names_the_nearest(tmp_path: 
         load(Two(), found, names={"q.weight": "q.kernl", "k.weight": "k.kernel"})
 
 
-def test_groups_that_follow_no_axis_become_floats_and_this_is_told() -> None:
+@pytest.mark.parametrize(
+    "case", ["gptq/v1_int4_g32_sym_desc_act", "compressed_tensors/int4_g32_sym_actorder"]
+)
+def test_columns_in_activation_order_keep_their_payload(case: str) -> None:
+    found = read_checkpoint(FILES / case)
+    net = load(net_of(found), found, ignore=INPUTS)
+    x = jnp.zeros(0)
+    for name, matrix in found.matrices.items():
+        layer, weight = at(net, name.removesuffix(".weight")), matrix.dequantize()
+        assert layer.frozen.value[...].nbytes == matrix.bytes, f"{name}: bytes of the codes"
+        x = jax.random.normal(jax.random.key(0), (3, weight.shape[1]))
+        expected = x @ weight.T + (0 if layer.bias is None else layer.bias[...])
+        np.testing.assert_allclose(nnx.jit(layer)(x), expected, rtol=1e-4, atol=1e-4)
+    last, restored = next(reversed(found.matrices)).removesuffix(".weight"), nnx.clone(net)
+    np.testing.assert_array_equal(at(restored, last)(x), at(net, last)(x))
+
+
+class Alone(nnx.Module):
+    """A parameter that the model contracts by itself."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.own = nnx.Param(jnp.zeros(shape))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("bi,io->bo", x, self.own[...])
+
+
+def test_the_input_of_a_parameter_without_a_layer_is_permuted_too() -> None:
     found = read_checkpoint(FILES / "gptq" / "v1_int4_g32_sym_desc_act")
-    with pytest.warns(DequantizedWarning, match=r"(?s)q_proj\.kernel.*desc_act"):
+    name, matrix = f"{QKV}.weight", found.matrices[f"{QKV}.weight"]
+    only = replace(found, matrices={name: matrix}, tensors={})
+    x = jax.random.normal(jax.random.key(0), (3, matrix.shape[1]))
+    net = load(Alone(matrix.shape[::-1]), only, names={name: ("own", "out in -> in out")}, inputs=(x,))
+    np.testing.assert_allclose(net(x), x @ matrix.dequantize().T, rtol=1e-4, atol=1e-4)
+    assert net.own.get_raw_value()["value"].nbytes == matrix.bytes
+
+
+def test_groups_that_follow_no_axis_become_floats_and_this_is_told() -> None:
+    found = read_checkpoint(FILES / "hqq" / "int4_g64_axis0")
+    with pytest.warns(DequantizedWarning, match=r"(?s)q_proj\.kernel.*axis = 1"):
         net = load(net_of(found), found)
     weight = at(net, QKV).kernel[...].T
     np.testing.assert_allclose(weight, found.matrices[f"{QKV}.weight"].dequantize(), rtol=1e-6)

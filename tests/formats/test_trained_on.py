@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jqinject import calibrate, freeze, unfreeze, value_and_grad
+from jqinject import calibrate, freeze, lora, unfreeze, value_and_grad
 from jqinject.formats import load, read_checkpoint, save
 from jqinject.model import Rule, quantize
 from jqinject.quant import (
@@ -108,3 +108,22 @@ def test_nothing_is_unfrozen_without_being_asked_for(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"(?s)gone.*cure"):
         unfreeze(net)
     assert vars(net.up)["frozen"] is not None
+
+
+def test_adapters_are_trained_over_the_numbers_of_a_file(folder: Path) -> None:
+    rules = Rule(".*", weight_quant=Int8WeightPerChannelFloat)
+    adapted = lora(Own(), rules, rank=2, inputs=(X,), rngs=nnx.Rngs(1))
+    net: Any = load(adapted, folder)
+    found = read_checkpoint(folder)
+    for name in ("own", "loop"):
+        expected = found.matrices[name].dequantize()
+        got = np.asarray(at(net, name)[...])
+        axes = {"own": (16, 2, 8), "loop": (3, 8, 8)}[name]
+        assert got.shape == axes
+        assert np.isclose(np.sort(got.ravel()), np.sort(expected.ravel()), rtol=1e-6).all()
+    before = net(X)
+    grads = value_and_grad(lambda model: jnp.mean(jnp.square(model(X))))(net)[1]
+    assert {path[-1] for path, _ in nnx.to_flat_state(grads)} == {"a", "b"}
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.LoRAParam)
+    optimizer.update(net, grads)
+    assert not np.array_equal(net(X), before)

@@ -5,13 +5,17 @@ import platform
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from jqinject import native
-from jqinject.native.build import COMPILERS, build
-from jqinject.native.library import DOTS, VARIABLE, library
+from jqinject.native.build import COMPILERS, MACHINES, build
+from jqinject.native.library import DOTS, FEW_ROWS, MOST_ROWS, VARIABLE, library
+
+TESTED = "TESTED_KERNELS"
+"""The variable that names a library to test instead: CI's is compiled with sanitizers."""
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +26,10 @@ def _no_variable(monkeypatch):
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
     """The path of a library that was compiled now."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        pytest.skip("the kernels are for x86-64 Linux")
+    if os.environ.get(TESTED):
+        return Path(os.environ[TESTED])
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        pytest.skip("the kernels are for Linux on x86-64 and ARM64")
     if not os.environ.get("CC") and not any(map(shutil.which, COMPILERS)):
         pytest.skip("there is no C compiler")
     return build(tmp_path_factory.mktemp("native"))
@@ -46,11 +52,26 @@ def runs(compiled):
 def kernel(runs, monkeypatch):
     """Contractions go through the kernel, though there is perhaps AMX for many rows; its path."""
     loaded = native.library._loaded
-    monkeypatch.setattr("jqinject.native.library._loaded", lambda path: (DOTS, loaded(path)[1]))
+    known = DOTS | FEW_ROWS
+    monkeypatch.setattr(
+        "jqinject.native.library._loaded", lambda path: (loaded(path)[0] & known, loaded(path)[1])
+    )
     native.library._found.cache_clear()
     with native.use(runs):
         yield runs
     native.library._found.cache_clear()
+
+
+@pytest.fixture
+def few_rows(runs, monkeypatch, tmp_path):
+    """The kernels of processors without AVX-512, from a copy of the library; its path."""
+    copy = str(shutil.copy(runs, tmp_path / "copy.so"))
+    monkeypatch.setenv("JQINJECT_WITHOUT_AVX512", "1")
+    with native.use(copy):
+        found = library()
+        if found.rows != MOST_ROWS:
+            pytest.skip(found.reason)
+        yield copy
 
 
 @pytest.fixture

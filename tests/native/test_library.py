@@ -19,7 +19,7 @@ from jqinject import native
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import integer_contraction
 from jqinject.native.build import NAME, BuildError, build
-from jqinject.native.library import DOTS, FUNCTION, TILES
+from jqinject.native.library import DOTS, FEW_ROWS, FUNCTION, TILES
 
 ROOT = Path(__file__).parents[2]
 MATMUL = (((1,), (1,)), ((), ()))
@@ -56,12 +56,14 @@ def test_a_compiler_that_fails(monkeypatch, tmp_path, compiler, text):
 
 
 @pytest.mark.parametrize(
-    ("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")]
+    ("system", "machine"), [("darwin", "arm64"), ("linux", "riscv64"), ("win32", "AMD64")]
 )
 def test_other_machines(monkeypatch, tmp_path, system, machine):
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    with pytest.raises(BuildError, match=f"the kernels are for x86-64 Linux, this is {system} on {machine}"):
+    with pytest.raises(
+        BuildError, match=f"the kernels are for Linux on x86-64 and ARM64, this is {system} on {machine}"
+    ):
         build(tmp_path)
 
 
@@ -214,8 +216,9 @@ def test_a_file_that_is_no_library(monkeypatch, tmp_path):
     [
         (DOTS, 10**6, "in use: "),
         (DOTS | TILES, 4, "in use up to 4 rows, XLA's own with AMX tiles above: "),
-        (TILES, 0, "this processor has no AVX-512 VNNI"),
-        (0, 0, "this processor has no AVX-512 VNNI"),
+        (FEW_ROWS, 16, "in use up to 16 rows, without AVX-512: "),
+        (TILES, 0, "this processor has no AVX-512 VNNI, nor AVX2"),
+        (0, 0, "this processor has no AVX-512 VNNI, nor AVX2"),
     ],
 )
 def test_what_the_processor_has_decides(kernel, monkeypatch, tmp_path, features, most, text):

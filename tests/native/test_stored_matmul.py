@@ -84,10 +84,10 @@ def test_groups(kernel, k, group, bits, by_column):
         weight = (numbers - zeros.astype(np.float64)) * wide
         laid_out = [jnp.asarray(x.T if by_column else x) for x in (scale, zero)]
         scales = Scales(laid_out[0], laid_out[1] if with_zero else None)
-        if takes_stored(stored, k, floats=True):
+        if takes_stored(stored, k, m, floats=True):
             x = draw.normal(size=(m, k)).astype(np.float32)
             close(float_matmul(x, payload, scales, stored), x, weight)
-        if takes_stored(stored, k, floats=False):
+        if takes_stored(stored, k, m, floats=False):
             x = integers(m, m, k)
             for of_x in (1, number):
                 x_scale = draw.uniform(0.5, 2, (m, of_x)).astype(np.float32)
@@ -95,16 +95,39 @@ def test_groups(kernel, k, group, bits, by_column):
                 close(got, x * np.repeat(x_scale, k // of_x, 1).astype(np.float64), weight)
 
 
+def test_without_avx512(few_rows):
+    """The same of the kernels for other processors, which are for a few rows."""
+    assert native.status().startswith("in use up to 16 rows, without AVX-512: ")
+    for table, (m, n, k) in zip((INT4, UINT4, E2M1_TWICE, WIDE), (SHAPES[1], *SHAPES[3:]), strict=False):
+        test_four_bits_are_exact(few_rows, table, m, n, k)
+    for m, n, k in ((1, 1, 1), (3, 9, 31), (2, 5, 4200)):
+        lhs, rhs = integers(m, m, k), integers(n, n, k)
+        lhs[0], rhs[0] = -128, -128  # two such products do not fit in 16 bits
+        np.testing.assert_array_equal(native.int8_matmul(lhs, rhs), lhs.astype(int) @ rhs.T.astype(int))
+    for k, group, bits in (
+        (300, 0, 4),
+        (129, 0, 8),
+        (160, 16, 8),
+        (320, 32, 4),
+        (384, 128, 4),
+        (4608, 512, 8),
+    ):
+        test_groups(few_rows, k, group, bits, by_column=bits == 8)
+    assert not takes_stored(StoredRows(), 64, 17, True) and not takes_stored(StoredRows(), 64, 17, False)
+
+
 def test_which_groups_fit(kernel):
     four, eight = StoredRows(INT4, 8), StoredRows(None, 8)
     assert (
-        takes_stored(four, 64, True) and takes_stored(eight, 64, False) and not takes_stored(eight, 64, True)
+        takes_stored(four, 64, 1, True)
+        and takes_stored(eight, 64, 1, False)
+        and not takes_stored(eight, 64, 1, True)
     )
-    assert not takes_stored(StoredRows(INT4, 48), 96, True)  # neither fills a step nor is filled by some
-    assert not takes_stored(StoredRows(INT4, 32), 48, True)
-    assert not takes_stored(StoredRows(INT4, 16), 16 * 1025, True)
+    assert not takes_stored(StoredRows(INT4, 48), 96, 1, True)  # neither fills a step nor is filled by some
+    assert not takes_stored(StoredRows(INT4, 32), 48, 1, True)
+    assert not takes_stored(StoredRows(INT4, 16), 16 * 1025, 1, True)
     with native.use(False):
-        assert not takes_stored(four, 64, True)
+        assert not takes_stored(four, 64, 1, True)
 
 
 class Int4(q.Int8WeightPerChannelFloat):

@@ -177,7 +177,7 @@ def _product(
     payload, scale, zero = parts_of(numbers, form)
     packed = numbers["value"] if form.stored.packed_bits else None
     found = stored_rows(payload, packed, _table(form), rows, free)
-    if found is None or not fitting(rows, shape, found[1], free, floats=True):
+    if found is None or not fitting(rows, x, shape, found[1], free):
         return None
     scales, by_column = scales_of(scale, zero if "zero_point" in numbers else None, shape, rows, free)
     left = as_rows(x, rows.lhs, len(dims.lhs_free))

@@ -31,7 +31,9 @@ from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
 from jqinject.ops.devices.mapped import varying_with
 from jqinject.ops.devices.one_device import on_one_device
 
-LEAST_GROUP, FEW_ROWS = 128, 16
+FEW_ROWS = 16
+LEAST_GROUP = 128
+"""Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit."""
 Contract = Callable[[Any, Any], jax.Array]
 
 
@@ -91,16 +93,17 @@ class _Alone:
         of_rows = [lhs.payload.shape[axis] for axis in rows.lhs[: free[0]]]
         few = math.prod(of_rows) <= FEW_ROWS and lhs.zero_point is None and lhs.payload.dtype.itemsize == 1
         few = few and jnp.issubdtype(lhs.payload.dtype, jnp.signedinteger)
-        if found is None or not fitting(rows, shape, found[1], free[1], floats=not few):
+        left = lhs.payload if few else lhs.dequantized()
+        if found is None or not fitting(rows, left, shape, found[1], free[1]):
             return None
         payload, table = found
         scales, by_column = scales_of(rhs.scale, rhs.zero_point, shape, rows, free[1])
         static = StoredRows(table, rows.groups, by_column)
         if few:
-            left = as_rows(lhs.payload.astype(jnp.int8), rows.lhs, free[0])
+            left = as_rows(left.astype(jnp.int8), rows.lhs, free[0])
             y = group_matmul(left, _scale_of_rows(lhs, rows, free[0]), payload, scales, static)
         else:
-            y = float_matmul(as_rows(lhs.dequantized(), rows.lhs, free[0]), payload, scales, static)
+            y = float_matmul(as_rows(left, rows.lhs, free[0]), payload, scales, static)
         y = varying_with(y, *jax.tree.leaves((lhs, rhs)))
         return y.reshape(*of_rows, *(shape[axis] for axis in rows.rhs[: free[1]]))
 

@@ -121,16 +121,16 @@ def stored_rows(
     return as_rows(payload, rows.rhs, free), None
 
 
-def fitting(rows: Rows, shape: tuple[int, ...], table: object, free: int, floats: bool) -> bool:
+def fitting(rows: Rows, lhs: jax.Array, shape: tuple[int, ...], table: object, free: int) -> bool:
     """Whether the kernels are there and take such a product.
 
     Args:
         rows: how the numbers are contracted.
+        lhs: the left operand.
         shape: of the stored numbers.
         table: what numbers in 4 bits stand for; None for bytes.
         free: the number of their axes that are not summed.
-        floats: whether the left rows are floats.
     """
     depth = math.prod(shape[axis] for axis in rows.rhs[free:])
     static = StoredRows(None if table is None else (0.0,), rows.groups)
-    return takes_stored(static, depth, floats)
+    return takes_stored(static, depth, lhs.size // max(depth, 1), jnp.issubdtype(lhs.dtype, jnp.floating))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
-from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP
 from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor, in_pieces, smaller_groups
 from jqinject.quant_tensor.groupwise.groups import with_two_axes
 

@@ -10,6 +10,7 @@ import jax
 
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.tensors.packed_tensor import floats_of
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -17,11 +18,6 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     as_array,
 )
-
-LEAST_GROUP = 128
-"""Groups of fewer elements are contracted as floats, unless integers are asked for. Every group makes a whole output,
-so small ones cost more than they save: on a CPU (256, 1024) x (1024, 1024) in groups of 32 takes 224 ms as integers,
-10 ms dequantized. Qwix uses the same limit."""
 
 
 class LabelledTensor(NamedTuple):

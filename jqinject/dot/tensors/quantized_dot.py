@@ -11,10 +11,11 @@ import numpy as np
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.float8_dot import has_output_scales
+from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.kernels.integer import integer_operand
 from jqinject.dot.tensors.common_groups import operands_in_groups
 from jqinject.dot.tensors.decision import ContractionKind, contraction_kind
-from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP, LabelledTensor
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.product import Sums
 from jqinject.dot.tensors.six_operands import Plan, contract_integers, contract_operands
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, as_array

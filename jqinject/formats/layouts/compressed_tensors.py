@@ -153,9 +153,9 @@ class _Reader:
         size = math.prod(payload.shape) * payload.dtype.itemsize
         parts = tuple(f"{self.module}.{end}" for end in self.arrays)
         layout = f"compressed-tensors {kind}"
-        ordered = "weight_g_idx" in self.arrays
+        order = self.arrays.get("weight_g_idx")
         made = StoredMatrix(f"{self.module}.weight", shape, numbers, layout, parts, size, decode)
-        return replace(made, has_column_groups=ordered)
+        return replace(made, column_groups=None if order is None else order.read)
 
     def _take(self, end: str, **options: Any) -> Tensor:
         self.arrays[end] = self.tensors.take(f"{self.module}.{end}", **options)

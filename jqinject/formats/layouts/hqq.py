@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -79,7 +80,8 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     kind = NumberFormat("int", bits, signed=False, has_zero_point=True)
     decode = partial(_decode, packed, scale, zero, bits, axis, view)
     size_of = math.prod(packed.shape) * packed.dtype.itemsize
-    return StoredMatrix(f"{module}.weight", shape, kind, f"HQQ axis {axis}", tuple(parts), size_of, decode)
+    made = StoredMatrix(f"{module}.weight", shape, kind, f"HQQ axis {axis}", tuple(parts), size_of, decode)
+    return replace(made, by_rows=axis == 1)
 
 
 def _number(tensors: Tensors, name: str, default: int | None = None) -> int:

@@ -68,7 +68,7 @@ def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> Sto
             column = None
     decode = partial(_decode_gptq, words, zeros, scales, column, bits, less, (outputs, inputs), size)
     made = _matrix(module, (outputs, inputs), bits, "GPTQ", ends, words, decode)
-    return replace(made, has_column_groups=column is not None)
+    return replace(made, column_groups=None if column is None else column.read)
 
 
 def _decode_gptq(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import Axes
-from jqinject.formats.loading.gguf_names import published_order
+from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
+from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
+from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
-from jqinject.formats.loading.quant_tensors import numbers_of
 from jqinject.formats.loading.quantizers import input_quantizer
-from jqinject.formats.loading.rows import Rows, joined, rows_of, stacked
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import LowBits, LowCoverageWarning, Rule, load_frozen, quantize
 from jqinject.model.quantizing.counterparts import counterpart_of
@@ -70,10 +67,13 @@ def load(
 
     GGUF files of Llama's architecture have the rows of queries and keys in llama.cpp's order. They are turned back
     where names are the published ones (`model.layers.{i}.self_attn.q_proj.weight`), and left where they are the file's
-    (`blk.{i}.attn_q.weight`). Scales of caches (`k_scale`, `v_scale`) are left; `explain_load` names them.
+    (`blk.{i}.attn_q.weight`). Columns in activation order (`g_idx`) change places, so that groups are consecutive, and
+    the layer's input is permuted (`jqinject.core.transforms.Permutation`). Scales of caches (`k_scale`, `v_scale`) are
+    left; `explain_load` names them.
 
     Args:
-        model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
+        model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed. Or one that
+            `jqinject.lora` made: the checkpoint then takes the place of its base.
         checkpoint: a folder, a file, a tree of arrays (Qwix's, AQT's), or what `read_checkpoint` returned.
         names: `Name` rules, or a mapping from names of the file to paths of the model, with `{i}` for a part of both:
             `{"model.layers.{i}.mlp.up_proj.weight": "layers.{i}.up.kernel"}`. None finds parameters with the path of
@@ -91,7 +91,7 @@ def load(
         ValueError: rules that name no parameter; see `quantize`.
 
     Warns:
-        DequantizedWarning: matrices whose groups follow no axis (activation order, HQQ's axis 0) became floats.
+        DequantizedWarning: matrices whose groups follow no axis (HQQ's axis 0) became floats.
 
     Example:
         >>> from pathlib import Path
@@ -116,18 +116,24 @@ def load(
     plan = plan_of(opened, _parameters(model), names, tuple(ignore))
     plan.check(opened)
     low = [each for each in plan.assignments if each.is_low]
-    whole = [each for each in low if not _follows_rows(opened, each)]
+    over_base = is_adapted(model)
+    whole = [each for each in low if not keeps_payload(opened, each, not over_base)]
     if whole:
         shown = ", ".join(each.path for each in whole[:4]) + (
             f" and {len(whole) - 4} more" if len(whole) > 4 else ""
         )
         warnings.warn(
             f"load: the groups of {shown} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
-            "without activation order (GPTQ's desc_act = false), or HQQ with axis = 1",
+            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
+            "joined, or adapters lie above",
             DequantizedWarning,
             stacklevel=2,
         )
     kept = [each for each in low if each not in whole]
+    if over_base:
+        adapted = nnx.clone(model, graph=True)
+        put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
+        return adapted
     rules = _rules(model, opened, kept)
     graphdef, state = nnx.split(model, graph=True)
     arrays = _arrays(model, opened, plan, {each.path for each in kept})
@@ -141,7 +147,21 @@ def load(
             warnings.simplefilter("ignore", LowCoverageWarning)  # the checkpoint decides what is quantized
             return quantize(floats, rules, inputs=inputs)
 
-    return load_frozen(make, arrays)
+    loaded = load_frozen(make, arrays)
+    orders = [column_order(opened, each) for each in kept]
+    put_orders(loaded, [order for order in orders if order is not None])
+    return loaded
+
+
+def _under_adapters(
+    model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, kept: list[Assignment]
+) -> Iterator[tuple[Assignment, Any]]:
+    """What `put_under_adapters` takes."""
+    dtypes = {path: variable.dtype for path, variable in _of_checkpoints(ModelIndex(model))}
+    for each in plan.assignments:
+        dtype = dtypes[each.path]
+        low = each in kept
+        yield each, maker_of(checkpoint, each, dtype) if low else floats_of(checkpoint, each).astype(dtype)
 
 
 def _with_floats(model: Model, arrays: Iterator[tuple[str, Any]]) -> Model:
@@ -161,19 +181,19 @@ def _zeros(leaf: Any) -> Any:
 def _parameters(model: nnx.Module) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by their first paths."""
     index = ModelIndex(model)
-    return {
-        dotted(found.path): tuple(found.variable.get_value().shape)
-        for found in index.variables
-        if isinstance(found.variable, nnx.Param | nnx.BatchStat)
+    return {path: tuple(variable.shape) for path, variable in _of_checkpoints(index)}
+
+
+def _of_checkpoints(index: ModelIndex) -> Iterator[tuple[str, Any]]:
+    """The Variables that a checkpoint has numbers for, by their first paths."""
+    for found in index.variables:
+        known = isinstance(found.variable, nnx.Param | nnx.BatchStat)
+        if known and not found.in_quantizer and not isinstance(found.variable, nnx.LoRAParam):
+            yield dotted(found.path), found.variable
+    frozen = {
+        id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)
     }
-
-
-def _follows_rows(checkpoint: Checkpoint, each: Assignment) -> bool:
-    for name, _ in each.sources:
-        layout = checkpoint.matrices[name].layout
-        if layout.endswith("axis 0") or checkpoint.matrices[name].has_column_groups:
-            return False
-    return True
+    yield from ((dotted(path), node) for path, node in frozen.values())
 
 
 def _rules(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) -> list[Rule]:
@@ -183,12 +203,15 @@ def _rules(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) ->
     for each in kept:
         module, _, _ = each.path.rpartition(".")
         is_layer = module in layers and counterpart_of(layers[module]) is not None
-        given = _input_of(checkpoint, each)
+        inputs, order = (
+            input_quantizer(_input_of(checkpoint, each), each.path),
+            column_order(checkpoint, each),
+        )
         made.append(
             Rule(
                 re.escape(module if is_layer else each.path),
                 weight_quant=Int8WeightPerChannelFloat,
-                input_quant=input_quantizer(given, each.path),
+                input_quant=inputs if order is None else permuted(inputs, order),
             )
         )
     return made
@@ -220,101 +243,6 @@ def _arrays(
     for each in plan.assignments:
         dtype = dtypes[each.path]
         if each.path in kept:
-            yield each.path, LowBits(each.shape, _maker(checkpoint, each, dtype))
+            yield each.path, LowBits(each.shape, maker_of(checkpoint, each, dtype))
         else:
-            yield each.path, _floats(checkpoint, each).astype(dtype)
-
-
-def _maker(checkpoint: Checkpoint, each: Assignment, dtype: Any) -> Any:
-    def make(layer: Any, stack: int) -> Any:
-        rows, axes = _gathered(checkpoint, each), each.axes
-        lead = each.depth[:stack]
-        if len(each.depth) < stack:
-            lead, rows, axes = _taken_apart(rows, each, stack)
-        summed, sums = layer.summed_axes(), layer.axes_of_sums()
-        if not lead:
-            return numbers_of(rows, axes, dict(each.sizes), dtype, summed, sums)
-        made = [
-            numbers_of(_at(rows, at), axes, dict(each.sizes), dtype, summed, sums) for at in np.ndindex(*lead)
-        ]
-        numbers = {
-            name: jnp.stack([one[0][name] for one in made]).reshape(*lead, *made[0][0][name].shape)
-            for name in made[0][0]
-        }
-        return numbers, made[0][1]
-
-    return make
-
-
-def _taken_apart(rows: Rows, each: Assignment, stack: int) -> tuple[tuple[int, ...], Rows, Axes]:
-    """The matrices of a stack that is stored as one, whose rows are those of one layer after the other."""
-    names = each.axes.outputs[:stack]
-    if each.depth or len(names) < stack or each.axes.target[:stack] != tuple((name,) for name in names):
-        raise CheckpointError(
-            f"{each.path} is a stack of layers, but one matrix is for it.\n  cure: names that stack matrices"
-        )
-    lead, whole = tuple(each.sizes[name] for name in names), rows.whole
-
-    def split(x: np.ndarray) -> np.ndarray:
-        return x.reshape(*lead, -1, x.shape[-1])
-
-    zero = None if whole.zero_point is None else split(whole.zero_point)
-    factor = None if whole.factor is None else np.broadcast_to(whole.factor, lead)
-    apart = replace(whole, codes=split(whole.codes), scale=split(whole.scale), zero_point=zero, factor=factor)
-    return lead, apart, Axes(each.axes.outputs[stack:], each.axes.inputs, each.axes.target[stack:])
-
-
-def _at(rows: Rows, at: tuple[int, ...]) -> Rows:
-    """One matrix of a stack."""
-
-    def one(x: np.ndarray | None) -> np.ndarray | None:
-        return None if x is None else x[at]
-
-    codes, scale = one(rows.codes), one(rows.scale)
-    assert codes is not None and scale is not None, "always there"
-    return Rows(codes, scale, one(rows.zero_point), rows.group, rows.format, one(rows.factor), rows.table)
-
-
-def _gathered(checkpoint: Checkpoint, each: Assignment) -> Rows:
-    """The rows of a parameter, of all its tensors."""
-    parts = []
-    for name, cut in each.sources:
-        rows = rows_of(checkpoint.matrices[name])
-        assert rows is not None, "checked before"
-        if each.heads:
-            rows = rows.cut(published_order(rows.codes.shape[0], each.heads, name))
-        parts.append(rows if cut is None else rows.cut(slice(*cut)))
-    if not each.depth:
-        return joined(parts, each.path)
-    share = len(parts) // math.prod(each.depth)
-    single = [joined(parts[at : at + share], each.path) for at in range(0, len(parts), share)]
-    whole = stacked(single, each.path)
-
-    def deep(x: np.ndarray | None) -> np.ndarray | None:
-        return None if x is None else x.reshape(*each.depth, *x.shape[1:])
-
-    codes, scale = deep(whole.codes), deep(whole.scale)
-    assert codes is not None and scale is not None, "always there"
-    return Rows(
-        codes, scale, deep(whole.zero_point), whole.group, whole.format, deep(whole.factor), whole.table
-    )
-
-
-def _floats(checkpoint: Checkpoint, each: Assignment) -> np.ndarray:
-    """The floats of a parameter, of all its tensors."""
-    parts = []
-    for name, cut in each.sources:
-        held = checkpoint.matrices.get(name)
-        found = checkpoint.array(name) if held is None else held.dequantize()
-        found = found.reshape(-1) if held is None and checkpoint.is_tree else found
-        if each.heads:
-            found = found[published_order(found.shape[0], each.heads, name)]
-        parts.append(found if cut is None else found[cut[0] : cut[1]])
-    share = len(parts) // max(math.prod(each.depth), 1)
-    single = [
-        np.concatenate(parts[at : at + share]) if share > 1 else parts[at]
-        for at in range(0, len(parts), share)
-    ]
-    whole = np.stack(single).reshape(*each.depth, *single[0].shape) if each.depth else single[0]
-    outputs = tuple(each.sizes[name] for name in each.axes.outputs)
-    return each.axes.apply(whole, outputs, tuple(each.sizes[name] for name in each.axes.inputs))
+            yield each.path, floats_of(checkpoint, each).astype(dtype)

@@ -12,6 +12,7 @@ from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.axes import Axes
 from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
+from jqinject.formats.loading.guessed_axes import axes_of_tree, guessed_axes
 from jqinject.formats.loading.names import Name, Names, checked_names
 from jqinject.inject.errors import did_you_mean
 from jqinject.terminal import table
@@ -218,7 +219,7 @@ def _assignment(
     is_low = first in checkpoint.matrices
     held = [_shape(checkpoint, name) for name, *_ in ordered]
     rows = sum(each[0] for each in held[: len(rule.files)]) if held[0] else 1
-    own_axes = rule.axes or _axes_of_tree(checkpoint, first, own)
+    own_axes = rule.axes or axes_of_tree(checkpoint, first, own)
     if ordered[0][2] > 1:
         sources, rows = _divided(checkpoint, path, ordered, rule, shapes)
     else:
@@ -226,7 +227,7 @@ def _assignment(
     source = (rows, *held[0][1:])
     if checkpoint.is_tree and not is_low:
         source = (math.prod(source),)
-    axes = Axes.of(own_axes) if own_axes else _axes_of(path, source, own, first)
+    axes = Axes.of(own_axes) if own_axes else guessed_axes(path, source, own, first)
     try:
         sizes = axes.sizes(source, own, dict(rule.sizes))
     except ValueError as error:
@@ -265,50 +266,3 @@ def _divided(
 def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     held = checkpoint.matrices.get(name)
     return checkpoint.tensors[name].shape if held is None else held.shape
-
-
-def _axes_of(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> Axes:
-    """How a tensor lies in a parameter, by their shapes and the parameter's name."""
-    leaf = path.rpartition(".")[2]
-    if not shape and source == (1,):
-        return Axes((), (), ())
-    if len(source) == 1:
-        return Axes.of(
-            f"({' '.join(map(_letter, range(len(shape))))}) -> {' '.join(map(_letter, range(len(shape))))}"
-        )
-    out, into = source[0], math.prod(source[1:])
-    if len(source) != 2:
-        raise CheckpointError(f"{name} has {len(source)} axes.\n  cure: names with axes, for {path}")
-    fits = []
-    if shape == (into, out):
-        fits.append("out in -> in out")
-    if shape == (out, into):
-        fits.append("out in -> out in")
-    if len(shape) == 3 and shape[0] == into:
-        fits.append("(heads dim) in -> in heads dim")
-    if len(shape) == 3 and shape[-1] == out:
-        fits.append("out (heads dim) -> heads dim out")
-    known = {"kernel": "out in -> in out", "embedding": "out in -> out in", "weight": "out in -> out in"}.get(
-        leaf
-    )
-    if known in fits and len(shape) == 2:
-        return Axes.of(known)
-    if len(fits) != 1:
-        what = "does not fit" if not fits else "may be transposed in"
-        raise CheckpointError(
-            f"{name}, {source}, {what} {path}, {shape}.\n"
-            f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
-        )
-    return Axes.of(fits[0])
-
-
-def _axes_of_tree(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str | None:
-    """How an array of a JAX model's tree lies in a parameter of its shape."""
-    matrix = checkpoint.matrices.get(name)
-    if matrix is None or matrix.parameter_shape != shape:
-        return None
-    return matrix.axes
-
-
-def _letter(at: int) -> str:
-    return "abcdefgh"[at]

@@ -58,6 +58,7 @@ class Rows:
 def rows_of(matrix: StoredMatrix) -> Rows | None:
     """A matrix by its rows; None if its blocks do not follow them, so that only its floats can be taken.
 
+    Columns of groups that are not consecutive come in the order that makes them so (`order_of_groups`).
     Integers without a sign lose half of their range, and so get one: `codes - 2^(bits - 1)`, their zero points too.
 
     Args:
@@ -70,7 +71,10 @@ def rows_of(matrix: StoredMatrix) -> Rows | None:
     if not np.all(np.isfinite(numbers.scales())):
         raise CheckpointError(f"{matrix.name} has scales that are not finite")
     if numbers.group_of_column is not None:
-        return None
+        order = order_of_groups(numbers.group_of_column)
+        if order is None:
+            return None
+        numbers = replace(numbers, codes=numbers.codes[:, order], group_of_column=None)
     found = _by_rows(numbers, shape)
     if found is None:
         return None
@@ -87,6 +91,22 @@ def rows_of(matrix: StoredMatrix) -> Rows | None:
     form = replace(form, signed=True, has_zero_point=zero is not None) if form.kind == "int" else form
     factor = None if numbers.factor is None else np.asarray(numbers.factor)
     return Rows(codes, scale, zero, group, form, factor, numbers.table)
+
+
+def order_of_groups(groups: np.ndarray) -> np.ndarray | None:
+    """The order of columns in which each group is consecutive; None if groups have different sizes.
+
+    Args:
+        groups: the group of each column.
+
+    Example:
+        >>> order_of_groups(np.array([1, 0, 0, 1])).tolist()
+        [1, 2, 0, 3]
+    """
+    sizes = np.bincount(groups)
+    if np.any(sizes[:-1] != sizes[0]) or sizes[-1] > sizes[0]:
+        return None
+    return np.argsort(groups, kind="stable")
 
 
 def _less(zero: np.ndarray, half: int) -> np.ndarray:

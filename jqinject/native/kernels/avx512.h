@@ -2,9 +2,10 @@
 #ifndef JQINJECT_AVX512_H
 #define JQINJECT_AVX512_H
 
-#include <immintrin.h>
-
 #include "product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
 
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define INLINED static inline __attribute__((always_inline)) VNNI
@@ -91,4 +92,5 @@ INLINED int64_t group_of_vector(const product* p, int64_t step, int n) {
   return step * p->groups_a_step + (4 * n >> p->lanes_shift);
 }
 
+#endif
 #endif

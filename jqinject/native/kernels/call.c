@@ -1,6 +1,8 @@
 /* What XLA calls: operands are checked and laid out, products cut into blocks, and the blocks given to threads. */
+#include <stdatomic.h>
 #include <stdlib.h>
 
+#include "few_rows.h"
 #include "layout.h"
 #include "product.h"
 #include "threads.h"
@@ -15,6 +17,24 @@ enum { BLOCKS_PER_THREAD = 8, MOST_OPERANDS = 7 };
 enum { INT8_MATMUL, INT4_MATMUL, GROUP_MATMUL, FLOAT_MATMUL };
 /* The places of operands. */
 enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
+
+/* Which kernels this processor runs. JQINJECT_WITHOUT_AVX512 is set where the others are tested. */
+typedef enum { NONE, FEW, AVX512 } level;
+
+static level level_of_processor(void) {
+#if defined(__x86_64__)
+  const int dots = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  if (dots && getenv("JQINJECT_WITHOUT_AVX512") == NULL) return AVX512;
+#endif
+  return few_rows_run_here() ? FEW : NONE;
+}
+
+static level level_here(void) {
+  static atomic_int known; /* more by one */
+  if (atomic_load(&known) == 0) atomic_store(&known, (int)level_of_processor() + 1);
+  return (level)(atomic_load(&known) - 1);
+}
 
 /* All products of one call. `laid_out` and what follows are of all matrices of lhs, one after the other. */
 typedef struct {
@@ -61,6 +81,7 @@ static product product_of(const work* w, int64_t number) {
   p.out = (int32_t*)w->out->data + number * p.rows * p.columns;
   p.rhs = element_of(w, RHS, number, 1);
   if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
+  if (w->function == FLOAT_MATMUL) p.floats = element_of(w, LHS, number, sizeof(float));
   if (w->function == INT8_MATMUL) return p;
   p.table = element_of(w, TABLE, number, 1);
   p.values = element_of(w, TABLE, number, sizeof(float));
@@ -170,14 +191,25 @@ static int64_t wanted_threads(const work* w, const ffi_call_frame* call) {
   return each * (double)w->products < ALONE ? 1 : threads_of(call);
 }
 
-static void cut_into_blocks(work* w, int64_t threads) {
+static kernel* kernel_of(const work* w) {
+  if (level_here() != AVX512)
+    return w->function == GROUP_MATMUL   ? few_rows_of_groups
+           : w->function == FLOAT_MATMUL ? few_rows_of_floats
+                                         : few_rows_of_integers;
+#if defined(__x86_64__)
   const product* p = &w->whole;
   const int few = p->rows <= (w->function == FLOAT_MATMUL ? FEW_FLOAT_ROWS : FEW_ROWS);
-  w->kernel = w->function == GROUP_MATMUL   ? group_tiles
-              : w->function == FLOAT_MATMUL ? (few ? float_rows : float_tiles)
-              : !few                        ? int8_tiles
-              : p->four_bits                ? int4_rows
-                                            : int8_rows;
+  if (w->function == GROUP_MATMUL) return group_tiles;
+  if (w->function == FLOAT_MATMUL) return few ? float_rows : float_tiles;
+  return !few ? int8_tiles : p->four_bits ? int4_rows : int8_rows;
+#else
+  return NULL;
+#endif
+}
+
+static void cut_into_blocks(work* w, int64_t threads) {
+  const product* p = &w->whole;
+  w->kernel = kernel_of(w);
   w->block_rows = w->function == FLOAT_MATMUL ? BLOCK_ROWS / 2 : BLOCK_ROWS;
   w->row_blocks = parts(p->rows, w->block_rows);
   /* Narrower blocks where there would be too few for all threads. */
@@ -192,7 +224,7 @@ static int lay_out(work* w) {
   const product* p = &w->whole;
   const int floats = w->function == FLOAT_MATMUL, groups = w->function == GROUP_MATMUL;
   const ffi_buffer* lhs = w->operands[LHS];
-  if (w->function == INT8_MATMUL) return 1;
+  if (w->function == INT8_MATMUL || level_here() != AVX512) return 1;
   const int64_t rows = matrices_of(lhs) * p->rows, steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
   const int64_t numbers = steps * step_of(p) * (int64_t)(floats ? sizeof(float) : 1);
   const int has_zero = w->function != INT4_MATMUL && w->operands[ZERO]->dims[lhs->rank - 2] != 0;
@@ -242,11 +274,12 @@ FUNCTION(int4_matmul, INT4_MATMUL, "int8 (..., m, k), uint8 (..., n, ceil(k / 2)
 FUNCTION(group_matmul, GROUP_MATMUL, "int8, int8 or uint8, an int8 table, scales, zero points, a form, scales of lhs")
 FUNCTION(float_matmul, FLOAT_MATMUL, "float32, int8 or uint8, a float32 table, scales, zero points and a form")
 
-/* 1: the instructions of the kernels, 2: AMX tiles of int8. */
+/* 1: AVX-512 VNNI, 2: AMX tiles of int8, 4: kernels for a few rows alone. */
 EXPORTED int jqinject_cpu_features(void) {
+  int tiles = 0;
+#if defined(__x86_64__)
   unsigned a, b, c, d;
-  const int tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1);
-  const int dots = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  return dots | tiles << 1;
+  tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1);
+#endif
+  return (level_here() == AVX512) | tiles << 1 | (level_here() == FEW) << 2;
 }

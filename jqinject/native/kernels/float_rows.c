@@ -10,6 +10,8 @@
  */
 #include "avx512.h"
 
+#if defined(__x86_64__)
+
 enum { COLUMNS = 2 };
 typedef enum { FOUR_BITS, BYTES, SCALED_BYTES } kind;
 
@@ -101,3 +103,5 @@ void float_rows(const product* p, const block* b, uint8_t* scratch) {
     choices[kind][b->row_end - b->row - 1](p, j, end, scales, zeros);
   }
 }
+
+#endif

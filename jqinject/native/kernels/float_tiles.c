@@ -7,6 +7,8 @@
  */
 #include "avx512.h"
 
+#if defined(__x86_64__)
+
 enum { VECTOR = 16 };
 
 INLINED void tile(const int rows, const float* lhs, int64_t stride, const float* rhs, int64_t vectors, float* y,
@@ -102,3 +104,5 @@ VNNI void float_tiles(const product* p, const block* b, uint8_t* scratch) {
     }
   }
 }
+
+#endif

@@ -10,6 +10,8 @@
  */
 #include "avx512.h"
 
+#if defined(__x86_64__)
+
 enum { ROWS = 4, COLUMNS = 2, BOTH = COLUMNS * ROWS };
 
 /* One step of rhs as unsigned bytes: one line of bytes, or two of numbers in 4 bits. */
@@ -90,3 +92,5 @@ VNNI void group_tiles(const product* p, const block* b, uint8_t* scratch) {
     }
   }
 }
+
+#endif

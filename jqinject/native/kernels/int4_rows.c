@@ -7,6 +7,8 @@
  */
 #include "avx512.h"
 
+#if defined(__x86_64__)
+
 enum { LARGEST = 8, MOST_COLUMNS = 8 }; /* of a tile */
 
 INLINED void tile(const int rows, const int columns, const product* p, int64_t row, int64_t column, __m512i table,
@@ -66,7 +68,7 @@ VNNI void int4_rows(const product* p, const block* b, uint8_t* scratch) {
   int8_t differences[16];
   for (int n = 0; n < 16; n++) differences[n] = (int8_t)(p->table[n] - least);
   for (int64_t i = b->row; i < b->row_end; i++)
-    missing[i - b->row] = least * row_sum(p->lhs + i * p->depth, p->depth);
+    missing[i - b->row] = (int32_t)((uint32_t)least * (uint32_t)row_sum(p->lhs + i * p->depth, p->depth));
   for (int64_t i = b->row, left; (left = b->row_end - i) > 0;) {
     const int64_t rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     (rows == 8 ? rows_8 : rows == 4 ? rows_4 : rows == 2 ? rows_2 : rows_1)(p, b, i, table_of(differences),
@@ -74,3 +76,5 @@ VNNI void int4_rows(const product* p, const block* b, uint8_t* scratch) {
     i += rows;
   }
 }
+
+#endif

@@ -7,6 +7,8 @@
  */
 #include "avx512.h"
 
+#if defined(__x86_64__)
+
 enum { LARGEST = 8 }; /* rows of a tile */
 
 INLINED void add_line(const int rows, const int columns, __m512i* sums, const int8_t* lhs, const int8_t* rhs,
@@ -66,7 +68,7 @@ VNNI void int8_rows(const product* p, const block* b, uint8_t* scratch) {
   (void)scratch;
   int32_t excess[FEW_ROWS];
   for (int64_t i = b->row; i < b->row_end; i++) 
-    excess[i - b->row] = 128 * row_sum(p->lhs + i * p->depth, p->depth);
+    excess[i - b->row] = (int32_t)(128u * (uint32_t)row_sum(p->lhs + i * p->depth, p->depth));
   const int64_t width = b->row_end - b->row > LARGEST ? 4 : b->column_end - b->column;
   for (int64_t j = b->column; j < b->column_end; j += width) {
     const block piece = {b->row, b->row_end, j, at_most(j + width, b->column_end)};
@@ -77,3 +79,5 @@ VNNI void int8_rows(const product* p, const block* b, uint8_t* scratch) {
     }
   }
 }
+
+#endif

@@ -10,6 +10,8 @@
  */
 #include "avx512.h"
 
+#if defined(__x86_64__)
+
 /* Rows of rhs from the tile at work to the one that is fetched meanwhile: from memory into the second-level cache, half
  * while a tile is packed and half while its first rows are computed, so that memory never rests. */
 enum { AHEAD = TILE_COLUMNS };
@@ -127,3 +129,5 @@ VNNI void int8_tiles(const product* p, const block* b, uint8_t* scratch) {
     }
   }
 }
+
+#endif

@@ -20,6 +20,7 @@ enum { LINE = 64 }; /* bytes; what one instruction takes */
 typedef struct {
   int64_t rows, columns, depth;
   const int8_t *lhs, *rhs;
+  const float* floats; /* lhs, where it is floats */
   int64_t rhs_stride; /* bytes from row to row */
   int four_bits;
   const int8_t* table; /* of 16, of integers in 4 bits */

@@ -82,14 +82,14 @@ static void wait_for_job(unsigned seen) {
 static void* help(void* unused) {
   (void)unused;
   uint8_t* scratch = scratch_memory();
-  for (unsigned seen = 0; scratch != NULL;) {
+  if (scratch == NULL) return NULL;
+  for (unsigned seen = 0;;) {
     wait_for_job(seen);
     seen = atomic_load(&pool.round);
     atomic_fetch_add(&pool.inside, 1);
     if (atomic_load(&pool.open)) take_parts(scratch);
     atomic_fetch_sub(&pool.inside, 1);
   }
-  return NULL;
 }
 
 static void start_helpers(int64_t wanted) {

@@ -23,9 +23,9 @@ from jqinject.dot import (
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
 from jqinject.dot.tensors.decision import contraction_kind
-from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import (

@@ -1,0 +1,241 @@
+/* All products, of a few rows, on processors without AVX-512 VNNI: with AVX2, or with NEON.
+ *
+ * Column by column: CHUNK numbers of a row of rhs are unpacked, if they are not bytes already, and multiplied by the same
+ * part of each row of lhs while they are in the first-level cache. Sums of integers are exact: bytes are widened to 16
+ * bits before they are multiplied (the instruction of AVX2 for bytes saturates), or multiplied by `sdot`. In groups, the
+ * sum of each group is multiplied by its scale and added up in float32.
+ */
+#include "few_rows.h"
+
+#include <string.h>
+
+enum { CHUNK = 4096 };
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define VECTOR __attribute__((target("avx2,fma")))
+#define SDOT VECTOR
+
+static VECTOR int32_t dot_bytes(const int8_t* a, const int8_t* b, int64_t count) {
+  __m256i sums = _mm256_setzero_si256(), more = _mm256_setzero_si256();
+  int64_t t = 0;
+  for (; t + 32 <= count; t += 32) {
+    const __m256i a0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(a + t)));
+    const __m256i a1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(a + t + 16)));
+    const __m256i b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(b + t)));
+    const __m256i b1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(b + t + 16)));
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a0, b0));
+    more = _mm256_add_epi32(more, _mm256_madd_epi16(a1, b1));
+  }
+  uint32_t lanes[8], found = 0;
+  _mm256_storeu_si256((__m256i*)lanes, _mm256_add_epi32(sums, more));
+  for (int n = 0; n < 8; n++) found += lanes[n];
+  for (; t < count; t++) found += (uint32_t)(a[t] * b[t]);
+  return (int32_t)found;
+}
+
+static VECTOR float dot_floats(const float* a, const float* b, int64_t count) {
+  __m256 sums = _mm256_setzero_ps(), more = _mm256_setzero_ps();
+  int64_t t = 0;
+  for (; t + 16 <= count; t += 16) {
+    sums = _mm256_fmadd_ps(_mm256_loadu_ps(a + t), _mm256_loadu_ps(b + t), sums);
+    more = _mm256_fmadd_ps(_mm256_loadu_ps(a + t + 8), _mm256_loadu_ps(b + t + 8), more);
+  }
+  float lanes[8], found = 0;
+  _mm256_storeu_ps(lanes, _mm256_add_ps(sums, more));
+  for (int n = 0; n < 8; n++) found += lanes[n];
+  for (; t < count; t++) found += a[t] * b[t];
+  return found;
+}
+
+/* 32 numbers from 16 bytes. */
+static VECTOR void unpack_bytes(const uint8_t* from, const int8_t* table, int8_t* to) {
+  const __m128i packed = _mm_loadu_si128((const __m128i*)from), low = _mm_set1_epi8(0x0f);
+  const __m128i numbers = _mm_loadu_si128((const __m128i*)table);
+  const __m128i even = _mm_shuffle_epi8(numbers, _mm_and_si128(packed, low));
+  const __m128i odd = _mm_shuffle_epi8(numbers, _mm_and_si128(_mm_srli_epi16(packed, 4), low));
+  _mm_storeu_si128((__m128i*)to, _mm_unpacklo_epi8(even, odd));
+  _mm_storeu_si128((__m128i*)(to + 16), _mm_unpackhi_epi8(even, odd));
+}
+
+int few_rows_run_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+#define VECTOR
+#define SDOT __attribute__((target("arch=armv8.2-a+dotprod")))
+
+static SDOT int32_t dot_bytes_sdot(const int8_t* a, const int8_t* b, int64_t count) {
+  int32x4_t sums = vdupq_n_s32(0), more = vdupq_n_s32(0);
+  int64_t t = 0;
+  for (; t + 32 <= count; t += 32) {
+    sums = vdotq_s32(sums, vld1q_s8(a + t), vld1q_s8(b + t));
+    more = vdotq_s32(more, vld1q_s8(a + t + 16), vld1q_s8(b + t + 16));
+  }
+  uint32_t found = (uint32_t)vaddvq_s32(vaddq_s32(sums, more));
+  for (; t < count; t++) found += (uint32_t)(a[t] * b[t]);
+  return (int32_t)found;
+}
+
+static int32_t dot_bytes_widened(const int8_t* a, const int8_t* b, int64_t count) {
+  int32x4_t sums = vdupq_n_s32(0);
+  int64_t t = 0;
+  for (; t + 16 <= count; t += 16) {
+    const int8x16_t x = vld1q_s8(a + t), w = vld1q_s8(b + t);
+    sums = vpadalq_s16(sums, vmull_s8(vget_low_s8(x), vget_low_s8(w)));
+    sums = vpadalq_s16(sums, vmull_high_s8(x, w));
+  }
+  uint32_t found = (uint32_t)vaddvq_s32(sums);
+  for (; t < count; t++) found += (uint32_t)(a[t] * b[t]);
+  return (int32_t)found;
+}
+
+static int has_sdot(void) {
+#if defined(__linux__)
+  return (int)(getauxval(AT_HWCAP) >> 20 & 1); /* HWCAP_ASIMDDP */
+#else
+  return 1; /* Apple's have it. */
+#endif
+}
+
+static int32_t dot_bytes(const int8_t* a, const int8_t* b, int64_t count) {
+  static int known; /* 1: no, 2: yes */
+  if (known == 0) known = has_sdot() + 1;
+  return (known == 2 ? dot_bytes_sdot : dot_bytes_widened)(a, b, count);
+}
+
+static float dot_floats(const float* a, const float* b, int64_t count) {
+  float32x4_t sums = vdupq_n_f32(0), more = vdupq_n_f32(0);
+  int64_t t = 0;
+  for (; t + 8 <= count; t += 8) {
+    sums = vfmaq_f32(sums, vld1q_f32(a + t), vld1q_f32(b + t));
+    more = vfmaq_f32(more, vld1q_f32(a + t + 4), vld1q_f32(b + t + 4));
+  }
+  float found = vaddvq_f32(vaddq_f32(sums, more));
+  for (; t < count; t++) found += a[t] * b[t];
+  return found;
+}
+
+static void unpack_bytes(const uint8_t* from, const int8_t* table, int8_t* to) {
+  const uint8x16_t packed = vld1q_u8(from);
+  const int8x16_t numbers = vld1q_s8(table);
+  const int8x16_t even = vqtbl1q_s8(numbers, vandq_u8(packed, vdupq_n_u8(0x0f)));
+  const int8x16_t odd = vqtbl1q_s8(numbers, vshrq_n_u8(packed, 4));
+  vst1q_s8(to, vzip1q_s8(even, odd));
+  vst1q_s8(to + 16, vzip2q_s8(even, odd));
+}
+
+int few_rows_run_here(void) { return 1; }
+
+#else
+#define VECTOR
+
+static int32_t dot_bytes(const int8_t* a, const int8_t* b, int64_t count) {
+  uint32_t found = 0;
+  for (int64_t t = 0; t < count; t++) found += (uint32_t)(a[t] * b[t]);
+  return (int32_t)found;
+}
+
+static float dot_floats(const float* a, const float* b, int64_t count) {
+  float found = 0;
+  for (int64_t t = 0; t < count; t++) found += a[t] * b[t];
+  return found;
+}
+
+static void unpack_bytes(const uint8_t* from, const int8_t* table, int8_t* to) {
+  for (int n = 0; n < 32; n++) to[n] = table[from[n / 2] >> n % 2 * 4 & 15];
+}
+
+int few_rows_run_here(void) { return 0; }
+#endif
+
+static const int8_t PLACES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* `count` numbers of a column from `start` (even) on, as bytes: those of the table, or bytes themselves. */
+static VECTOR const int8_t* bytes_of(const product* p, int64_t column, int64_t start, int64_t count,
+                                     const int8_t* table, int8_t* to) {
+  const int8_t* row = p->rhs + column * p->rhs_stride;
+  if (!p->four_bits) return row + start;
+  const uint8_t* packed = (const uint8_t*)row + start / 2;
+  int64_t t = 0;
+  for (; t + 32 <= count; t += 32) unpack_bytes(packed + t / 2, table, to + t);
+  for (; t < count; t++) to[t] = table[packed[t / 2] >> t % 2 * 4 & 15];
+  return to;
+}
+
+VECTOR void few_rows_of_integers(const product* p, const block* b, uint8_t* scratch) {
+  for (int64_t j = b->column; j < b->column_end; j++)
+    for (int64_t start = 0; start < p->depth; start += CHUNK) {
+      const int64_t count = at_most(p->depth - start, CHUNK);
+      const int8_t* w = bytes_of(p, j, start, count, p->table, (int8_t*)scratch);
+      for (int64_t i = b->row; i < b->row_end; i++) {
+        int32_t* out = p->out + i * p->columns + j;
+        const uint32_t found = (uint32_t)dot_bytes(p->lhs + i * p->depth + start, w, count);
+        *out = (int32_t)(start ? (uint32_t)*out + found : found);
+      }
+    }
+}
+
+static float of_group(const product* p, const float* from, int64_t group, int64_t column) {
+  return from[group * p->of_group + column * p->of_column];
+}
+
+/* Adds numbers [start, start + count) of group g, whose bytes are w, to the results of a column. */
+static VECTOR void add_group(const product* p, const block* b, int64_t column, int64_t g, int64_t start, int64_t count,
+                             const int8_t* w) {
+  const float scale = of_group(p, p->scale, g, column), zero = p->zero == NULL ? 0 : of_group(p, p->zero, g, column);
+  for (int64_t i = b->row; i < b->row_end; i++) {
+    const int8_t* x = p->lhs + i * p->depth + start;
+    float part = (float)dot_bytes(x, w, count);
+    if (p->zero != NULL) {
+      int32_t total = 0;
+      for (int64_t t = 0; t < count; t++) total += x[t];
+      part -= zero * (float)total;
+    }
+    part *= scale * p->lhs_scale[i * p->lhs_groups + (p->lhs_groups == 1 ? 0 : g)];
+    float* y = p->y + i * p->columns + column;
+    *y = start ? *y + part : part;
+  }
+}
+
+VECTOR void few_rows_of_groups(const product* p, const block* b, uint8_t* scratch) {
+  const int64_t size = p->groups == 1 ? p->depth : p->group;
+  for (int64_t j = b->column; j < b->column_end; j++)
+    for (int64_t start = 0, count; start < p->depth; start += count) {
+      const int64_t g = start / size;
+      count = at_most((g + 1) * size - start, CHUNK);
+      add_group(p, b, j, g, start, count, bytes_of(p, j, start, count, p->table, (int8_t*)scratch));
+    }
+}
+
+VECTOR void few_rows_of_floats(const product* p, const block* b, uint8_t* scratch) {
+  const int64_t size = p->groups == 1 ? p->depth : p->group;
+  float* w = (float*)(scratch + CHUNK);
+  for (int64_t j = b->column; j < b->column_end; j++)
+    for (int64_t start = 0; start < p->depth; start += CHUNK) {
+      const int64_t count = at_most(p->depth - start, CHUNK);
+      const int8_t* bytes = bytes_of(p, j, start, count, PLACES, (int8_t*)scratch);
+      for (int64_t t = 0, end; t < count; t = end) {
+        const int64_t g = (start + t) / size;
+        const float scale = of_group(p, p->scale, g, j), zero = p->zero == NULL ? 0 : of_group(p, p->zero, g, j);
+        end = at_most((g + 1) * size - start, count);
+        if (p->four_bits) {
+          float scaled[16];
+          for (int n = 0; n < 16; n++) scaled[n] = (p->values[n] - zero) * scale;
+          for (int64_t n = t; n < end; n++) w[n] = scaled[bytes[n]];
+        } else {
+          for (int64_t n = t; n < end; n++) w[n] = ((float)bytes[n] - zero) * scale;
+        }
+      }
+      for (int64_t i = b->row; i < b->row_end; i++) {
+        float* y = p->y + i * p->columns + j;
+        const float found = dot_floats(p->floats + i * p->depth + start, w, count);
+        *y = start ? *y + found : found;
+      }
+    }
+}
