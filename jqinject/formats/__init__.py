@@ -14,7 +14,9 @@ from jqinject.formats.contents import Contents as Contents
 from jqinject.formats.contents import StoredArray as StoredArray
 from jqinject.formats.errors import CheckpointError as CheckpointError
 from jqinject.formats.errors import MissingLibraryError as MissingLibraryError
-from jqinject.formats.loading.names import TUNIX as TUNIX
+from jqinject.formats.loading.name_tables import FUSED as FUSED
+from jqinject.formats.loading.name_tables import TUNIX as TUNIX
+from jqinject.formats.loading.name_tables import TUNIX_GEMMA3 as TUNIX_GEMMA3
 from jqinject.formats.loading.names import Name as Name
 from jqinject.formats.loading.plan import Assignment as Assignment
 from jqinject.formats.loading.plan import LoadPlan as LoadPlan

@@ -105,39 +105,3 @@ def checked_names(names: Names) -> tuple[Name, ...]:
         if not isinstance(each, Name):
             raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {each!r:.80}")
     return given
-
-
-# --- the names of published checkpoints
-
-
-def _decoder(attention: str, norm: str, embedding: str, final: str, head: str, mlp: str) -> tuple[Name, ...]:
-    file, model = "model.layers.{i}.", "layers.{i}."
-    heads_of = "(heads dim) in -> in heads dim"
-    return (
-        Name("model.embed_tokens.weight", embedding, "rows columns -> rows columns"),
-        Name("model.norm.weight", final),
-        Name("lm_head.weight", head, "out in -> in out"),
-        *(
-            Name(f"{file}self_attn.{p}_proj.weight", f"{model}{attention}.{p}_proj.w", heads_of)
-            for p in "qkv"
-        ),
-        Name(
-            f"{file}self_attn.o_proj.weight",
-            f"{model}{attention}.o_proj.w",
-            "out (heads dim) -> heads dim out",
-        ),
-        *(Name(f"{file}self_attn.{p}_proj.bias", f"{model}{attention}.{p}_bias") for p in "qkv"),
-        *(Name(f"{file}self_attn.{p}_norm.weight", f"{model}{attention}.{p}_norm.{norm}") for p in "qk"),
-        *(
-            Name(f"{file}mlp.{p}_proj.weight", f"{model}{mlp}.{p}_proj.kernel", "out in -> in out")
-            for p in ("gate", "up", "down")
-        ),
-        *(
-            Name(f"{file}{n}.weight", f"{model}{n}.{norm}")
-            for n in ("input_layernorm", "post_attention_layernorm")
-        ),
-    )
-
-
-TUNIX = _decoder("attn", "w", "embedder.input_embedding", "final_norm.w", "lm_head.w", "mlp")
-"""Llama, Qwen and Mistral checkpoints for Tunix's models (`tunix.models.llama3`, `qwen2`, `qwen3`)."""

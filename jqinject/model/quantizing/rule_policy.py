@@ -31,6 +31,7 @@ from jqinject.program import (
     WeightUse,
     dotted,
     find_sites,
+    original_class,
     other_axes,
 )
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, QuantProxyFromInjector
@@ -76,7 +77,9 @@ class RulePolicy:
 
     def is_leaf(self, module: Any) -> bool:
         """See `Policy`."""
-        return isinstance(module, OURS) or (type(module) in COUNTERPARTS and not self.into_layers)
+        # A report intercepts calls, by a subclass of the layer's own class.
+        kind = original_class(type(module))
+        return isinstance(module, OURS) or (kind in COUNTERPARTS and not self.into_layers)
 
     def choose(
         self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
