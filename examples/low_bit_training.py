@@ -28,7 +28,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule
 from jqinject.dot import Scheme
-from jqinject.dot.schemes.scheme import SchemeSpec
+from jqinject.dot.schemes.scheme import SchemeSpec, transform_of
 
 FLOAT = "bfloat16"
 OPERANDS = ("fprop_lhs", "fprop_rhs", "dgrad_grad", "dgrad_rhs", "wgrad_lhs", "wgrad_grad")
@@ -39,6 +39,10 @@ SCHEMES: Mapping[str, type[Scheme]] = {
     "Fp8BlockTraining": q.Fp8BlockTraining,
     "MXFP8Training": q.MXFP8Training,
     "MXFP4Training": q.MXFP4Training,
+    "NVFP4Training": q.NVFP4Training,
+    "NVFP4Training, nearest": q.NVFP4Training.let(gradient_rounding="round"),
+    "NVFP4Training, not rotated": q.NVFP4Training.let(hadamard=None),
+    "NVFP4Training, 1D weights": q.NVFP4Training.let(weight_block=16),
     "Int8Training": q.Int8Training,
     "BitNet158": q.BitNet158,
 }
@@ -109,9 +113,12 @@ def gradient(model: Any, windows: jax.Array) -> jax.Array:
 
 
 def alone(scheme: type[Scheme], operand: str) -> type[Scheme] | None:
-    """A scheme that quantizes one operand; None where the operand is float, or what the forward product took."""
+    """A scheme that quantizes one operand; None where the operand is float, what the forward product took, or rotated.
+
+    A rotation cancels against that of the other operand, so it cannot be alone.
+    """
     own = SchemeSpec.of(scheme)[operand]
-    if own is None or not hasattr(own, "injector"):
+    if own is None or not hasattr(own, "injector") or transform_of(own) is not None:
         return None
     return scheme.let(**{other: None for other in OPERANDS if other != operand})
 
