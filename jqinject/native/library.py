@@ -98,9 +98,8 @@ def _found(path: str, variable: str) -> Library:
     except OSError as error:
         return Library(None, f"the library does not load: {error}\n  cure: python -m jqinject.native.build")
     if features & FEW_ROWS:
-        return Library(
-            target, f"in use up to {MOST_ROWS} rows, without AVX-512: {path}", MOST_ROWS, MOST_ROWS
-        )
+        reason = f"in use up to {MOST_ROWS} rows, without AVX-512: {path}"
+        return Library(target, reason, MOST_ROWS, MOST_ROWS_OF_FLOATS)
     if not features & DOTS:
         return Library(None, "this processor has no AVX-512 VNNI, nor AVX2")
     if features & TILES:
