@@ -102,16 +102,16 @@ def jax_models(sizes: argparse.Namespace) -> dict[str, Call]:
     import jqinject
     from jqinject import Rule
     from jqinject.quant import (
-        Int4WeightPerGroupAbsMax,
         Int8DynamicActPerRowFloat,
         Int8WeightPerChannelFloat,
+        IntWeightSymmetricGroupQuant,
     )
 
     first = jnp.zeros((1, 1), jnp.int32)
     group = min(128, sizes.width)
     weights = {
         "jqinject int8": Int8WeightPerChannelFloat,
-        "jqinject int4": Int4WeightPerGroupAbsMax.let(group_size=group),
+        "jqinject int4": IntWeightSymmetricGroupQuant.let(bit_width=4, group_size=group),
     }
     models = {"float": decoder(sizes)}
     for name, weight in weights.items():

@@ -86,10 +86,10 @@ def layers(width: int) -> dict[str, Callable[[Any], Any]]:
     from jqinject.dot import QDotGeneral, config_v4
     from jqinject.nn import QuantLinear
     from jqinject.quant import (
-        Int4WeightPerGroupAbsMax,
         Int8ActPerTensorFloat,
         Int8DynamicActPerRowFloat,
         Int8WeightPerChannelFloat,
+        IntWeightSymmetricGroupQuant,
         MXFloat4e2m1Weight,
         NF4WeightPerGroupFloat,
         NVFP4Weight,
@@ -107,7 +107,7 @@ def layers(width: int) -> dict[str, Callable[[Any], Any]]:
     def dynamic(rngs: nnx.Rngs) -> nnx.Module:
         return nnx.Linear(width, width, dot_general=QDotGeneral(config_v4()), rngs=rngs)
 
-    int4 = Int4WeightPerGroupAbsMax.let(group_size=min(128, width))
+    int4 = IntWeightSymmetricGroupQuant.let(bit_width=4, group_size=min(128, width))
     return {
         "static": partial(dense, Int8WeightPerChannelFloat, Averaged),
         "dynamic": dynamic,

@@ -35,3 +35,17 @@ def test_a_batch_that_cannot_be_cut():
     done = run("--batch=6", "--micro-batches=4")
     assert done.returncode == 2
     assert "--batch 6 cannot be cut into 4 micro-batches" in done.stderr
+
+
+@pytest.mark.slow
+def test_low_bit_training(tmp_path):
+    command = [sys.executable, EXAMPLES / "low_bit_training.py", "--quick", "--plot", tmp_path / "it.png"]
+    environment = {"PYTHONPATH": str(EXAMPLES.parent), "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    heading, base, scheme = done.stdout.splitlines()[-3:]
+    assert heading.split()[:4] == ["scheme", "loss", "+-", "%"] and base.split()[0] == "bfloat16"
+    name, loss, _, percent, one, every = scheme.split()
+    assert name == "Fp8CurrentTraining" and abs(float(percent)) < 2 and 4 < float(loss) < 7
+    assert float(one) > float(every) > 10  # one operand quantized, all of them
+    assert (tmp_path / "it.png").stat().st_size > 1_000

@@ -32,6 +32,7 @@ SCALINGS = {
     "RuntimeDynamicStatsScaling": "dynamic",
     "RuntimeDynamicGroupStatsScaling": "dynamic",
     "SharedExponentScaling": "dynamic",
+    "RuntimeDynamicTwoLevelScaling": "dynamic",
     "PrescaledRestrictIntQuant": "of input and weight",
     "TruncIntQuant": "of the accumulator",
 }

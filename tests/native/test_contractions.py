@@ -157,7 +157,7 @@ def test_empty_operands(both):
         (jnp.int8, jnp.int4, 1),
         (jnp.uint8, jnp.int8, 0),
         (jnp.uint8, jnp.uint8, 0),
-        (jnp.uint4, jnp.int4, 0),
+        (jnp.uint4, jnp.int4, 1),
         (jnp.int16, jnp.int8, 0),
     ],
 )

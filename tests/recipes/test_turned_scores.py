@@ -104,6 +104,8 @@ def test_a_cache_keeps_turned_keys() -> None:
     np.testing.assert_allclose(held["layer_0"]["v"], floats["layer_0"]["v"], atol=0.02)
     # In low bits, from empty or after a float prefill; and without a cache, where the keys come as they are.
     frozen = jqinject.freeze(nnx.clone(turned))
+    said = f"the input goes through {Hadamard(8)!r}"
+    assert str(jqinject.report(frozen, ids[:, :1], init_cache(1, 8))).count(said) == 2  # one in each layer
     low, _ = _steps(frozen, ids, jqinject.quantized_cache(frozen, init_cache(1, 8)))
     np.testing.assert_allclose(low, found, atol=1e-4)
     _, after = model(ids[:, :4], init_cache(1, 8))
@@ -129,5 +131,7 @@ def test_products_that_no_rule_quantizes_are_left_and_turned_keys_need_turned_qu
 def test_a_rule_may_name_one_operation_of_a_module() -> None:
     model, tokens = Turning(1), _tokens()
     rule = Rule("blocks.0.einsum1", op="einsum", input_quant=Int8DynamicActPerRowFloat)
-    found = jqinject.quantize(model, rule, inputs=(tokens,)).op_quant  # pyright: ignore
-    assert [*found] == ["blocks.0.einsum1_lhs", "blocks.0.einsum1_rhs"]
+    found: Any = jqinject.quantize(model, rule, inputs=(tokens,))
+    assert [*found.op_quant] == ["blocks.0.einsum1_lhs", "blocks.0.einsum1_rhs"]
+    products = {one.name: (one.lhs, one.rhs) for one in jqinject.report(found, tokens).coverage.activations}  # pyright: ignore
+    assert products == {"blocks.0.einsum0": ("", ""), "blocks.0.einsum1": ("int8", "int8")}

@@ -1,14 +1,16 @@
 """How integers are contracted on each platform: one table, based on measurements.
 
-CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, if present; with AMX for a few rows only. Otherwise
-XLA's own: its fast int8 matrix product needs both operands stored with the summed axis last, `(rows, k)` and `(columns,
+CPU with AVX-512 VNNI: the compiled kernels of `jqinject.native`, if present, also of weights in 4 bits as they are
+stored; with AMX, or with AVX2 or NEON instead, for a few rows only. Integers in groups: see `groups`. Otherwise XLA's
+own: its fast int8 matrix product needs both operands stored with the summed axis last, `(rows, k)` and `(columns,
 k)`, and more than one row; otherwise XLA uses a loop that is 4 to 45 times slower. A transposition before the product
 does not help: it becomes a layout of the operand, again the slow case, even with an optimization barrier. A layout
-constraint does help, and one before the transposition separates that from the rounding (`settled`). All of this is for
-programs on a single device; if XLA partitions a program or `jax.export` exports it, the product is unchanged
-(`on_one_device`). Measured at 2048 x 1024 x 2048 with XLA of
-0.10, quantization included: 28 ms with a transposed operand, 38 ms with one constraint, 110 ms with none; 39 ms in
-float.
+constraint does help, and one before the transposition separates that from the rounding (`settled`). All of this is
+for programs on a single device; if XLA partitions a program or `jax.export` exports it, the product is unchanged
+(`on_one_device`). Measured at 2048 x 1024 x 2048 with XLA of 0.10, quantization included: 28 ms with a transposed
+operand, 38 ms with one constraint, 110 ms with none; 39 ms in float. GPU: XLA's product of bytes; integers of fewer
+bits are widened first. JAX would widen operands of two dtypes to the accumulator: 8 bits times 4 were int32 times
+int32.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ Kernel = Callable[..., jax.Array]
 Convolve = Callable[[jax.Array, jax.Array], jax.Array]
 # From 0.12 on XLA's own convolution of bytes is faster than a product of patches (3 x 3, 64 to 256 channels).
 XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
+BYTE = 8
+GPUS = ("cuda", "rocm")
 MATRICES = Dimensions(2, 2, (1,), (1,), (), ())
 
 
@@ -49,7 +53,9 @@ class Alone:
         def bound(kernel: Kernel) -> Callable[..., jax.Array]:
             return lambda a, b, *packed: kernel(a, b, self.dims, self.accumulator, *packed)
 
-        tables = {platform: bound(kernel) for platform, kernel in KERNELS.items()}
+        narrow = any(jnp.iinfo(x.dtype).bits < BYTE for x in (lhs, rhs))
+        kernels = KERNELS | (dict.fromkeys(GPUS, _in_bytes) if narrow else {})
+        tables = {platform: bound(kernel) for platform, kernel in kernels.items()}
         return jax.lax.platform_dependent(lhs, rhs, *packed, default=bound(_as_it_is), **tables)
 
 
@@ -65,13 +71,15 @@ class Divisible:
         def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
             return _as_it_is(lhs, rhs, self.dims, self.accumulator, out_sharding=self.out_sharding)
 
-        if all(jnp.iinfo(x.dtype).bits >= 8 for x in (lhs, rhs)):
+        if all(jnp.iinfo(x.dtype).bits >= BYTE for x in (lhs, rhs)):
             return product(lhs, rhs)
 
         def in_bytes(a: jax.Array, b: jax.Array) -> jax.Array:
             return product(_at_least_a_byte(a), _at_least_a_byte(b))
 
-        return jax.lax.platform_dependent(lhs, rhs, cpu=in_bytes, default=product)
+        return jax.lax.platform_dependent(
+            lhs, rhs, default=product, cpu=in_bytes, **dict.fromkeys(GPUS, in_bytes)
+        )
 
 
 def integer_convolution(
@@ -204,9 +212,8 @@ def _by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _at_least_a_byte(x: jax.Array) -> jax.Array:
-    if jnp.iinfo(x.dtype).bits >= 8:
-        return x
-    return x.astype(jnp.int8 if jnp.issubdtype(x.dtype, jnp.signedinteger) else jnp.uint8)
+    """Bytes stay what they are; integers of fewer bits, signed or not, all fit in int8."""
+    return x if jnp.iinfo(x.dtype).bits >= BYTE else x.astype(jnp.int8)
 
 
 def _are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
@@ -226,6 +233,12 @@ def _matrices(
     if order == tuple(range(x.ndim)):
         return matrices
     return _row_major(matrices)
+
+
+def _in_bytes(
+    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, *_packed: jax.Array
+) -> jax.Array:
+    return _as_it_is(_at_least_a_byte(lhs), _at_least_a_byte(rhs), dims, accumulator)
 
 
 KERNELS: dict[str, Kernel] = {"cpu": _on_cpu}

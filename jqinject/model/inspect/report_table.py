@@ -98,7 +98,7 @@ def notes(report: Rows) -> tuple[str, ...]:
         return lines
     products = (
         f"contraction of activations: {one.name} ({one.operation}): {one.lhs or 'float'} x {one.rhs or 'float'}, "
-        f"{one.operations:,} operations"
+        f"{one.operations:,} operations{f'; {one.transform}' if one.transform else ''}"
         for one in covered.activations
     )
     return (*lines, *products, *covered.summary)

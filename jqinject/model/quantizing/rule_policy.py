@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jqinject.dot import QConvGeneralDilated, QDotGeneral
+from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.frozen_ops import KernelInOp
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
@@ -31,6 +31,7 @@ from jqinject.program import (
     WeightUse,
     dotted,
     find_sites,
+    original_class,
     other_axes,
 )
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, QuantProxyFromInjector
@@ -43,7 +44,11 @@ SLOTS_OF_CHOICE = {
     "rhs": "rhs",
     "grad": "grad",
 }
-CONTRACTIONS = {"dot_general": QDotGeneral, "conv_general_dilated": QConvGeneralDilated}
+CONTRACTIONS = {
+    "dot_general": QDotGeneral,
+    "conv_general_dilated": QConvGeneralDilated,
+    "ragged_dot_general": QRaggedDot,
+}
 OURS = (
     QuantWeightLayer,
     QuantNormLayer,
@@ -76,7 +81,9 @@ class RulePolicy:
 
     def is_leaf(self, module: Any) -> bool:
         """See `Policy`."""
-        return isinstance(module, OURS) or (type(module) in COUNTERPARTS and not self.into_layers)
+        # A report intercepts calls, by a subclass of the layer's own class.
+        kind = original_class(type(module))
+        return isinstance(module, OURS) or (kind in COUNTERPARTS and not self.into_layers)
 
     def choose(
         self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""

@@ -17,25 +17,25 @@ from jqinject.quant.minifloat.nvfp4 import (
 BLOCK = 16
 
 
-class _Rotated(NVFP4TrainingAct):
+class RotatedInput(NVFP4TrainingAct):
     """`x` of the product for the weight's gradient."""
 
     pre_transform = (this << 1).hadamard
 
 
-class _Gradient(NVFP4TrainingGrad):
+class Gradient(NVFP4TrainingGrad):
     """`g` of the product for the input's gradient."""
 
     float_to_int_impl_type = (this << 1).gradient_rounding
 
 
-class _RotatedGradient(_Gradient):
+class RotatedGradient(Gradient):
     """`g` of the product for the weight's gradient."""
 
     pre_transform = (this << 1).hadamard
 
 
-class _Weight(NVFP4TrainingWeight):
+class WeightInBlocks(NVFP4TrainingWeight):
     """`w`, in the blocks that the scheme says."""
 
     group_size = (this << 1).weight_block
@@ -77,8 +77,8 @@ class NVFP4Training(Scheme):
     hadamard = Hadamard(BLOCK, NVFP4TrainingSigns)
     gradient_rounding = "stochastic_round"
     fprop_lhs = NVFP4TrainingAct
-    fprop_rhs = _Weight
-    dgrad_grad = _Gradient
+    fprop_rhs = WeightInBlocks
+    dgrad_grad = Gradient
     dgrad_rhs = weight_of_dgrad
-    wgrad_lhs = _Rotated
-    wgrad_grad = _RotatedGradient
+    wgrad_lhs = RotatedInput
+    wgrad_grad = RotatedGradient
