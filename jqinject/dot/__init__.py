@@ -37,6 +37,7 @@ from jqinject.dot.schemes.quantized_einsum import kernel_axes_of as kernel_axes_
 from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
 from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
+from jqinject.dot.schemes.scheme_ragged import QRaggedDot as QRaggedDot
 from jqinject.dot.tensors.decision import contracts_in_float8 as contracts_in_float8
 from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -49,7 +49,16 @@ class Quantizers(Protocol):
         """Dtype of the 8-bit floats that a gradient's quantizer makes; None for any other, and if there is none."""
 
     @abstractmethod
-    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
+    def contract(
+        self,
+        site: Site,
+        eqn: Any,
+        lhs: Any,
+        rhs: Any,
+        weight: int | None,
+        unrounded: Any,
+        rest: Sequence[Any] = (),
+    ) -> Any:
         """A contraction by a scheme.
 
         Args:
@@ -58,6 +67,7 @@ class Quantizers(Protocol):
             lhs, rhs: its operands: arrays, or a weight that is quantized.
             weight: which of them is the weight; None if neither is.
             unrounded: what a quantized weight was made from; None if it is not known or needed.
+            rest: further operands: how many rows each expert gets.
         """
 
     @abstractmethod
@@ -144,9 +154,18 @@ class Finder(AsWritten):
     def grad_dtype(self, name: str) -> None:
         """None."""
 
-    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
+    def contract(
+        self,
+        site: Site,
+        eqn: Any,
+        lhs: Any,
+        rhs: Any,
+        weight: int | None,
+        unrounded: Any,
+        rest: Sequence[Any] = (),
+    ) -> Any:
         """The contraction of floats."""
-        return eqn.primitive.bind(as_array(lhs), as_array(rhs), **eqn.params)
+        return eqn.primitive.bind(as_array(lhs), as_array(rhs), *rest, **eqn.params)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -234,14 +253,24 @@ class HeldQuantizers(AsWritten):
         """See `Quantizers`."""
         return dotted(weight_path) in self._again
 
-    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
+    def contract(
+        self,
+        site: Site,
+        eqn: Any,
+        lhs: Any,
+        rhs: Any,
+        weight: int | None,
+        unrounded: Any,
+        rest: Sequence[Any] = (),
+    ) -> Any:
         """See `Quantizers`."""
         arguments, permutation = arguments_of(eqn), None
         if weight == 0:
             lhs, rhs = rhs, lhs
             arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
         dtype = eqn.outvars[0].aval.dtype
-        y = self._at(site)(lhs, rhs, **arguments, preferred_element_type=dtype, unrounded=unrounded)
+        op = self._at(site)
+        y = op(lhs, rhs, *rest, **arguments, preferred_element_type=dtype, unrounded=unrounded)
         return y if permutation is None else jax.lax.transpose(y, permutation)
 
     def proxy_at(self, name: str) -> Any:

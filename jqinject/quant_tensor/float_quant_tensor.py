@@ -53,9 +53,10 @@ class FloatQuantTensor(ScaledQuantTensor):
         Array([1., 8.], dtype=float32)
     """
 
-    __slots__ = ("_levels",)
+    __slots__ = ("_levels", "_scale_dtype")
     fields = ("value", "scale", "format", "training")
     _levels: Levels | None
+    _scale_dtype: np.dtype | None
 
     def __init__(
         self, value: Any, scale: Any, format: Any, training: bool = False, payload: jax.Array | None = None
@@ -65,6 +66,7 @@ class FloatQuantTensor(ScaledQuantTensor):
     def _hold(self, fields: tuple[Any, ...], payload: jax.Array | None) -> None:
         super()._hold(fields, payload)
         object.__setattr__(self, "_levels", None)
+        object.__setattr__(self, "_scale_dtype", None)
 
     def with_levels(self, levels: Levels) -> Self:
         """The same tensor, which also keeps what it was rounded to, as it keeps a payload.
@@ -75,6 +77,30 @@ class FloatQuantTensor(ScaledQuantTensor):
         made = type(self)._of(self._value, self._scale, self._format, self._training)
         object.__setattr__(made, "_levels", levels)
         return made
+
+    def with_scale_dtype(self, dtype: np.dtype | None) -> Self:
+        """The same tensor, which also knows a dtype of 8 bits that holds its scales, as it keeps a payload."""
+        object.__setattr__(self, "_scale_dtype", dtype)
+        return self
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """A dtype of 8 bits that holds its scales, of a tensor that a quantizer has just made; None if unknown."""
+        return self._scale_dtype
+
+    @property
+    def keeps_minifloats(self) -> bool:
+        """Whether it keeps what it was rounded to."""
+        return self._payload is not None or self._levels is not None
+
+    def minifloats(self) -> jax.Array:
+        """What it was rounded to and keeps, float32; no gradient."""
+        if self._levels is not None:
+            return self._levels.minifloats
+        payload = self.payload()
+        if jnp.issubdtype(payload.dtype, jnp.integer):
+            return from_float_codes(payload, self.known_format("its minifloats"))
+        return payload.astype(jnp.float32)
 
     @property
     def levels(self) -> Levels | None:

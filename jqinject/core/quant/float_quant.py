@@ -39,6 +39,7 @@ from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, pa
 from jqinject.ops.ste import with_gradient_of, with_gradient_where
 from jqinject.quant_tensor import FloatQuantTensor, Levels
 
+_POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 
@@ -51,6 +52,7 @@ class FloatQuantResult:
         scale: float per step of the minifloat, float32.
         format: the minifloat's.
         payload: the numbers behind `value` in the format's `payload_dtype`; None if they were not kept.
+        scale_dtype: a dtype of 8 bits that holds the scale; None if unknown.
         minifloats, block, shared: of a scale in two levels (`RuntimeDynamicTwoLevelScaling`), the numbers that were
             rounded to, the scale of each block and the scale that these share; else None.
     """
@@ -59,6 +61,7 @@ class FloatQuantResult:
     scale: jax.Array
     format: AnyFloatFormat
     payload: jax.Array | None = None
+    scale_dtype: np.dtype | None = None
     minifloats: jax.Array | None = None
     block: jax.Array | None = None
     shared: jax.Array | None = None
@@ -87,6 +90,8 @@ class FloatQuantResult:
             training: whether it was quantized in training mode.
         """
         made = FloatQuantTensor(self.value, self.scale, self.format, training, self.payload)
+        if self.scale_dtype is not None:
+            made = made.with_scale_dtype(self.scale_dtype)
         if self.minifloats is None or self.block is None or self.shared is None:
             return made
         return made.with_levels(Levels(self.minifloats, self.block, self.shared))
@@ -225,7 +230,7 @@ class FloatQuant(Component):
         form = self.format
         if isinstance(self.scaling_impl, RuntimeDynamicTwoLevelScaling):
             value, scale, *levels = in_two_levels(self, self.scaling_impl, x)
-            return FloatQuantResult(value, scale, form, None, *levels)
+            return FloatQuantResult(value, scale, form, None, None, *levels)
         threshold = self.scaling_threshold(form)
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
         (scale,) = beside(self.input_view_impl, x, scale)
@@ -285,7 +290,8 @@ class FloatQuant(Component):
             return with_gradient_where(x, value, mask(steps, minifloats)), payload
 
         value, payload = in_layout(self.input_view_impl, made, x, scale)
-        return FloatQuantResult(value, scale, form, payload)
+        powers = self.scale_dtype if self.scale_dtype == _POWERS_OF_TWO else None
+        return FloatQuantResult(value, scale, form, payload, powers)
 
     def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""

@@ -1,17 +1,16 @@
 """How integers are contracted on each platform: one table, based on measurements.
 
-CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, if present; with AMX for a few rows only. Otherwise
-XLA's own: its fast int8 matrix product needs both operands stored with the summed axis last, `(rows, k)` and `(columns,
+CPU with AVX-512 VNNI: the compiled kernels of `jqinject.native`, if present, also of weights in 4 bits as they are
+stored; with AMX, or with AVX2 or NEON instead, for a few rows only. Integers in groups: see `groups`. Otherwise XLA's
+own: its fast int8 matrix product needs both operands stored with the summed axis last, `(rows, k)` and `(columns,
 k)`, and more than one row; otherwise XLA uses a loop that is 4 to 45 times slower. A transposition before the product
 does not help: it becomes a layout of the operand, again the slow case, even with an optimization barrier. A layout
-constraint does help, and one before the transposition separates that from the rounding (`settled`). All of this is for
-programs on a single device; if XLA partitions a program or `jax.export` exports it, the product is unchanged
-(`on_one_device`). Measured at 2048 x 1024 x 2048 with XLA of
-0.10, quantization included: 28 ms with a transposed operand, 38 ms with one constraint, 110 ms with none; 39 ms in
-float.
-
-GPU: XLA's product of bytes; integers of fewer bits are widened first. JAX would widen operands of two dtypes to
-the accumulator: 8 bits times 4 were int32 times int32.
+constraint does help, and one before the transposition separates that from the rounding (`settled`). All of this is
+for programs on a single device; if XLA partitions a program or `jax.export` exports it, the product is unchanged
+(`on_one_device`). Measured at 2048 x 1024 x 2048 with XLA of 0.10, quantization included: 28 ms with a transposed
+operand, 38 ms with one constraint, 110 ms with none; 39 ms in float. GPU: XLA's product of bytes; integers of fewer
+bits are widened first. JAX would widen operands of two dtypes to the accumulator: 8 bits times 4 were int32 times
+int32.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ class Kept(enum.Enum):
 
     FPROP = "fprop"
     """The forward product's operand: its payload if that fits, else the dequantized value."""
+    PAYLOAD = "payload"
+    """The forward product's payload; refused if its scales vary along what the backward product sums over."""
 
 
 class Scheme(ExtendedInjector):
@@ -46,6 +48,8 @@ class Scheme(ExtendedInjector):
     | `dgrad_tile_size`, `wgrad_tile_size` | likewise for the other products | None: all |
     | `dgrad_use_fwd_quant` | `dgrad_rhs` quantizes the payload of `fprop_rhs`, whose scale goes into `g` | False |
     | `wgrad_use_fwd_quant` | likewise for `wgrad_lhs` and `fprop_lhs` | False |
+    | `dgrad_source`, `wgrad_source` | what a quantizer in `dgrad_rhs` or `wgrad_lhs` rounds: "original", or \
+"dequantized", what the forward product saw | "original" |
     | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |
 
     An operand is any quantizer of `jqinject.quant`, as a layer's `weight_quant=`, `input_quant=` and `grad_quant=` take
@@ -88,6 +92,8 @@ class Scheme(ExtendedInjector):
     wgrad_tile_size = None
     dgrad_use_fwd_quant = False
     wgrad_use_fwd_quant = False
+    dgrad_source = "original"
+    wgrad_source = "original"
     conv_gradients = True
     explained_by = operand_table
 
@@ -98,8 +104,13 @@ GRADIENTS = ("dgrad_grad", "wgrad_grad")
 OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
 PRODUCTS = (("fprop_lhs", "fprop_rhs"), ("dgrad_grad", "dgrad_rhs"), ("wgrad_grad", "wgrad_lhs"))
 FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", "conv_gradients")
-OTHERS = FLAGS + tuple(
-    f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in ("accumulator_dtype", "tile_size")
+SOURCES = ("original", "dequantized")
+SUMS = ("accumulator_dtype", "tile_size")
+OTHERS = (
+    *FLAGS,
+    "dgrad_source",
+    "wgrad_source",
+    *(f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in SUMS),
 )
 COMPONENTS = (
     "explained_by",
@@ -117,7 +128,8 @@ class SchemeSpec:
     Attributes:
         operands: for each of the six names: a binding of its injector, None, or `Kept.FPROP`.
         fprop, dgrad, wgrad: how the products sum.
-        flags: those of `FLAGS` that are set.
+        flags: those of `FLAGS` that are set; and of a product "dgrad_dequantized" where its operand is made of what
+            the forward product saw, "dgrad_payload" for `Kept.PAYLOAD`, which `operands` has as `Kept.FPROP`.
         name: of the scheme.
     """
 
@@ -143,8 +155,18 @@ class SchemeSpec:
         operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
         _check_transforms(dict(operands), name)
         fprop, dgrad, wgrad = (_sums(injector, prefix, name) for prefix in ("", "dgrad_", "wgrad_"))
-        flags = frozenset(flag for flag in FLAGS if kinds.flag(getattr(injector, flag), name, flag))
-        return cls(operands, fprop, dgrad, wgrad, flags, name)
+        flags = [flag for flag in FLAGS if kinds.flag(getattr(injector, flag), name, flag)]
+        flags += [
+            f"{product}_dequantized"
+            for product in ("dgrad", "wgrad")
+            if _is_dequantized(injector, product, name)
+        ]
+        for again, forward in zip(AGAIN, reversed(FORWARD), strict=True):
+            if dict(operands)[again] is Kept.PAYLOAD:
+                _check_payload(dict(operands)[forward], again, forward, name)
+                flags.append(f"{again.partition('_')[0]}_payload")
+        operands = tuple((o, Kept.FPROP if given is Kept.PAYLOAD else given) for o, given in operands)
+        return cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
 
     def of_convolution(self) -> SchemeSpec:
         """For a convolution: without tiles, and with the original operands if its gradients are float."""
@@ -195,10 +217,53 @@ def _operand(injector: Any, operand: str, name: str) -> Operand:
         return given
     if inspect.isclass(given) and issubclass(given, ExtendedInjector) and not issubclass(given, Scheme):
         return Binding(given)
-    also = ", Kept.FPROP for what the forward product took" if operand in AGAIN else ""
+    also = ", Kept.FPROP or Kept.PAYLOAD for what the forward product took" if operand in AGAIN else ""
     raise TypeError(
         f"{name}: {operand} takes a quantizer (an injector such as jqinject.quant.Int8WeightPerChannelFloat), None for "
         f"float{also}; got {given!r:.80}"
+    )
+
+
+def _is_dequantized(injector: Any, product: str, name: str) -> bool:
+    given = getattr(injector, f"{product}_source")
+    if given not in SOURCES:
+        raise ValueError(
+            f"{name}: {product}_source must be one of {', '.join(map(repr, SOURCES))}, got {given!r}"
+        )
+    return given == "dequantized"
+
+
+def _check_payload(given: Operand, again: str, forward: str, name: str) -> None:
+    """Refuse a payload that is certain not to fit the backward product."""
+    why = ""
+    if not isinstance(given, Binding):
+        why = f"{forward} is float, and has none"
+    else:
+        shared = (
+            given.resolve("scaling_per_output_type") if given.declares("scaling_per_output_type") else None
+        )
+        size = given.resolve("group_size") if given.declares("group_size") else None
+        if shared == "group" and not isinstance(size, tuple):
+            why = f"{given.base.__name__} quantizes in groups of {size} along what y = x w sums over"
+        elif shared == "channel" or (
+            given.declares("keepdim") and given.resolve("keepdim") is True and shared != "group"
+        ):
+            why = f"{given.base.__name__} has a scale for each row or channel"
+    if why:
+        raise payload_does_not_fit(f"{name}.{again}", why)
+
+
+def payload_does_not_fit(where: str, why: str) -> ValueError:
+    """The error for a payload that is to be used in a product that sums along what its scales vary with.
+
+    Args:
+        where: the operand.
+        why: what does not fit.
+    """
+    return ValueError(
+        f"{where} asks for the payload of the forward product, which does not fit: {why}, and the backward product "
+        "sums over another axis.\n  cure: a quantizer of its own for this product, Kept.FPROP for the dequantized "
+        "value, or a forward quantizer with one scale for the tensor or square blocks (group_size = (128, 128))"
     )
 
 

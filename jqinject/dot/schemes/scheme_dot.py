@@ -17,9 +17,9 @@ from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.dot.schemes.random_numbers import Misfit, NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, transform_of
+from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit, transform_of
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.decision import decide, described
+from jqinject.dot.tensors.decision import decide, described, varies
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,
     in_large_groups,
@@ -125,9 +125,14 @@ def _backward(
     # Of a stored operand the original is gone: the next best is what was made of it.
     gone = isinstance(x.tensor, QuantTensor) and scheme[names[1]] is None
     folds = f"{product}_use_fwd_quant" in scheme.flags
+    if f"{product}_payload" in scheme.flags:
+        _check_fits(quantizers, names[1], joined(made), summed)
     if scheme[names[1]] is Kept.FPROP or (gone and not folds):
         return BackwardProduct(*quantizers.gradient(names[0], g, summed))
     x = LabelledTensor(as_array(x.tensor), x.labels)
+    if f"{product}_dequantized" in scheme.flags:
+        saw = joined(made)
+        x = LabelledTensor(as_array(saw.tensor), saw.labels)
     misfit = _misfit(quantizers, names[1], x, summed)
     if misfit is not None:
         return BackwardProduct(misfit)
@@ -141,6 +146,13 @@ def _backward(
         return BackwardProduct(NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{names[1]}"))
     other = quantizers.operand(names[1], other, summed)
     return BackwardProduct(*quantizers.gradient(names[0], g, summed), other, folded)
+
+
+def _check_fits(quantizers: SchemeQuantizers, name: str, made: LabelledTensor, summed: Labels) -> None:
+    """Refuse a payload whose scales vary along what a backward product sums over."""
+    if varies(made, summed, tiles=True):
+        where, what = f"{quantizers.where}: {quantizers.scheme.name}.{name}", described(made.tensor)
+        raise payload_does_not_fit(where, what)
 
 
 def _misfit(quantizers: SchemeQuantizers, name: str, x: LabelledTensor, summed: Labels) -> Misfit | None:

@@ -57,21 +57,24 @@ def rounds_weight_again(scheme: Any) -> bool:
     return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
 
 
+def quantizes_backward(scheme: Any) -> bool:
+    """Whether a scheme says how operands of the backward products are rounded."""
+    spec = spec_of(scheme)
+    again = any(spec[name] is not Kept.FPROP for name in AGAIN)
+    return again or any(spec[name] is not None for name in GRADIENTS)
+
+
 def ragged_input_quantizer(scheme: Any) -> Binding | None:
     """The quantizer of `x` for a ragged contraction by a scheme, whose gradients are those of the dequantized values.
 
     Raises:
-        ValueError: the scheme quantizes gradients or rounds operands again, in tiles, or with quantizers that need the
-            contraction's axes; a ragged contraction does none of these.
+        ValueError: the scheme rounds in tiles, or with quantizers that need the contraction's axes: a contraction
+            whose gradients are float does neither.
     """
     spec = spec_of(scheme)
     why = why_not_stored(scheme, RAGGED)
-    backward = [name for name in GRADIENTS if spec[name] is not None]
-    backward += [name for name in AGAIN if spec[name] is not Kept.FPROP]
     found = spec["fprop_lhs"]
-    if backward:
-        why = f"it says how {', '.join(backward)} is rounded"
-    elif isinstance(found, Binding):
+    if isinstance(found, Binding):
         row = found.declares("proxy_class") and found.resolve("proxy_class").role == "activation"
         why = why or ("" if row else f"{found.base.__name__} is not a quantizer of activations")
     if why:

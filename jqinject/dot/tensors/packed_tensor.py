@@ -14,7 +14,18 @@ from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
 from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import from_float8
-from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, IntQuantTensor, as_array
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.minifloats.float_grid import from_float_codes, from_float_steps, to_float_codes
+from jqinject.ops.packing import pack, unpack
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    Groups,
+    GroupwiseFloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+    in_groups,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -35,6 +46,42 @@ class _Packed:
     zero_point: jax.Array | None
     dtype: np.dtype = field(metadata={"static": True})
     bits: tuple[int, bool] | None = field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _PackedCodes:
+    """Minifloats of fewer than 8 bits, or of no dtype that backends convert to, as codes.
+
+    Attributes:
+        codes: in bytes, two of them in one if they have at most 4 bits.
+        scale: of the numbers, in a dtype of 8 bits where that is known.
+        format: of the codes.
+        shape: of the numbers.
+        dtype: of the value.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    format: FloatFormat = field(metadata={"static": True})
+    shape: tuple[int, ...] = field(metadata={"static": True})
+    dtype: np.dtype = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _PackedGroups:
+    """A packed tensor in groups, and how they lie.
+
+    Attributes:
+        grouped: the packed tensor.
+        groups, dim, piece: as of a `GroupwiseQuantTensor`.
+    """
+
+    grouped: Any
+    groups: Groups = field(metadata={"static": True})
+    dim: int = field(metadata={"static": True})
+    piece: int | None = field(metadata={"static": True})
 
 
 def shaped_like(x: Any) -> jax.Array:
@@ -68,9 +115,18 @@ def shape_alone(x: Any) -> Any:
     Args:
         x: a result of `packed_tensor`.
     """
-    if not isinstance(x, TwoLevels) or is_split(x.numbers) or getattr(jax.typeof(x.numbers), "vma", None):
+    if isinstance(x, IntegerOperand):
         return x
-    return ShapeAlone(x.groups.shape_of(x.numbers.shape), x.dtype)
+    tensor = unpacked_tensor(x)
+    array = shaped_like(tensor)
+    if is_split(array) or getattr(jax.typeof(array), "vma", None):
+        return x
+    return ShapeAlone(tuple(array.shape), np.dtype(tensor.dtype))
+
+
+def array_of(x: Any) -> jax.Array:
+    """A tensor as an array; zeros for one of which only the shape is kept, as nobody reads its numbers."""
+    return x.array if isinstance(x, ShapeAlone) else as_array(x)
 
 
 def floats_of(x: Any) -> jax.Array:
@@ -87,7 +143,7 @@ def float32_of(x: Any) -> jax.Array:
 
 def is_packed(x: Any) -> bool:
     """Whether something is a result of `packed_tensor`."""
-    return isinstance(x, _Packed | TwoLevels)
+    return isinstance(x, _Packed | _PackedCodes | _PackedGroups | TwoLevels)
 
 
 def packed_tensor(x: Any) -> Any:
@@ -95,21 +151,44 @@ def packed_tensor(x: Any) -> Any:
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
         zero = None if known_zero_point(x) else x.zero_point
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
-    if isinstance(x, FloatQuantTensor) and x.is_contractible:
-        return _Packed(x.payload(), x.scale, None, np.dtype(x.dtype))
     levels = levels_of(x)
-    if levels is None or not isinstance(x, GroupwiseFloatQuantTensor):
-        return x
-    return TwoLevels.of(x, levels)
+    if levels is not None and isinstance(x, GroupwiseFloatQuantTensor):
+        return TwoLevels.of(x, levels)
+    if isinstance(x, GroupwiseQuantTensor):
+        lies, piece = x.as_it_lies, x.piece
+        packed = packed_tensor(x.grouped if lies is None else lies)
+        return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
+    if isinstance(x, FloatQuantTensor) and x.is_contractible:
+        return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
+    if isinstance(x, FloatQuantTensor) and isinstance(x.format, FloatFormat) and x.keeps_minifloats:
+        return _packed_codes(x, x.format)
+    return x
+
+
+def _packed_codes(x: FloatQuantTensor, form: FloatFormat) -> _PackedCodes:
+    codes = to_float_codes(x.minifloats(), form)
+    codes = pack(codes, 4) if form.bit_width <= 4 else codes
+    return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
+
+
+def _narrow(scale: jax.Array, dtype: Any) -> jax.Array:
+    return scale if dtype is None else scale.astype(dtype)
 
 
 def unpacked_tensor(x: Any) -> Any:
     """Inverts `packed_tensor`."""
     if isinstance(x, TwoLevels):
         return x.tensor()
+    if isinstance(x, _PackedGroups):
+        return in_groups(unpacked_tensor(x.grouped), x.groups.size, x.dim, x.groups.length, x.piece)
+    if isinstance(x, _PackedCodes):
+        codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
+        scale = x.scale.astype(jnp.float32)
+        value = from_float_steps(from_float_codes(codes, x.format), scale, x.dtype)
+        return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
-        return FloatQuantTensor.stored(x.payload, x.scale, x.dtype)
+        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype)
     zero = known_zero() if x.zero_point is None else x.zero_point
     return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.dtype)

@@ -13,7 +13,7 @@ from jqinject.dot.kernels.convolution_gradients import is_plain, of_lhs_gradient
 from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers
 from jqinject.dot.tensors.decision import KINDS, ContractionKind, describe
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
-from jqinject.dot.tensors.packed_tensor import floats_of, unpacked_tensor
+from jqinject.dot.tensors.packed_tensor import array_of, floats_of, unpacked_tensor
 from jqinject.dot.tensors.six_operands import UNCHANGED, BackwardProduct, KeptOperands, operands_of
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.ops.minifloats.low_bits import LowBits
@@ -116,7 +116,7 @@ def _fwd(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
 ) -> tuple[jax.Array, Any]:
     *_, kept = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
-    return _forward(static, lhs, rhs, slots, kept), (slots, kept.for_backward())
+    return _forward(static, lhs, rhs, slots, kept), (slots, kept.without_unused().for_backward())
 
 
 def _bwd(static: _Static, residuals: tuple[Any, LowBits], g: jax.Array) -> Any:
@@ -163,12 +163,12 @@ def _gradients(
         dx = dgrad.of_integers(affine_of(of_lhs), turned)
     else:
         kernel = as_array(w).astype(right.dtype)
-        dx = _float_gradients(conv, as_array(left), kernel, as_array(of_lhs).astype(g.dtype))[0]
+        dx = _float_gradients(conv, array_of(left), kernel, as_array(of_lhs).astype(g.dtype))[0]
     if wgrad is not None and convolves_integers(wgrad, x, of_rhs):
         dw = wgrad.of_integers(affine_of(x), affine_of(of_rhs))
     else:
         image = as_array(x).astype(left.dtype)
-        dw = _float_gradients(conv, image, as_array(right), as_array(of_rhs).astype(g.dtype))[1]
+        dw = _float_gradients(conv, image, array_of(right), as_array(of_rhs).astype(g.dtype))[1]
     return dx, dw
 
 

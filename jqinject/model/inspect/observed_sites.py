@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -214,9 +214,18 @@ class ObservedQuantizers:
         """See `Quantizers`."""
         return self._held.grad_dtype(name)
 
-    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
+    def contract(
+        self,
+        site: Site,
+        eqn: Any,
+        lhs: Any,
+        rhs: Any,
+        weight: int | None,
+        unrounded: Any,
+        rest: Sequence[Any] = (),
+    ) -> Any:
         """See `Quantizers`."""
-        return self._held.contract(site, eqn, lhs, rhs, weight, unrounded)
+        return self._held.contract(site, eqn, lhs, rhs, weight, unrounded, rest)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""

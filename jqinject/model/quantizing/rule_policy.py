@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jqinject.dot import QConvGeneralDilated, QDotGeneral
+from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.frozen_ops import KernelInOp
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
@@ -44,7 +44,11 @@ SLOTS_OF_CHOICE = {
     "rhs": "rhs",
     "grad": "grad",
 }
-CONTRACTIONS = {"dot_general": QDotGeneral, "conv_general_dilated": QConvGeneralDilated}
+CONTRACTIONS = {
+    "dot_general": QDotGeneral,
+    "conv_general_dilated": QConvGeneralDilated,
+    "ragged_dot_general": QRaggedDot,
+}
 OURS = (
     QuantWeightLayer,
     QuantNormLayer,

@@ -7,6 +7,7 @@ from typing import Any
 
 from jqinject.dot.schemes.weight_operand import (
     RAGGED,
+    quantizes_backward,
     ragged_input_quantizer,
     rounds_weight_again,
     weight_quantizer,
@@ -31,7 +32,7 @@ def by_scheme(scheme: Any, operation: str, weight_path: tuple[Any, ...]) -> Choi
     if not weight_path:
         return Choice(scheme=scheme)
     parameter = weight_quantizer(scheme, operation)
-    if operation != RAGGED:
+    if operation != RAGGED or quantizes_backward(scheme):
         return Choice(scheme=scheme, parameter=parameter, rounds_again=rounds_weight_again(scheme))
     try:
         return Choice(parameter, ragged_input_quantizer(scheme), parameter=parameter)

@@ -78,18 +78,36 @@ INLINED __m512i packed_line(const uint8_t* row, int64_t start, int64_t bytes) {
   return start + LINE <= bytes ? _mm512_loadu_si512(row + start) : line_of(row + start, bytes - start);
 }
 
+/* Where the groups of a step are, as steps go by; divisions would take as long as the products. */
+typedef struct {
+  int64_t first;
+  uint32_t left; /* steps of a group that fills several */
+} group_place;
+
+INLINED group_place group_of_step(const product* p, int64_t step) {
+  if (p->groups_a_step) return (group_place){step * p->groups_a_step, 0};
+  return (group_place){step / p->steps_a_group, p->steps_a_group - (uint32_t)(step % p->steps_a_group)};
+}
+
+INLINED group_place first_group(const product* p) { return group_of_step(p, 0); }
+
+INLINED group_place next_group(const product* p, group_place at) {
+  if (p->groups_a_step) return (group_place){at.first + p->groups_a_step, 0};
+  return at.left > 1 ? (group_place){at.first, at.left - 1} : (group_place){at.first + 1, p->steps_a_group};
+}
+
 /* Of numbers of groups, one for each lane of a step. */
-INLINED __m512 of_lanes(const product* p, const float* of_groups, int64_t step) {
-  if (p->groups_a_step == 0) return _mm512_set1_ps(of_groups[(uint32_t)step / p->steps_a_group]);
+INLINED __m512 of_lanes(const product* p, group_numbers n, int64_t column, int64_t first) {
+  const float* of_groups = n.first + column * n.column;
+  if (p->groups_a_step == 0) return _mm512_set1_ps(of_groups[first * n.group]);
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i place = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128((int)p->lanes_shift));
-  return _mm512_permutexvar_ps(place, _mm512_loadu_ps(of_groups + step * p->groups_a_step));
+  return _mm512_permutexvar_ps(place, _mm512_loadu_ps(of_groups + first));
 }
 
 /* The group of vector n, of 16 numbers, of a step of bytes. */
-INLINED int64_t group_of_vector(const product* p, int64_t step, int n) {
-  if (p->groups_a_step == 0) return (uint32_t)step / p->steps_a_group;
-  return step * p->groups_a_step + (4 * n >> p->lanes_shift);
+INLINED int64_t group_of_vector(const product* p, int64_t first, int n) {
+  return p->groups_a_step == 0 ? first : first + (4 * n >> p->lanes_shift);
 }
 
 #endif

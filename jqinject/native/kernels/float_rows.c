@@ -24,14 +24,15 @@ INLINED __m512 numbers_of(const kind kind, __m512i packed, const uint8_t* line, 
 }
 
 INLINED void tile(const kind kind, const int rows, const int columns, const product* p, int64_t column,
-                  const float* scales, const float* zeros) {
+                  group_numbers scales, group_numbers zeros) {
   const int vectors = kind == FOUR_BITS ? 8 : 4, span = 16 * vectors;
   const int64_t bytes = kind == FOUR_BITS ? (p->depth + 1) / 2 : p->depth, row_size = p->steps * span;
   const __m512 table = kind == FOUR_BITS ? _mm512_loadu_ps(p->values) : _mm512_setzero_ps();
   const float* x = p->laid_out;
   __m512 sums[COLUMNS][FEW_FLOAT_ROWS];
   UNROLLED(int j = 0; j < columns; j++) UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_setzero_ps();
-  for (int64_t step = 0; step < p->steps; step++, x += span) {
+  group_place at = first_group(p);
+  for (int64_t step = 0; step < p->steps; step++, x += span, at = next_group(p, at)) {
     __m512i packed[COLUMNS];
     __m512 part[COLUMNS][FEW_FLOAT_ROWS];
     const uint8_t* line[COLUMNS];
@@ -45,9 +46,9 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
     UNROLLED(int n = 0; n < vectors; n++) UNROLLED(int j = 0; j < columns; j++) {
       __m512 w = numbers_of(kind, packed[j], line[j], bytes - step * LINE, n, table);
       if (kind == SCALED_BYTES) {
-        const int64_t at = j * (p->groups + SPARE) + group_of_vector(p, step, n);
-        if (zeros != NULL) w = _mm512_sub_ps(w, _mm512_set1_ps(zeros[at]));
-        w = _mm512_mul_ps(w, _mm512_set1_ps(scales[at]));
+        const int64_t place = j * scales.column + group_of_vector(p, at.first, n) * scales.group;
+        if (zeros.first != NULL) w = _mm512_sub_ps(w, _mm512_set1_ps(zeros.first[place]));
+        w = _mm512_mul_ps(w, _mm512_set1_ps(scales.first[place]));
       }
       UNROLLED(int i = 0; i < rows; i++)
       part[j][i] = _mm512_fmadd_ps(w, _mm512_load_ps(x + i * row_size + 16 * n), part[j][i]);
@@ -57,9 +58,9 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
         UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_add_ps(sums[j][i], part[j][i]);
         continue;
       }
-      const __m512 scale = of_lanes(p, scales + j * (p->groups + SPARE), step);
-      if (zeros != NULL) {
-        const __m512 zero = of_lanes(p, zeros + j * (p->groups + SPARE), step);
+      const __m512 scale = of_lanes(p, scales, j, at.first);
+      if (zeros.first != NULL) {
+        const __m512 zero = of_lanes(p, zeros, j, at.first);
         UNROLLED(int i = 0; i < rows; i++)
         part[j][i] =
             _mm512_fnmadd_ps(zero, _mm512_load_ps(p->lane_sums + (i * p->steps + step) * 16), part[j][i]);
@@ -73,14 +74,13 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
 
 #define ROWS_OF(kind, rows)                                                                                       \
   static VNNI __attribute__((noinline)) void kind##_##rows(const product* p, int64_t column, int64_t end,         \
-                                                           const float* scales, const float* zeros) {             \
-    const int64_t stride = p->groups + SPARE;                                                                     \
-    for (int64_t j = column; j < end; j += COLUMNS, scales += COLUMNS * stride) {                                 \
+                                                           group_numbers scales, group_numbers zeros) {             \
+    for (int64_t j = column; j < end; j += COLUMNS) {                                                             \
+      const group_numbers own = from_column(scales, j - column), own_zeros = from_column(zeros, j - column);      \
       if (j + COLUMNS <= end)                                                                                     \
-        tile(kind, rows, COLUMNS, p, j, scales, zeros);                                                           \
+        tile(kind, rows, COLUMNS, p, j, own, own_zeros);                                                          \
       else                                                                                                        \
-        tile(kind, rows, 1, p, j, scales, zeros);                                                                 \
-      if (zeros != NULL) zeros += COLUMNS * stride;                                                               \
+        tile(kind, rows, 1, p, j, own, own_zeros);                                                                \
     }                                                                                                             \
   }
 #define ROWS(kind) ROWS_OF(kind, 1) ROWS_OF(kind, 2) ROWS_OF(kind, 3) ROWS_OF(kind, 4)
@@ -92,14 +92,14 @@ ROWS(SCALED_BYTES)
 
 /* A block has all rows. */
 void float_rows(const product* p, const block* b, uint8_t* scratch) {
-  static void (*const choices[3][FEW_FLOAT_ROWS])(const product*, int64_t, int64_t, const float*, const float*) = {
+  static void (*const choices[3][FEW_FLOAT_ROWS])(const product*, int64_t, int64_t, group_numbers, group_numbers) = {
       CHOICE(FOUR_BITS), CHOICE(BYTES), CHOICE(SCALED_BYTES)};
   const kind kind = p->four_bits ? FOUR_BITS : p->group >= 64 ? BYTES : SCALED_BYTES;
-  float *scales = (float*)scratch, *zeros = p->zero == NULL ? NULL : scales + STRIPE * (p->groups + SPARE);
+  float* of_zeros = (float*)scratch + STRIPE * (p->groups + SPARE);
   for (int64_t j = b->column; j < b->column_end; j += STRIPE) {
     const int64_t end = at_most(j + STRIPE, b->column_end);
-    collect(p, p->scale, j, end - j, scales);
-    if (zeros != NULL) collect(p, p->zero, j, end - j, zeros);
+    const group_numbers scales = stripe_of(p, p->scale, j, end - j, (float*)scratch);
+    const group_numbers zeros = stripe_of(p, p->zero, j, end - j, of_zeros);
     choices[kind][b->row_end - b->row - 1](p, j, end, scales, zeros);
   }
 }

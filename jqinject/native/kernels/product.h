@@ -66,6 +66,25 @@ static inline void collect(const product* p, const float* from, int64_t column, 
     for (int64_t g = p->groups; g < stride; g++) to[j * stride + g] = 0;
 }
 
+/* Scales or zero points of some columns, and the distances from group to group and from column to column. */
+typedef struct {
+  const float* first; /* NULL for no zero points */
+  int64_t group, column;
+} group_numbers;
+
+/* Those of a stripe: as they are given where a group fills whole steps, so that they are read one by one; else collected
+ * into `to`. */
+static inline group_numbers stripe_of(const product* p, const float* from, int64_t column, int64_t columns, float* to) {
+  if (from == NULL) return (group_numbers){NULL, 0, 0};
+  if (p->groups_a_step == 0) return (group_numbers){from + column * p->of_column, p->of_group, p->of_column};
+  collect(p, from, column, columns, to);
+  return (group_numbers){to, 1, p->groups + SPARE};
+}
+
+static inline group_numbers from_column(group_numbers n, int64_t column) {
+  return (group_numbers){n.first == NULL ? NULL : n.first + column * n.column, n.group, n.column};
+}
+
 /* The least number of rhs, where it is integers. */
 static inline int8_t least_of(const product* p) {
   int8_t least = p->four_bits ? p->table[0] : -128;

@@ -24,7 +24,7 @@ from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
 Evaluate = Callable[[list[Any]], list[Any]]
-BY_SCHEME = ("dot_general", "conv_general_dilated")
+BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def contraction(
@@ -108,7 +108,9 @@ class _Contraction:
             if choice is not None and choice.scheme is not None:
                 pairs = zip(self.operands, taken, strict=True)
                 given = [t if place == self.weight else x for place, (x, t) in enumerate(pairs)]
-                found = _by_scheme(run, choice, self.name, self.operation, self.eqn, given, self.weight)
+                found = _by_scheme(
+                    run, choice, self.name, self.operation, self.eqn, given, self.weight, self.rest
+                )
             else:
                 found = _contracted(run, choice, self.eqn, self.name, taken, self.rest, self.evaluate)
         return self._updated(_with_gradient(run, choice, self.name, found))
@@ -200,6 +202,7 @@ def _by_scheme(
     eqn: Any,
     operands: Sequence[Tracked],
     weight: int | None,
+    rest: Sequence[Any],
 ) -> Contracted:
     """The contraction by a scheme, which quantizes its operands itself; a parameter comes quantized.
 
@@ -222,7 +225,7 @@ def _by_scheme(
     run.sites[site.name] = site
     values = [x.value if apart and place == weight else x.array for place, x in enumerate(operands)]
     unrounded = operands[weight].unrounded if apart and weight is not None else None
-    return Contracted(run.quantizers.contract(site, eqn, *values, weight, unrounded))
+    return Contracted(run.quantizers.contract(site, eqn, *values, weight, unrounded, rest))
 
 
 def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted) -> Any:

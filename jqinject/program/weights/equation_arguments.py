@@ -16,6 +16,8 @@ CONVOLUTION = (
 
 def arguments_of(eqn: Any) -> dict[str, Any]:
     """What says which contraction of its kind an equation is."""
+    if eqn.primitive.name == "ragged_dot_general":
+        return {name: eqn.params[name] for name in ("ragged_dot_dimension_numbers", "precision")}
     convolution = eqn.primitive.name == "conv_general_dilated"
     names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
     return {name: eqn.params[name] for name in names}

@@ -90,6 +90,10 @@ class GroupwiseQuantTensor(QuantTensor):
         """The same numbers as a quantized tensor without groups, each with its scale; None unless they are kept so."""
         return None if self._piece is None else self._grouped
 
+    piece: int | None = attribute(
+        "_piece", "Elements of a piece of a tensor without the two axes, see `Cut`; else None."
+    )
+
     groups: Groups = attribute("_groups", "The division of the axis into groups.")
 
     # --- Brevitas's names: with an underscore in groups, without one expanded
