@@ -20,8 +20,8 @@ VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES, FEW_ROWS = 1, 2, 4
 # A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and as it lies; not measured.
 FEW = 4
-# The kernels for processors without AVX-512 VNNI are for as many rows as read each weight once.
-MOST_ROWS = 16
+# Without AVX-512 VNNI: of integers, and of floats, for which dequantizing once pays with more.
+MOST_ROWS, MOST_ROWS_OF_FLOATS = 16, 4
 
 # Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX recompiles programs
 # that were compiled under another value. The value may also be the path of another library.
@@ -98,9 +98,8 @@ def _found(path: str, variable: str) -> Library:
     except OSError as error:
         return Library(None, f"the library does not load: {error}\n  cure: python -m jqinject.native.build")
     if features & FEW_ROWS:
-        return Library(
-            target, f"in use up to {MOST_ROWS} rows, without AVX-512: {path}", MOST_ROWS, MOST_ROWS
-        )
+        reason = f"in use up to {MOST_ROWS} rows, without AVX-512: {path}"
+        return Library(target, reason, MOST_ROWS, MOST_ROWS_OF_FLOATS)
     if not features & DOTS:
         return Library(None, "this processor has no AVX-512 VNNI, nor AVX2")
     if features & TILES:

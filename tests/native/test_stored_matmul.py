@@ -113,7 +113,7 @@ def test_without_avx512(few_rows):
         (4608, 512, 8),
     ):
         test_groups(few_rows, k, group, bits, by_column=bits == 8)
-    assert not takes_stored(StoredRows(), 64, 17, True) and not takes_stored(StoredRows(), 64, 17, False)
+    assert not takes_stored(StoredRows(), 64, 5, True) and not takes_stored(StoredRows(), 64, 17, False)
 
 
 def test_which_groups_fit(kernel):

@@ -25,6 +25,7 @@ from jqinject.recipes import (
 )
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.passes.awq import awq_scales
+from jqinject.recipes.solvers.auto_round import Descent
 from jqinject.recipes.solving import output_error
 from jqinject.recipes.statistics import Statistics
 
@@ -223,3 +224,20 @@ def test_each_layer_of_a_stack_has_its_own_input_quantizer() -> None:
         inputs = np.asarray(layer.input_quant(y).value)
         np.testing.assert_allclose(given.statistics.hessian[0], inputs.T @ inputs, rtol=1e-4, atol=1e-3)
         y = 2 * nnx.tanh(layer(y))
+
+
+def test_equal_sites_share_the_program_of_a_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Descent] = []
+    step = Descent.step
+
+    def seen(self: Descent, *given: Any) -> Any:
+        traced.append(self)
+        return step(self, *given)
+
+    monkeypatch.setattr(Descent, "step", seen)
+    model = nnx.Sequential(*(nnx.Linear(8, 8, rngs=nnx.Rngs(seed)) for seed in range(3)))
+    rule = Rule(weight_quant=quant.ShiftedUint8WeightGroupQuantFloat.let(bit_width=4, group_size=4))
+    x = jax.random.normal(jax.random.key(0), (16, 8))
+    result = Recipe(Solve(AutoRound(steps=7))).apply(model, rule, [x], progress=False)
+    assert len(result.report.steps[0].sites) == 3
+    assert len({id(descent) for descent in traced}) == 1
