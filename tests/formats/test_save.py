@@ -160,6 +160,7 @@ class Heads(nnx.Module):
         return parts["q_proj"](x), parts["k_proj"](x)
 
 
+@pytest.mark.lengthy
 def test_rows_of_llamas_heads_are_turned_into_llama_cpps_order_and_back(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
     rules = Rule(r".*q_proj", **INT_GROUPS)

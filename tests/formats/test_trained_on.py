@@ -78,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(freeze(model), tmp_path_factory.mktemp("own") / "saved", method="jqinject")
 
 
+@pytest.mark.lengthy
 def test_parameters_without_a_layer_are_unfrozen_and_trained(folder: Path) -> None:
     net: Any = load(Own(), folder, inputs=(X,))
     before, codes = net(X), np.asarray(net.own.get_raw_value()["value"])
@@ -95,6 +96,7 @@ def test_parameters_without_a_layer_are_unfrozen_and_trained(folder: Path) -> No
     assert net.loop.get_raw_value()["value"].dtype == jnp.int8
 
 
+@pytest.mark.lengthy
 def test_a_loaded_model_is_calibrated_again(folder: Path) -> None:
     net: Any = unfreeze(load(Own(), folder, inputs=(X,)), from_payload=True)
     narrow = float(net.up.input_quant.scale())
@@ -110,6 +112,7 @@ def test_nothing_is_unfrozen_without_being_asked_for(folder: Path) -> None:
     assert vars(net.up)["frozen"] is not None
 
 
+@pytest.mark.lengthy
 def test_adapters_are_trained_over_the_numbers_of_a_file(folder: Path) -> None:
     rules = Rule(".*", weight_quant=Int8WeightPerChannelFloat)
     adapted = lora(Own(), rules, rank=2, inputs=(X,), rngs=nnx.Rngs(1))
