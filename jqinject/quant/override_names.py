@@ -184,6 +184,12 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "power_of_two_factor": ("bool", "round that inverse down to a power of two"),
     "straight_through": ("bool", "gradients pass unchanged, and the payload is kept"),
     "scale_rounding": ("ScaleRounding", "how the power of two that a block shares is rounded"),
+    "block_scale_impl": ("Component", "how a block's scale and the shared one follow from magnitudes"),
+    "folded": (
+        "bool",
+        "divide by the shared scale and by 6 at once, as TransformerEngine's PyTorch side does",
+    ),
+    "shared_per_row": ("bool", "the scale that blocks share is one per row, instead of one per tensor"),
     "exponent_impl": ("Component", "from a block's largest magnitude to the exponent of its scale"),
     "group_size": ("int | tuple[int, int]", "elements of a group, or of a block along both axes"),
     "collected_range": ("float | None", "a range that counts as collected; calibration replaces it"),

@@ -179,7 +179,7 @@ class FourOverSixScales(Component):
     Example:
         >>> six, four = FourOverSixScales()(jnp.array([3.0, 6.0]), jnp.float32(6.0))
         >>> six.block, four.block
-        (Array([224., 448.], dtype=float32), Array([352., 448.], dtype=float32))
+        (Array([224., 448.], dtype=float32), Array([320., 448.], dtype=float32))
     """
 
     reaches_largest = False

@@ -66,6 +66,7 @@ class InputActNames(TypedDict, total=False):
     input_bit_width_impl_type: BitWidthImplType
     input_bits: int
     input_block_dim: int | None
+    input_block_scale_impl: Component
     input_block_width: int
     input_by_factor: bool
     input_calibration_impl: Component
@@ -93,6 +94,7 @@ class InputActNames(TypedDict, total=False):
     input_float_scaling_impl: Component
     input_float_to_int_impl: Component
     input_float_to_int_impl_type: FloatToIntImplType
+    input_folded: bool
     input_fractions: tuple[float, ...] | None
     input_gradient_mask_impl: Component
     input_group_dim: int | None
@@ -182,6 +184,7 @@ class InputActNames(TypedDict, total=False):
     input_scaling_stats_permute_dims: tuple[int, ...] | None
     input_seed: int
     input_shared_axes: tuple[int, ...] | None
+    input_shared_per_row: bool
     input_sigma: float
     input_signed: bool
     input_stats_impl_zp: Component
@@ -218,6 +221,7 @@ class OutputActNames(TypedDict, total=False):
     output_bit_width_impl_type: BitWidthImplType
     output_bits: int
     output_block_dim: int | None
+    output_block_scale_impl: Component
     output_block_width: int
     output_by_factor: bool
     output_calibration_impl: Component
@@ -245,6 +249,7 @@ class OutputActNames(TypedDict, total=False):
     output_float_scaling_impl: Component
     output_float_to_int_impl: Component
     output_float_to_int_impl_type: FloatToIntImplType
+    output_folded: bool
     output_fractions: tuple[float, ...] | None
     output_gradient_mask_impl: Component
     output_group_dim: int | None
@@ -334,6 +339,7 @@ class OutputActNames(TypedDict, total=False):
     output_scaling_stats_permute_dims: tuple[int, ...] | None
     output_seed: int
     output_shared_axes: tuple[int, ...] | None
+    output_shared_per_row: bool
     output_sigma: float
     output_signed: bool
     output_stats_impl_zp: Component
@@ -367,6 +373,7 @@ class GradGradNames(TypedDict, total=False):
     grad_bit_width_impl: Component
     grad_bit_width_impl_type: BitWidthImplType
     grad_block_dim: int | None
+    grad_block_scale_impl: Component
     grad_block_width: int
     grad_by_factor: bool
     grad_channel_axes: int
@@ -385,6 +392,7 @@ class GradGradNames(TypedDict, total=False):
     grad_float_scaling_impl: Component
     grad_float_to_int_impl: Component
     grad_float_to_int_impl_type: FloatToIntImplType
+    grad_folded: bool
     grad_gradient_mask_impl: Component
     grad_group_dim: int | None
     grad_group_elements_axis: int | None
@@ -450,6 +458,7 @@ class GradGradNames(TypedDict, total=False):
     grad_scaling_stats_op: StatsOp
     grad_scaling_stats_permute_dims: tuple[int, ...] | None
     grad_seed: int
+    grad_shared_per_row: bool
     grad_sigma: float
     grad_signed: bool
     grad_stats_output_shape: tuple[int, ...]
@@ -479,6 +488,7 @@ class ActNames(TypedDict, total=False):
     bit_width_impl_type: BitWidthImplType
     bits: int
     block_dim: int | None
+    block_scale_impl: Component
     block_width: int
     by_factor: bool
     calibration_impl: Component
@@ -506,6 +516,7 @@ class ActNames(TypedDict, total=False):
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
+    folded: bool
     fractions: tuple[float, ...] | None
     gradient_mask_impl: Component
     group_dim: int | None
@@ -595,6 +606,7 @@ class ActNames(TypedDict, total=False):
     scaling_stats_permute_dims: tuple[int, ...] | None
     seed: int
     shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
     sigma: float
     signed: bool
     stats_impl_zp: Component
@@ -632,6 +644,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_bit_width_impl: Component
     weight_bit_width_impl_type: BitWidthImplType
     weight_block_dim: int | None
+    weight_block_scale_impl: Component
     weight_block_width: int
     weight_by_factor: bool
     weight_calibration_impl: Component
@@ -656,6 +669,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_float_scaling_impl: Component
     weight_float_to_int_impl: Component
     weight_float_to_int_impl_type: FloatToIntImplType
+    weight_folded: bool
     weight_force_parameter: bool
     weight_gradient_mask_impl: Component
     weight_group_dim: int | None
@@ -758,6 +772,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_scaling_stats_op: StatsOp
     weight_seed: int
     weight_shared_axes: tuple[int, ...] | None
+    weight_shared_per_row: bool
     weight_sigma: float
     weight_signed: bool
     weight_stats_impl_scale: Component
@@ -872,6 +887,7 @@ class IoActNames(TypedDict, total=False):
     io_bit_width_impl_type: BitWidthImplType
     io_bits: int
     io_block_dim: int | None
+    io_block_scale_impl: Component
     io_block_width: int
     io_by_factor: bool
     io_calibration_impl: Component
@@ -899,6 +915,7 @@ class IoActNames(TypedDict, total=False):
     io_float_scaling_impl: Component
     io_float_to_int_impl: Component
     io_float_to_int_impl_type: FloatToIntImplType
+    io_folded: bool
     io_fractions: tuple[float, ...] | None
     io_gradient_mask_impl: Component
     io_group_dim: int | None
@@ -988,6 +1005,7 @@ class IoActNames(TypedDict, total=False):
     io_scaling_stats_permute_dims: tuple[int, ...] | None
     io_seed: int
     io_shared_axes: tuple[int, ...] | None
+    io_shared_per_row: bool
     io_sigma: float
     io_signed: bool
     io_stats_impl_zp: Component
@@ -1024,6 +1042,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_bit_width_impl_type: BitWidthImplType
     gate_acc_bits: int
     gate_acc_block_dim: int | None
+    gate_acc_block_scale_impl: Component
     gate_acc_block_width: int
     gate_acc_by_factor: bool
     gate_acc_calibration_impl: Component
@@ -1051,6 +1070,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_float_scaling_impl: Component
     gate_acc_float_to_int_impl: Component
     gate_acc_float_to_int_impl_type: FloatToIntImplType
+    gate_acc_folded: bool
     gate_acc_fractions: tuple[float, ...] | None
     gate_acc_gradient_mask_impl: Component
     gate_acc_group_dim: int | None
@@ -1140,6 +1160,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_scaling_stats_permute_dims: tuple[int, ...] | None
     gate_acc_seed: int
     gate_acc_shared_axes: tuple[int, ...] | None
+    gate_acc_shared_per_row: bool
     gate_acc_sigma: float
     gate_acc_signed: bool
     gate_acc_stats_impl_zp: Component
@@ -1176,6 +1197,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_bit_width_impl_type: BitWidthImplType
     sigmoid_bits: int
     sigmoid_block_dim: int | None
+    sigmoid_block_scale_impl: Component
     sigmoid_block_width: int
     sigmoid_by_factor: bool
     sigmoid_calibration_impl: Component
@@ -1203,6 +1225,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_float_scaling_impl: Component
     sigmoid_float_to_int_impl: Component
     sigmoid_float_to_int_impl_type: FloatToIntImplType
+    sigmoid_folded: bool
     sigmoid_fractions: tuple[float, ...] | None
     sigmoid_gradient_mask_impl: Component
     sigmoid_group_dim: int | None
@@ -1292,6 +1315,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_scaling_stats_permute_dims: tuple[int, ...] | None
     sigmoid_seed: int
     sigmoid_shared_axes: tuple[int, ...] | None
+    sigmoid_shared_per_row: bool
     sigmoid_sigma: float
     sigmoid_signed: bool
     sigmoid_stats_impl_zp: Component
@@ -1328,6 +1352,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_bit_width_impl_type: BitWidthImplType
     tanh_bits: int
     tanh_block_dim: int | None
+    tanh_block_scale_impl: Component
     tanh_block_width: int
     tanh_by_factor: bool
     tanh_calibration_impl: Component
@@ -1355,6 +1380,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_float_scaling_impl: Component
     tanh_float_to_int_impl: Component
     tanh_float_to_int_impl_type: FloatToIntImplType
+    tanh_folded: bool
     tanh_fractions: tuple[float, ...] | None
     tanh_gradient_mask_impl: Component
     tanh_group_dim: int | None
@@ -1444,6 +1470,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_scaling_stats_permute_dims: tuple[int, ...] | None
     tanh_seed: int
     tanh_shared_axes: tuple[int, ...] | None
+    tanh_shared_per_row: bool
     tanh_sigma: float
     tanh_signed: bool
     tanh_stats_impl_zp: Component
@@ -1480,6 +1507,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_bit_width_impl_type: BitWidthImplType
     cell_state_bits: int
     cell_state_block_dim: int | None
+    cell_state_block_scale_impl: Component
     cell_state_block_width: int
     cell_state_by_factor: bool
     cell_state_calibration_impl: Component
@@ -1507,6 +1535,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_float_scaling_impl: Component
     cell_state_float_to_int_impl: Component
     cell_state_float_to_int_impl_type: FloatToIntImplType
+    cell_state_folded: bool
     cell_state_fractions: tuple[float, ...] | None
     cell_state_gradient_mask_impl: Component
     cell_state_group_dim: int | None
@@ -1596,6 +1625,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_scaling_stats_permute_dims: tuple[int, ...] | None
     cell_state_seed: int
     cell_state_shared_axes: tuple[int, ...] | None
+    cell_state_shared_per_row: bool
     cell_state_sigma: float
     cell_state_signed: bool
     cell_state_stats_impl_zp: Component
@@ -1632,6 +1662,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_bit_width_impl_type: BitWidthImplType
     in_proj_input_bits: int
     in_proj_input_block_dim: int | None
+    in_proj_input_block_scale_impl: Component
     in_proj_input_block_width: int
     in_proj_input_by_factor: bool
     in_proj_input_calibration_impl: Component
@@ -1659,6 +1690,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_float_scaling_impl: Component
     in_proj_input_float_to_int_impl: Component
     in_proj_input_float_to_int_impl_type: FloatToIntImplType
+    in_proj_input_folded: bool
     in_proj_input_fractions: tuple[float, ...] | None
     in_proj_input_gradient_mask_impl: Component
     in_proj_input_group_dim: int | None
@@ -1748,6 +1780,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_scaling_stats_permute_dims: tuple[int, ...] | None
     in_proj_input_seed: int
     in_proj_input_shared_axes: tuple[int, ...] | None
+    in_proj_input_shared_per_row: bool
     in_proj_input_sigma: float
     in_proj_input_signed: bool
     in_proj_input_stats_impl_zp: Component
@@ -1785,6 +1818,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_bit_width_impl: Component
     in_proj_weight_bit_width_impl_type: BitWidthImplType
     in_proj_weight_block_dim: int | None
+    in_proj_weight_block_scale_impl: Component
     in_proj_weight_block_width: int
     in_proj_weight_by_factor: bool
     in_proj_weight_calibration_impl: Component
@@ -1809,6 +1843,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_float_scaling_impl: Component
     in_proj_weight_float_to_int_impl: Component
     in_proj_weight_float_to_int_impl_type: FloatToIntImplType
+    in_proj_weight_folded: bool
     in_proj_weight_force_parameter: bool
     in_proj_weight_gradient_mask_impl: Component
     in_proj_weight_group_dim: int | None
@@ -1911,6 +1946,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_scaling_stats_op: StatsOp
     in_proj_weight_seed: int
     in_proj_weight_shared_axes: tuple[int, ...] | None
+    in_proj_weight_shared_per_row: bool
     in_proj_weight_sigma: float
     in_proj_weight_signed: bool
     in_proj_weight_stats_impl_scale: Component
@@ -2022,6 +2058,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_bit_width_impl: Component
     in_proj_grad_bit_width_impl_type: BitWidthImplType
     in_proj_grad_block_dim: int | None
+    in_proj_grad_block_scale_impl: Component
     in_proj_grad_block_width: int
     in_proj_grad_by_factor: bool
     in_proj_grad_channel_axes: int
@@ -2040,6 +2077,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_float_scaling_impl: Component
     in_proj_grad_float_to_int_impl: Component
     in_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    in_proj_grad_folded: bool
     in_proj_grad_gradient_mask_impl: Component
     in_proj_grad_group_dim: int | None
     in_proj_grad_group_elements_axis: int | None
@@ -2105,6 +2143,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_scaling_stats_op: StatsOp
     in_proj_grad_scaling_stats_permute_dims: tuple[int, ...] | None
     in_proj_grad_seed: int
+    in_proj_grad_shared_per_row: bool
     in_proj_grad_sigma: float
     in_proj_grad_signed: bool
     in_proj_grad_stats_output_shape: tuple[int, ...]
@@ -2134,6 +2173,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_bit_width_impl_type: BitWidthImplType
     out_proj_input_bits: int
     out_proj_input_block_dim: int | None
+    out_proj_input_block_scale_impl: Component
     out_proj_input_block_width: int
     out_proj_input_by_factor: bool
     out_proj_input_calibration_impl: Component
@@ -2161,6 +2201,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_float_scaling_impl: Component
     out_proj_input_float_to_int_impl: Component
     out_proj_input_float_to_int_impl_type: FloatToIntImplType
+    out_proj_input_folded: bool
     out_proj_input_fractions: tuple[float, ...] | None
     out_proj_input_gradient_mask_impl: Component
     out_proj_input_group_dim: int | None
@@ -2250,6 +2291,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_scaling_stats_permute_dims: tuple[int, ...] | None
     out_proj_input_seed: int
     out_proj_input_shared_axes: tuple[int, ...] | None
+    out_proj_input_shared_per_row: bool
     out_proj_input_sigma: float
     out_proj_input_signed: bool
     out_proj_input_stats_impl_zp: Component
@@ -2287,6 +2329,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_bit_width_impl: Component
     out_proj_weight_bit_width_impl_type: BitWidthImplType
     out_proj_weight_block_dim: int | None
+    out_proj_weight_block_scale_impl: Component
     out_proj_weight_block_width: int
     out_proj_weight_by_factor: bool
     out_proj_weight_calibration_impl: Component
@@ -2311,6 +2354,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_float_scaling_impl: Component
     out_proj_weight_float_to_int_impl: Component
     out_proj_weight_float_to_int_impl_type: FloatToIntImplType
+    out_proj_weight_folded: bool
     out_proj_weight_force_parameter: bool
     out_proj_weight_gradient_mask_impl: Component
     out_proj_weight_group_dim: int | None
@@ -2413,6 +2457,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_scaling_stats_op: StatsOp
     out_proj_weight_seed: int
     out_proj_weight_shared_axes: tuple[int, ...] | None
+    out_proj_weight_shared_per_row: bool
     out_proj_weight_sigma: float
     out_proj_weight_signed: bool
     out_proj_weight_stats_impl_scale: Component
@@ -2527,6 +2572,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_bit_width_impl_type: BitWidthImplType
     out_proj_output_bits: int
     out_proj_output_block_dim: int | None
+    out_proj_output_block_scale_impl: Component
     out_proj_output_block_width: int
     out_proj_output_by_factor: bool
     out_proj_output_calibration_impl: Component
@@ -2554,6 +2600,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_float_scaling_impl: Component
     out_proj_output_float_to_int_impl: Component
     out_proj_output_float_to_int_impl_type: FloatToIntImplType
+    out_proj_output_folded: bool
     out_proj_output_fractions: tuple[float, ...] | None
     out_proj_output_gradient_mask_impl: Component
     out_proj_output_group_dim: int | None
@@ -2643,6 +2690,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_scaling_stats_permute_dims: tuple[int, ...] | None
     out_proj_output_seed: int
     out_proj_output_shared_axes: tuple[int, ...] | None
+    out_proj_output_shared_per_row: bool
     out_proj_output_sigma: float
     out_proj_output_signed: bool
     out_proj_output_stats_impl_zp: Component
@@ -2676,6 +2724,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_bit_width_impl: Component
     out_proj_grad_bit_width_impl_type: BitWidthImplType
     out_proj_grad_block_dim: int | None
+    out_proj_grad_block_scale_impl: Component
     out_proj_grad_block_width: int
     out_proj_grad_by_factor: bool
     out_proj_grad_channel_axes: int
@@ -2694,6 +2743,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_float_scaling_impl: Component
     out_proj_grad_float_to_int_impl: Component
     out_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    out_proj_grad_folded: bool
     out_proj_grad_gradient_mask_impl: Component
     out_proj_grad_group_dim: int | None
     out_proj_grad_group_elements_axis: int | None
@@ -2759,6 +2809,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_scaling_stats_op: StatsOp
     out_proj_grad_scaling_stats_permute_dims: tuple[int, ...] | None
     out_proj_grad_seed: int
+    out_proj_grad_shared_per_row: bool
     out_proj_grad_sigma: float
     out_proj_grad_signed: bool
     out_proj_grad_stats_output_shape: tuple[int, ...]
@@ -2788,6 +2839,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_bit_width_impl_type: BitWidthImplType
     q_scaled_bits: int
     q_scaled_block_dim: int | None
+    q_scaled_block_scale_impl: Component
     q_scaled_block_width: int
     q_scaled_by_factor: bool
     q_scaled_calibration_impl: Component
@@ -2815,6 +2867,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_float_scaling_impl: Component
     q_scaled_float_to_int_impl: Component
     q_scaled_float_to_int_impl_type: FloatToIntImplType
+    q_scaled_folded: bool
     q_scaled_fractions: tuple[float, ...] | None
     q_scaled_gradient_mask_impl: Component
     q_scaled_group_dim: int | None
@@ -2904,6 +2957,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_scaling_stats_permute_dims: tuple[int, ...] | None
     q_scaled_seed: int
     q_scaled_shared_axes: tuple[int, ...] | None
+    q_scaled_shared_per_row: bool
     q_scaled_sigma: float
     q_scaled_signed: bool
     q_scaled_stats_impl_zp: Component
@@ -2940,6 +2994,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_bit_width_impl_type: BitWidthImplType
     k_transposed_bits: int
     k_transposed_block_dim: int | None
+    k_transposed_block_scale_impl: Component
     k_transposed_block_width: int
     k_transposed_by_factor: bool
     k_transposed_calibration_impl: Component
@@ -2967,6 +3022,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_float_scaling_impl: Component
     k_transposed_float_to_int_impl: Component
     k_transposed_float_to_int_impl_type: FloatToIntImplType
+    k_transposed_folded: bool
     k_transposed_fractions: tuple[float, ...] | None
     k_transposed_gradient_mask_impl: Component
     k_transposed_group_dim: int | None
@@ -3056,6 +3112,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_scaling_stats_permute_dims: tuple[int, ...] | None
     k_transposed_seed: int
     k_transposed_shared_axes: tuple[int, ...] | None
+    k_transposed_shared_per_row: bool
     k_transposed_sigma: float
     k_transposed_signed: bool
     k_transposed_stats_impl_zp: Component
@@ -3092,6 +3149,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_bit_width_impl_type: BitWidthImplType
     softmax_input_bits: int
     softmax_input_block_dim: int | None
+    softmax_input_block_scale_impl: Component
     softmax_input_block_width: int
     softmax_input_by_factor: bool
     softmax_input_calibration_impl: Component
@@ -3119,6 +3177,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_float_scaling_impl: Component
     softmax_input_float_to_int_impl: Component
     softmax_input_float_to_int_impl_type: FloatToIntImplType
+    softmax_input_folded: bool
     softmax_input_fractions: tuple[float, ...] | None
     softmax_input_gradient_mask_impl: Component
     softmax_input_group_dim: int | None
@@ -3208,6 +3267,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_scaling_stats_permute_dims: tuple[int, ...] | None
     softmax_input_seed: int
     softmax_input_shared_axes: tuple[int, ...] | None
+    softmax_input_shared_per_row: bool
     softmax_input_sigma: float
     softmax_input_signed: bool
     softmax_input_stats_impl_zp: Component
@@ -3244,6 +3304,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_bit_width_impl_type: BitWidthImplType
     attn_output_weights_bits: int
     attn_output_weights_block_dim: int | None
+    attn_output_weights_block_scale_impl: Component
     attn_output_weights_block_width: int
     attn_output_weights_by_factor: bool
     attn_output_weights_calibration_impl: Component
@@ -3271,6 +3332,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_float_scaling_impl: Component
     attn_output_weights_float_to_int_impl: Component
     attn_output_weights_float_to_int_impl_type: FloatToIntImplType
+    attn_output_weights_folded: bool
     attn_output_weights_fractions: tuple[float, ...] | None
     attn_output_weights_gradient_mask_impl: Component
     attn_output_weights_group_dim: int | None
@@ -3360,6 +3422,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_scaling_stats_permute_dims: tuple[int, ...] | None
     attn_output_weights_seed: int
     attn_output_weights_shared_axes: tuple[int, ...] | None
+    attn_output_weights_shared_per_row: bool
     attn_output_weights_sigma: float
     attn_output_weights_signed: bool
     attn_output_weights_stats_impl_zp: Component
@@ -3396,6 +3459,7 @@ class VActNames(TypedDict, total=False):
     v_bit_width_impl_type: BitWidthImplType
     v_bits: int
     v_block_dim: int | None
+    v_block_scale_impl: Component
     v_block_width: int
     v_by_factor: bool
     v_calibration_impl: Component
@@ -3423,6 +3487,7 @@ class VActNames(TypedDict, total=False):
     v_float_scaling_impl: Component
     v_float_to_int_impl: Component
     v_float_to_int_impl_type: FloatToIntImplType
+    v_folded: bool
     v_fractions: tuple[float, ...] | None
     v_gradient_mask_impl: Component
     v_group_dim: int | None
@@ -3512,6 +3577,7 @@ class VActNames(TypedDict, total=False):
     v_scaling_stats_permute_dims: tuple[int, ...] | None
     v_seed: int
     v_shared_axes: tuple[int, ...] | None
+    v_shared_per_row: bool
     v_sigma: float
     v_signed: bool
     v_stats_impl_zp: Component
@@ -3548,6 +3614,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_bit_width_impl_type: BitWidthImplType
     sdpa_output_bits: int
     sdpa_output_block_dim: int | None
+    sdpa_output_block_scale_impl: Component
     sdpa_output_block_width: int
     sdpa_output_by_factor: bool
     sdpa_output_calibration_impl: Component
@@ -3575,6 +3642,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_float_scaling_impl: Component
     sdpa_output_float_to_int_impl: Component
     sdpa_output_float_to_int_impl_type: FloatToIntImplType
+    sdpa_output_folded: bool
     sdpa_output_fractions: tuple[float, ...] | None
     sdpa_output_gradient_mask_impl: Component
     sdpa_output_group_dim: int | None
@@ -3664,6 +3732,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_scaling_stats_permute_dims: tuple[int, ...] | None
     sdpa_output_seed: int
     sdpa_output_shared_axes: tuple[int, ...] | None
+    sdpa_output_shared_per_row: bool
     sdpa_output_sigma: float
     sdpa_output_signed: bool
     sdpa_output_stats_impl_zp: Component
@@ -3773,6 +3842,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_bit_width_impl_type: BitWidthImplType
     lhs_bits: int
     lhs_block_dim: int | None
+    lhs_block_scale_impl: Component
     lhs_block_width: int
     lhs_by_factor: bool
     lhs_calibration_impl: Component
@@ -3800,6 +3870,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_float_scaling_impl: Component
     lhs_float_to_int_impl: Component
     lhs_float_to_int_impl_type: FloatToIntImplType
+    lhs_folded: bool
     lhs_fractions: tuple[float, ...] | None
     lhs_gradient_mask_impl: Component
     lhs_group_dim: int | None
@@ -3889,6 +3960,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_scaling_stats_permute_dims: tuple[int, ...] | None
     lhs_seed: int
     lhs_shared_axes: tuple[int, ...] | None
+    lhs_shared_per_row: bool
     lhs_sigma: float
     lhs_signed: bool
     lhs_stats_impl_zp: Component
@@ -3925,6 +3997,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_bit_width_impl_type: BitWidthImplType
     rhs_bits: int
     rhs_block_dim: int | None
+    rhs_block_scale_impl: Component
     rhs_block_width: int
     rhs_by_factor: bool
     rhs_calibration_impl: Component
@@ -3952,6 +4025,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_float_scaling_impl: Component
     rhs_float_to_int_impl: Component
     rhs_float_to_int_impl_type: FloatToIntImplType
+    rhs_folded: bool
     rhs_fractions: tuple[float, ...] | None
     rhs_gradient_mask_impl: Component
     rhs_group_dim: int | None
@@ -4041,6 +4115,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_scaling_stats_permute_dims: tuple[int, ...] | None
     rhs_seed: int
     rhs_shared_axes: tuple[int, ...] | None
+    rhs_shared_per_row: bool
     rhs_sigma: float
     rhs_signed: bool
     rhs_stats_impl_zp: Component
@@ -4077,6 +4152,7 @@ class CacheActNames(TypedDict, total=False):
     cache_bit_width_impl_type: BitWidthImplType
     cache_bits: int
     cache_block_dim: int | None
+    cache_block_scale_impl: Component
     cache_block_width: int
     cache_by_factor: bool
     cache_calibration_impl: Component
@@ -4104,6 +4180,7 @@ class CacheActNames(TypedDict, total=False):
     cache_float_scaling_impl: Component
     cache_float_to_int_impl: Component
     cache_float_to_int_impl_type: FloatToIntImplType
+    cache_folded: bool
     cache_fractions: tuple[float, ...] | None
     cache_gradient_mask_impl: Component
     cache_group_dim: int | None
@@ -4193,6 +4270,7 @@ class CacheActNames(TypedDict, total=False):
     cache_scaling_stats_permute_dims: tuple[int, ...] | None
     cache_seed: int
     cache_shared_axes: tuple[int, ...] | None
+    cache_shared_per_row: bool
     cache_sigma: float
     cache_signed: bool
     cache_stats_impl_zp: Component
@@ -4262,6 +4340,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl_type: BitWidthImplType
     bits: int
     block_dim: int | None
+    block_scale_impl: Component
     block_width: int
     by_factor: bool
     calibration_impl: Component
@@ -4289,6 +4368,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
+    folded: bool
     fractions: tuple[float, ...] | None
     gradient_mask_impl: Component
     group_dim: int | None
@@ -4377,6 +4457,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     scaling_stats_permute_dims: tuple[int, ...] | None
     seed: int
     shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
     sigma: float
     signed: bool
     stats_impl_zp: Component
@@ -4413,6 +4494,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl_type: BitWidthImplType
     bits: int
     block_dim: int | None
+    block_scale_impl: Component
     block_width: int
     by_factor: bool
     calibration_impl: Component
@@ -4440,6 +4522,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
+    folded: bool
     fractions: tuple[float, ...] | None
     gradient_mask_impl: Component
     group_dim: int | None
@@ -4526,6 +4609,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     scaling_stats_permute_dims: tuple[int, ...] | None
     seed: int
     shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
     sigma: float
     signed: bool
     stats_impl_zp: Component
@@ -4598,6 +4682,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl_type: BitWidthImplType
     bits: int
     block_dim: int | None
+    block_scale_impl: Component
     block_width: int
     by_factor: bool
     calibration_impl: Component
@@ -4625,6 +4710,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
+    folded: bool
     fractions: tuple[float, ...] | None
     gradient_mask_impl: Component
     group_dim: int | None
@@ -4713,6 +4799,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     scaling_stats_permute_dims: tuple[int, ...] | None
     seed: int
     shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
     sigma: float
     signed: bool
     stats_impl_zp: Component
@@ -4755,6 +4842,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl_type: BitWidthImplType
     bits: int
     block_dim: int | None
+    block_scale_impl: Component
     block_width: int
     by_factor: bool
     calibration_impl: Component
@@ -4782,6 +4870,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
+    folded: bool
     fractions: tuple[float, ...] | None
     gradient_mask_impl: Component
     group_dim: int | None
@@ -4870,6 +4959,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     scaling_stats_permute_dims: tuple[int, ...] | None
     seed: int
     shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
     sigma: float
     signed: bool
     stats_impl_zp: Component
@@ -4909,6 +4999,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl_type: BitWidthImplType
     bits: int
     block_dim: int | None
+    block_scale_impl: Component
     block_width: int
     by_factor: bool
     calibration_impl: Component
@@ -4936,6 +5027,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     float_scaling_impl: Component
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
+    folded: bool
     fractions: tuple[float, ...] | None
     gradient_mask_impl: Component
     group_dim: int | None
@@ -5024,6 +5116,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     scaling_stats_permute_dims: tuple[int, ...] | None
     seed: int
     shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
     sigma: float
     signed: bool
     stats_impl_zp: Component

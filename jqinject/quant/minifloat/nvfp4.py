@@ -108,7 +108,7 @@ class NVFP4TrainingAct(NVFP4TwoLevels, ActQuantSolver):
         >>> from jqinject.nn import QuantIdentity
         >>> identity = QuantIdentity(act_quant=NVFP4TrainingAct)
         >>> identity(jnp.array([0.1, -1.2, 2.4, 6.0]))
-        Array([ 0. , -1. ,  2. ,  6. ], dtype=float32)
+        Array([ 0., -1.,  2.,  6.], dtype=float32)
     """
 
 

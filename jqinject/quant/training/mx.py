@@ -8,7 +8,13 @@ from jqinject.core.float_clamp import FloatSaturate
 from jqinject.core.scaling import FloatScaling, SharedExponentScaling
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector
-from jqinject.quant.enums import FloatToIntImplType, ScalingImplType, ScalingPerOutputType, StatsOp
+from jqinject.quant.enums import (
+    FloatToIntImplType,
+    ScaleRounding,
+    ScalingImplType,
+    ScalingPerOutputType,
+    StatsOp,
+)
 from jqinject.quant.fragments import Fp4e2m1Mixin, Fp8e4m3Mixin, Fp8e5m2Mixin, FpOCPMixin
 from jqinject.quant.fragments.minifloats import FloatBase
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
@@ -33,7 +39,7 @@ class MXTraining(StraightThrough, FpOCPMixin, FloatBase):
     scaling_stats_op = StatsOp.MAX
     float_scaling_impl = FloatScaling
     scaling_impl = SharedExponentScaling
-    scale_rounding = "rceil"
+    scale_rounding = ScaleRounding.RCEIL
 
 
 class MXFP8TrainingWeight(Fp8e4m3Mixin, MXTraining, WeightQuantSolver):
