@@ -44,6 +44,7 @@ def dequantized(x, **declared):
     return (minifloats * block * shared).reshape(x.shape)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_each_product_is_that_of_its_quantized_operands(dtype):
     x, w, g = operands(dtype=dtype)
@@ -111,6 +112,7 @@ def test_stochastic_rounding_is_unbiased():
         assert np.abs(near - mean).mean() > 3 * error.mean()
 
 
+@pytest.mark.lengthy
 def test_remat_draws_the_same_numbers():
     x, _, g = operands(rows=16, inputs=16, outputs=16)
 
@@ -122,6 +124,7 @@ def test_remat_draws_the_same_numbers():
     np.testing.assert_array_equal(gradients(lambda f: f), gradients(nnx.remat))
 
 
+@pytest.mark.lengthy
 def test_eager_and_compiled_have_the_same_bits():
     x, w, g = operands(rows=16, inputs=32, outputs=16)
 
@@ -137,6 +140,7 @@ def finite(grads):
     return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.lengthy
 def test_a_model_takes_it_by_rule():
     class Model(nnx.Module):
         def __init__(self, rngs):
@@ -173,6 +177,7 @@ def test_a_stack_of_layers_takes_it():
     assert finite(nnx.grad(lambda stack, x: (run(stack, x) ** 2).sum())(stack, x))
 
 
+@pytest.mark.lengthy
 def test_a_convolution_takes_it_without_the_transform():
     x = jax.random.normal(jax.random.key(0), (2, 6, 6, 16))
     conv = nnx.Conv(16, 16, (3, 3), conv_general_dilated=QConvGeneralDilated(NEAREST), rngs=nnx.Rngs(0))

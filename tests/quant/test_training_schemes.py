@@ -8,7 +8,16 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule
-from jqinject.dot import Kept, QConvGeneralDilated, QDotGeneral, QEinsum, Scheme, dot_general, einsum
+from jqinject.dot import (
+    Kept,
+    QConvGeneralDilated,
+    QDotGeneral,
+    QEinsum,
+    Scheme,
+    conv_general_dilated,
+    dot_general,
+    einsum,
+)
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
     Fp8BlockTraining,
@@ -30,6 +39,7 @@ X_W = (((1,), (0,)), ((), ()))
 X = jax.random.normal(jax.random.key(0), (64, 96))
 W = 0.1 * jax.random.normal(jax.random.key(1), (96, 32))
 KEY = jax.random.key(2)
+CHANNELS_LAST: dict = {"dimension_numbers": ("NWC", "WIO", "NWC"), "key": KEY}
 
 
 def product(scheme):
@@ -55,6 +65,7 @@ def test_rematerialisation_has_the_same_gradients():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("scheme", [MXFP8Training, MXFP4Training, Fp8CurrentTraining])
 def test_eager_compiled_and_mapped_give_the_same(scheme):
     def run(x, w):
@@ -147,6 +158,10 @@ def test_what_the_forward_product_saw_is_quantized_again():
     dx = jax.vjp(product(scheme), X, W)[1](g)[0]
     wanted = jax.vjp(product(MXFP8Training.let(fprop_rhs=None)), X, rounded)[1](g)[0]
     np.testing.assert_array_equal(dx, wanted)
+    window = jax.vjp(
+        lambda x: conv_general_dilated(x, W[None], (1,), "VALID", **CHANNELS_LAST, config=scheme), X[None]
+    )[1](g[None])[0]
+    np.testing.assert_allclose(window[0], dx, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="dgrad_source must be one of 'original', 'dequantized', got 'both'"):
         product(MXFP8Training.let(dgrad_source="both"))(X, W)
 
@@ -211,18 +226,22 @@ class Experts(nnx.Module):
 
 def test_experts_train_by_a_scheme():
     sizes = jnp.array([32, 0, 32])
-    model = jqinject.quantize(Experts(), Rule(scheme=MXFP8Training), inputs=(X, sizes))
+    scheme = MXFP8Training.let(dgrad_source="dequantized", wgrad_source="dequantized")
+    model = jqinject.quantize(Experts(), Rule(scheme=scheme), inputs=(X, sizes))
     g = jax.random.normal(jax.random.key(3), (64, 32))
 
     @nnx.jit
     def run(model, x):
         loss = lambda model, x: ((y := model(x, sizes)) * g).sum() + 0 * y.sum()  # noqa: E731
-        return model(x, sizes), nnx.grad(loss)(model, x).weights[...]
+        of_model, dx = nnx.grad(loss, argnums=(0, 1))(model, x)
+        return model(x, sizes), dx, of_model.weights[...]
 
-    y, dw = run(model, X)
+    y, dx, dw = run(model, X)
     weights = Experts().weights[...]
     for expert, rows in ((0, slice(0, 32)), (2, slice(32, 64))):
-        found, pull = jax.vjp(jax.jit(product(MXFP8Training)), X[rows], weights[expert])
+        found, pull = jax.vjp(jax.jit(product(scheme)), X[rows], weights[expert])
+        of_x, of_weights = pull(g[rows])
         np.testing.assert_allclose(y[rows], found, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(dw[expert], pull(g[rows])[1], rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(dx[rows], of_x, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(dw[expert], of_weights, rtol=1e-5, atol=1e-4)
     assert not dw[1].any()

@@ -32,6 +32,7 @@ def _layers() -> nnx.Module:
     return nnx.Sequential(nnx.Linear(8, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 4, rngs=rngs))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("made", "named"), [(_layers, "layers.2.input_quant"), (Bare, "einsum0_lhs")], ids=["layers", "bare"]
 )

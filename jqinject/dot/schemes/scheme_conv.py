@@ -62,10 +62,13 @@ def scheme_conv(
         right = quantizers.operand("fprop_rhs", kernel, over_kernel, beside=left, in_rows=False).tensor
     shape = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(left), as_array(right)).shape
     g = jax.ShapeDtypeStruct(shape, conv.dtype)
+    original = rhs if unrounded is None else unrounded
     # What a backward product keeps: examples and inputs, inputs and outputs.
     kernel_of_dgrad, x_of_wgrad = (
-        _labelled("rhs", rhs if unrounded is None else unrounded, conv.specs[1][1]),
-        _labelled("lhs", lhs, conv.specs[0][1]),
+        _labelled(
+            "rhs", as_array(right) if "dgrad_dequantized" in scheme.flags else original, conv.specs[1][1]
+        ),
+        _labelled("lhs", as_array(left) if "wgrad_dequantized" in scheme.flags else lhs, conv.specs[0][1]),
     )
     dgrad = _backward(quantizers, scheme, "dgrad", _labelled("out", g, conv.specs[2][0]), kernel_of_dgrad)
     wgrad = _backward(quantizers, scheme, "wgrad", _labelled("out", g, conv.specs[2][1]), x_of_wgrad)

@@ -13,7 +13,7 @@ from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, joined
 from jqinject.dot.tensors.ragged_operands import contract_ragged
 from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.quant_tensor import QuantTensor, as_array
@@ -86,6 +86,9 @@ def scheme_ragged(
     sizes = dict(zip(of_lhs, lhs.shape, strict=True)) | dict(zip(of_rhs, rhs.shape, strict=True))
     g = LabelledTensor(jax.ShapeDtypeStruct(tuple(sizes[label] for label in of_out), ragged.dtype), of_out)
     w = w if unrounded is None else LabelledTensor(unrounded, of_rhs)
+    flags = quantizers.scheme.flags
+    w = _dequantized(right) if "dgrad_dequantized" in flags else w
+    x = _dequantized(left) if "wgrad_dequantized" in flags else x
     backward = (
         _backward(quantizers, ("dgrad_grad", "dgrad_rhs"), g, w, outputs),
         _backward(quantizers, ("wgrad_grad", "wgrad_lhs"), g, x, rows),
@@ -101,6 +104,11 @@ def _labels(ragged: Ragged) -> tuple[Labels, Labels, Labels]:
         lhs[left] = rhs[right] = ("sum", left)
     out = [*(lhs[axis] for axis in ragged.lhs_free), *(rhs[axis] for axis in ragged.rhs_free)]
     return tuple(lhs), tuple(rhs), tuple(out)
+
+
+def _dequantized(operand: LabelledTensor) -> LabelledTensor:
+    saw = joined(operand)
+    return LabelledTensor(as_array(saw.tensor), saw.labels)
 
 
 def _backward(
