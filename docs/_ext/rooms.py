@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+\.md)\)")
 LINE = re.compile(r"^<!-- names of ([\w.]+) -->$", flags=re.MULTILINE)
 
 
+@cache
 def public_names(room: str) -> dict[str, str]:
     """Names that a room offers, each with the submodule it is from: `X as X` in its `__init__.py`, or defined there."""
     module = importlib.import_module(room)
@@ -47,6 +49,7 @@ def public_names(room: str) -> dict[str, str]:
     return found
 
 
+@cache
 def all_public_names() -> dict[str, str]:
     """Every public name, and the name under which it is described: the front door's where that has it."""
     front = {name: f"{PACKAGE}.{name}" for name in public_names(PACKAGE)}
@@ -117,9 +120,10 @@ def _declared(full: str, injector: type) -> str:
 
     lines = as_rst((inspect.getdoc(injector) or "").splitlines())
     text = str(GoogleDocstring(lines))
-    if full.startswith(f"{PACKAGE}.quant."):
-        from jqinject.catalogue import entry_of
+    from jqinject.catalogue import entry_of
+    from jqinject.dot import Scheme
 
+    if full.startswith(f"{PACKAGE}.quant.") and not issubclass(injector, Scheme):
         entry = entry_of(injector.__name__)
         page = f"../catalogue/{entry.kind}.html#{entry.name.lower()}"
         text += f"\n\n{entry.format}, {entry.granularity}, {entry.scaling}; `in the catalogue <{page}>`__"
