@@ -27,7 +27,8 @@ class stablehlo:
     QuantTensor, the program returns its value.
 
     The result, called or loaded anywhere, equals that of `nnx.jit` of the model on the same platform, bit for bit: the
-    compiler is kept from folding the weights into other operations.
+    compiler is kept from folding the weights into other operations. Compiled kernels add float32 sums (of float inputs,
+    and of integers in groups) in another order: there it is that of layers with `contraction="float"`.
 
     It contains no kernels of `jqinject.native` and no layout constraints, so it runs anywhere.
 

@@ -199,6 +199,7 @@ class Scores(nnx.Module):
 @pytest.mark.parametrize("weights", ["constants", "argument"])
 def test_a_method_with_keywords_flags_and_modules(weights):
     model, x = jqinject.freeze(Scores()), jax.random.normal(jax.random.key(0), (2, 8))
+    model.dense.contraction = "float"  # as the exported program: without compiled kernels
     offset = nnx.Linear(4, 4, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(1))
     batch, mask = {"inputs": (x, None), "name": "first"}, np.arange(4) > 0
     given = dict(mask=mask, positive=2.0, other={"unused": False})

@@ -8,6 +8,7 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as ready_made
+from jqinject import native
 from jqinject.core import RoundMidMaxSte
 from jqinject.nn import QuantConv, QuantEmbed, QuantIdentity, QuantLinear
 from jqinject.quant import (
@@ -131,7 +132,9 @@ def test_integers_are_contracted_group_by_group(weight, given, more):
     assert jqinject.report(layer, x).layers[0].contraction == "float"  # small groups cost more as integers
     layer.contraction = "int"
     np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
-    assert jqinject.report(layer, x).layers[0].contraction == "int"
+    # Small groups cost XLA more as integers than as floats: only a compiled kernel contracts them, of signed inputs.
+    takes = native.status().startswith("in use") and given is not ShiftedUint8DynamicActPerGroupFloat
+    assert jqinject.report(layer, x).layers[0].contraction == ("int" if takes else "float")
 
 
 def test_large_groups_are_contracted_as_integers():

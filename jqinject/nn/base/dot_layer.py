@@ -262,7 +262,9 @@ class QuantDotLayer(QuantWeightLayer[Out]):
 
     def _stored_contraction(self, x: Any, weight: Any) -> Any:
         frozen = self.frozen
-        if frozen is None or self._placed(x.shape) is None or not reads_stored(frozen.form, x.dtype):
+        if frozen is None or self.contraction == "float" or self._placed(x.shape) is None:
+            return None
+        if not reads_stored(frozen.form, x.dtype):
             return None
         return StoredContraction(frozen.numbers, frozen.form)
 
