@@ -35,7 +35,7 @@ class _Static:
         ragged: the contraction.
         labels: of both operands and of the output, in their own order.
         given: labels of the operands as they come.
-        again: of the backward products' own ones; None where they take the forward product's.
+        again: the operands that a backward product quantizes for itself; None where it takes the forward product's.
         summed: which axes of the gradient the backward products sum over.
         stored: whether the right operand gets no gradient.
     """

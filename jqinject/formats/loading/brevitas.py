@@ -82,7 +82,9 @@ def _arrays(state: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     place = Path(state)
     if not place.exists():
-        raise FileNotFoundError(f"there is no file {str(state)!r}.\n  cure: a safetensors file")
+        raise FileNotFoundError(
+            f"there is no file {str(state)!r}.\n  cure: the path of a safetensors file, or a mapping of arrays"
+        )
     if place.is_file() and place.suffix != ".safetensors":
         raise CheckpointError(
             f"{place} may hold code (a pickle): it is not opened.\n"

@@ -36,7 +36,7 @@ def keeps_payload(checkpoint: Checkpoint, each: Assignment, may_permute: bool) -
 
 
 def column_order(checkpoint: Checkpoint, each: Assignment) -> np.ndarray | None:
-    """Which column comes when, so that all groups of a parameter are consecutive; None if that is no one order.
+    """The order of columns in which all groups of a parameter are consecutive; None if no single order does that.
 
     Args:
         checkpoint: the checkpoint.

@@ -103,7 +103,7 @@ def fp8_blocks(rows: Rows, weight: Weight, inputs: InputFormat | None) -> tuple[
         inputs: how its input is quantized.
 
     Raises:
-        CheckpointError: it is no e4m3, its scales are no such blocks, or its layer quantizes its input otherwise.
+        CheckpointError: it is not e4m3, its scales are not such blocks, or its layer quantizes its input otherwise.
     """
     path, size = weight.path, FP8_BLOCK
     if (

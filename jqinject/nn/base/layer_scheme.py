@@ -25,7 +25,7 @@ def contraction_of(
 
     Raises:
         ValueError: another contraction was given too, or a quantizer of an operand.
-        TypeError: it is no scheme.
+        TypeError: it is not a scheme.
     """
     given = [name for name, quantizer in quantizers.items() if quantizer is not None]
     if dot_general is not jax.lax.dot_general:
