@@ -224,11 +224,14 @@ def _rules(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) ->
 def _input_of(checkpoint: Checkpoint, each: Assignment) -> InputFormat | None:
     """How the input of a parameter is quantized; by the widest range of those of its matrices, which all hold."""
     found = [checkpoint.matrices[name].input_format for name, _ in each.sources]
-    stated = [one for one in found if one is not None and one.scale is not None]
-    if stated:
-        return max(stated, key=lambda one: float(np.max(one.scale)))
-    whole = [one for one in found if one is not None and one.global_scale is not None]
-    return min(whole, key=lambda one: float(np.min(one.global_scale))) if whole else found[0]
+    known = [one for one in found if one is not None]
+    scales = [(float(one.scale.max()), at) for at, one in enumerate(known) if one.scale is not None]
+    if scales:
+        return known[max(scales)[1]]
+    whole = [
+        (float(one.global_scale.min()), at) for at, one in enumerate(known) if one.global_scale is not None
+    ]
+    return known[min(whole)[1]] if whole else found[0]
 
 
 def _put_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) -> None:
