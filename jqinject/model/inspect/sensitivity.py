@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import jax
@@ -105,7 +105,7 @@ class SensitivityRuns:
         chosen = np.array([on[entry] for entry in self.entries])
         return _numbers(self._mixed[others](self.state, self.arrays, chosen))
 
-    def as_it_is(self, state: Any, arrays: Sequence[Any]) -> list[Any]:
+    def as_it_is(self, state: Any, arrays: list[Any]) -> list[Any]:
         """The model's floating-point outputs, for a caller that traces.
 
         Args:
@@ -115,7 +115,7 @@ class SensitivityRuns:
         copy, call = self._split.merged(state, arrays)
         return _arrays(call(copy))
 
-    def in_floats(self, state: Any, arrays: Sequence[Any]) -> list[Any]:
+    def in_floats(self, state: Any, arrays: list[Any]) -> list[Any]:
         """As `as_it_is`, with every quantizer off.
 
         Args:

@@ -170,8 +170,7 @@ def training_bytes(model: nnx.Module, call: Call, optimizer: Any, sites: Mapping
     steps = _Steps(model, call, wrt, sites)
     quantized = steps.residuals(SensitivityRuns.as_it_is)
     floating = steps.residuals(SensitivityRuns.in_floats) if steps.have_floats else None
-    sites = dict.fromkeys((*quantized, *(floating or ())))
-    rows = tuple(_row(site, quantized, floating) for site in sites)
+    rows = tuple(_row(site, quantized, floating) for site in dict.fromkeys((*quantized, *(floating or ()))))
     return TrainingBytes(_bytes(trained), _bytes(others), states, in_float, rows)
 
 
