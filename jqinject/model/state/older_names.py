@@ -11,8 +11,8 @@ import numpy as np
 from jqinject.dot import FrozenParam
 from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
 from jqinject.ops.devices.processes import on_host
-from jqinject.quant_tensor import is_concrete
 from jqinject.program import OpQuantizers
+from jqinject.quant_tensor import is_concrete
 
 
 def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict[Path, Any], dict[str, str]]:
