@@ -45,7 +45,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 ROWS = 3  # of a table that a bare run takes at least
 ONE_OF = 32  # rows of a long table
-MANY = (12, 6)  # the same of `--tables=many`: at least so many rows, one of so many
+MANY = (8, 12)  # the same of `--tables=many`: at least so many rows, one of so many
 MUCH = 1.0 * 2**30
 
 
@@ -109,7 +109,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
         )
     elif config.option.tables == "many":
-        terminalreporter.write_line("of long tables one row of six ran; --tables=whole runs all")
+        terminalreporter.write_line("of long tables one row of twelve ran; --tables=whole runs all")
 
 
 @pytest.fixture(scope="module", autouse=True)
