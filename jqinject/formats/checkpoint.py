@@ -16,6 +16,7 @@ from jqinject.formats.files.libraries import broken
 from jqinject.formats.files.safetensors_files import open_safetensors
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.bitsandbytes import read_bitsandbytes
+from jqinject.formats.layouts.cache_format import cache_format
 from jqinject.formats.layouts.common import Settings
 from jqinject.formats.layouts.compressed_tensors import read_compressed_tensors
 from jqinject.formats.layouts.fp8_block import read_fp8_blocks
@@ -26,7 +27,7 @@ from jqinject.formats.layouts.jax_trees import read_tree
 from jqinject.formats.layouts.modelopt import read_modelopt
 from jqinject.formats.layouts.own import read_own
 from jqinject.formats.layouts.torchao import is_torchao, read_torchao
-from jqinject.formats.stored_matrix import StoredMatrix
+from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
 from jqinject.inject.errors import did_you_mean
 
 METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
@@ -56,6 +57,7 @@ class Checkpoint:
         config: its config.json, or the values of a GGUF file.
         used: the names of the tensors that matrices are made of.
         is_tree: whether its arrays lie as the parameters of a JAX model do.
+        cache_format: how keys and values are quantized when they are cached; None if it does not say so.
     """
 
     path: str
@@ -65,6 +67,7 @@ class Checkpoint:
     config: dict[str, Any] = field(repr=False)
     used: tuple[str, ...] = field(repr=False, default=())
     is_tree: bool = False
+    cache_format: InputFormat | None = None
 
     def array(self, name: str) -> np.ndarray:
         """A tensor that is not in low bits, as it is stored: a view of the file where possible.
@@ -144,8 +147,9 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
     clash = sorted({*by_name} & {*tensors.rest()})
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
-    used = tuple(sorted(tensors.used))
-    return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree=method == "jqinject")
+    used, is_tree = tuple(sorted(tensors.used)), method == "jqinject"
+    caches = cache_format(method, settings)
+    return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree, caches)
 
 
 def _gguf(place: Path) -> Checkpoint:

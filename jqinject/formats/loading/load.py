@@ -12,13 +12,20 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
 from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
+from jqinject.formats.loading.caches import (
+    cache_formats,
+    cache_proxies,
+    cache_rules,
+    check_proxies,
+    put_cache_scales,
+    refuse_caches,
+)
 from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
@@ -50,7 +57,7 @@ def explain_load(
         model, checkpoint, names, ignore: as for `load`.
     """
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
-    return plan_of(opened, _parameters(model), names, tuple(ignore))
+    return plan_of(opened, _parameters(model), names, tuple(ignore), cache_proxies(model))
 
 
 def load(
@@ -71,8 +78,12 @@ def load(
     GGUF files of Llama's architecture have the rows of queries and keys in llama.cpp's order. They are turned back
     where names are the published ones (`model.layers.{i}.self_attn.q_proj.weight`), and left where they are the file's
     (`blk.{i}.attn_q.weight`). Columns in activation order (`g_idx`) change places, so that groups are consecutive, and
-    the layer's input is permuted (`jqinject.core.transforms.Permutation`). Scales of caches (`k_scale`, `v_scale`) are
-    left; `explain_load` names them.
+    the layer's input is permuted (`jqinject.core.transforms.Permutation`).
+
+    Scales of caches (`k_scale`, `v_scale`) go into the quantizers of keys and values that the model's attention layers
+    have at the same path, or, by a name, into a cache among `inputs`:
+    `{"model.layers.{i}.self_attn.k_scale": "cache.layer_{i}.k"}`, which `jqinject.quantized_cache` then stores in the
+    checkpoint's numbers. Others are left, and `explain_load` says so.
 
     Args:
         model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed. Or one that
@@ -116,8 +127,14 @@ def load(
         (dtype('int8'), 0.126)
     """
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
-    plan = plan_of(opened, _parameters(model), names, tuple(ignore))
+    proxies = cache_proxies(model)
+    plan = plan_of(opened, _parameters(model), names, tuple(ignore), proxies)
     plan.check(opened)
+    caches = cache_formats(opened, plan.caches)
+    check_proxies(proxies, plan.caches, caches)
+    if any(each.is_proxy for each in plan.caches):
+        model = nnx.clone(model, graph=True)
+        put_cache_scales(model, plan.caches, caches)
     low = [each for each in plan.assignments if each.is_low]
     over_base = is_adapted(model)
     whole = [each for each in low if not keeps_payload(opened, each, not over_base)]
@@ -134,10 +151,11 @@ def load(
         )
     kept = [each for each in low if each not in whole]
     if over_base:
+        refuse_caches(plan.caches)
         adapted = nnx.clone(model, graph=True)
         put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
         return adapted
-    rules = _rules(model, opened, kept)
+    rules = [*_rules(model, opened, kept), *cache_rules(plan.caches, caches)]
     graphdef, state = nnx.split(model, graph=True)
     arrays = _arrays(model, opened, plan, {each.path for each in kept})
     if not rules:
@@ -258,7 +276,7 @@ def _arrays(
     dtypes = {}
     for found in ModelIndex(model).variables:
         value = found.variable.get_value()
-        if isinstance(found.variable, nnx.Param | nnx.BatchStat):
+        if isinstance(found.variable, nnx.Param | nnx.BatchStat) and not found.in_quantizer:
             dtypes[dotted(found.path)] = value.dtype
         elif not isinstance(found.variable, nnx.RngState) and isinstance(value, jax.Array):
             yield dotted(found.path), value
