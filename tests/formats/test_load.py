@@ -277,6 +277,16 @@ def test_tensors_and_parameters_that_are_not_accounted_for_are_named(tmp_path: P
     assert "no tensor for: k.kernel" in str(explain_load(model, found))
 
 
+def test_floats_that_are_rounded_to_the_dtype_of_the_model_are_named(tmp_path: Path) -> None:
+    safetensors.save_file({"q.weight": np.ones((4, 8), np.float32)}, tmp_path / "model.safetensors")
+    for dtype, label in ((jnp.bfloat16, "float32, rounded to bfloat16"), (jnp.float32, "float32")):
+        model = Node()
+        model.q = nnx.Linear(8, 4, use_bias=False, param_dtype=dtype, rngs=nnx.Rngs(0))
+        (each,) = explain_load(model, tmp_path).assignments
+        assert each.label == label
+        assert load(model, tmp_path).q.kernel.dtype == dtype
+
+
 def test_a_shape_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 9)), k=np.ones((2, 8))))
     with pytest.raises(CheckpointError, match=r"q\.weight.*\(4, 9\).*q\.kernel, \(8, 4\)"):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
@@ -28,7 +29,7 @@ from jqinject.formats.loading.caches import (
 )
 from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
 from jqinject.formats.loading.names import Names
-from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
+from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of, rounded
 from jqinject.formats.loading.quantizers import input_quantizer, put_ranges
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import LowBits, LowCoverageWarning, Rule, load_frozen, quantize
@@ -57,7 +58,9 @@ def explain_load(
         model, checkpoint, names, ignore: as for `load`.
     """
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
-    return plan_of(opened, _parameters(model), names, tuple(ignore), cache_proxies(model))
+    plan = plan_of(opened, _parameters(model), names, tuple(ignore), cache_proxies(model))
+    dtypes = {path: np.dtype(variable.dtype) for path, variable in _of_checkpoints(ModelIndex(model))}
+    return rounded(plan, dtypes, opened)
 
 
 def load(
@@ -72,7 +75,8 @@ def load(
 
     Layers and parameters whose matrices are in low bits become quantized and frozen; their codes and scales are those
     of the file. Inputs that the checkpoint quantizes get a quantizer. Every tensor and every parameter is accounted for
-    before anything is read (`explain_load` shows how). Tensors are read one after the other from a memory map, and
+    before anything is read (`explain_load` shows how). Floats come in the dtype of the model's parameters, and low-bit
+    numbers are dequantized to it. Tensors are read one after the other from a memory map, and
     where a mesh is in use, put where the parameters' Variables say.
 
     GGUF files of Llama's architecture have the rows of queries and keys in llama.cpp's order. They are turned back

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
@@ -37,7 +39,7 @@ class Assignment:
         depth: of the stack: how many numbers each of its places has.
         axes: how rows and columns become the parameter's axes.
         sizes: of these axes.
-        label: of the numbers, for reports.
+        label: of the numbers, for reports; of floats that the parameter has fewer bits for, both dtypes.
         is_low: whether they are in low bits.
         heads: that llama.cpp keeps in another order of rows, which is turned back; 0 for rows as they lie.
     """
@@ -103,6 +105,25 @@ class LoadPlan:
             f"{checkpoint.path} does not fit the model:\n  {shown}\n"
             "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them"
         )
+
+
+def rounded(plan: LoadPlan, dtypes: Mapping[str, np.dtype[Any]], checkpoint: Checkpoint) -> LoadPlan:
+    """A plan whose labels say where floats are rounded to the dtype of a parameter.
+
+    Args:
+        plan: the plan.
+        dtypes: of the parameters, by their paths.
+        checkpoint: the checkpoint.
+    """
+
+    def labelled(each: Assignment) -> Assignment:
+        own = dtypes[each.path]
+        stored = None if each.is_low else checkpoint.tensors[each.sources[0][0]].dtype
+        if stored is None or own.itemsize >= stored.itemsize:
+            return each
+        return replace(each, label=f"{stored.name}, rounded to {own.name}")
+
+    return replace(plan, assignments=tuple(map(labelled, plan.assignments)))
 
 
 def plan_of(
