@@ -41,6 +41,7 @@ METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
     "torchao": read_torchao,
     "jqinject": read_own,
 }
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 # Where a config keeps the settings, by the name of the method; older releases of compressed-tensors had another one.
 SECTIONS = ("quantization_config", "compression_config")
 
@@ -135,12 +136,17 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
         return _gguf(place)
     tensors = open_safetensors(place)
     if not tensors.found:
+        others = (
+            sorted(file.name for end in PICKLES for file in place.glob(f"*{end}")) if place.is_dir() else []
+        )
+        held = f"; {others[0]} may hold code (a pickle) and is not opened" if others else ""
         raise CheckpointError(
-            f"{place} has no tensors.\n  cure: a folder with .safetensors files, or a .gguf file"
+            f"{place} has no tensors{held}.\n  cure: a folder with .safetensors files, or a .gguf file"
         )
     folder = place if place.is_dir() else place.parent
     config = _json(folder / "config.json")
     method, settings = _method(config, folder, tensors)
+    caches = cache_format(method, settings)
     matrices = METHODS[method](tensors, settings) if method != "float" else []
     _refuse_lost(tensors, method)
     by_name = {matrix.name: matrix for matrix in matrices}
@@ -148,12 +154,11 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
     used, is_tree = tuple(sorted(tensors.used)), method == "jqinject"
-    caches = cache_format(method, settings)
     return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree, caches)
 
 
 def _gguf(place: Path) -> Checkpoint:
-    if place.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"):
+    if place.suffix.lower() in PICKLES:
         raise CheckpointError(
             f"{place} may hold code (a pickle): it is not opened.\n  cure: convert it to safetensors"
         )
@@ -203,7 +208,17 @@ def _method(config: dict[str, Any], folder: Path, tensors: Tensors) -> tuple[str
 
 def _refuse_lost(tensors: Tensors, method: str) -> None:
     """Raise if numbers in low bits are left over, which mean nothing without their scales."""
-    ends = (".qweight", ".weight_packed", ".W_q", ".qzeros", "_scale_inv", ".SCB", ".weight_scale", ".absmax")
+    ends = (
+        ".qweight",
+        ".weight_packed",
+        ".W_q",
+        ".qzeros",
+        "_scale_inv",
+        ".SCB",
+        ".weight_scale",
+        ".absmax",
+        "_qdata",
+    )
     for name, tensor in tensors.rest().items():
         is_low = tensor.dtype.itemsize == 1 and tensor.dtype.name != "bool" and name.endswith("weight")
         if is_low or name.endswith(ends):

@@ -1,5 +1,6 @@
 """Checkpoints of other libraries in models: the numbers of the file, in its bytes, and refusals that change nothing."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,41 @@ def test_a_shape_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 9)), k=np.ones((2, 8))))
     with pytest.raises(CheckpointError, match=r"q\.weight.*\(4, 9\).*q\.kernel, \(8, 4\)"):
         load(Two(), found)
+
+
+def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), k=np.ones((2, 8))))
+    with pytest.raises(TypeError, match="load puts a checkpoint into an NNX module, got function"):
+        load(lambda x: x, found)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"names are .* got 3"):
+        load(Two(), found, names=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"ignore is \('\(',\), expected regular expressions"):
+        load(Two(), found, ignore="(")
+    assert explain_load(Two(), found, ignore="k.*").left == ("k.weight",)
+    integers = replace(found.matrices["q.weight"], name="q.weight").read().codes.astype(np.int64)
+    safetensors.save_file({"q.weight": integers}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"q\.weight is int64, and q\.kernel takes floats \(float32\)"):
+        load(Two(), tmp_path)
+
+
+def test_settings_of_another_type_or_that_are_not_read_are_refused(tmp_path: Path) -> None:
+    folder = bytes_of_rows(tmp_path, q=np.ones((4, 8)))
+    group = {"targets": ["Linear"], "weights": {}, "output_activations": {"num_bits": 8}}
+    for settings, match in (
+        ({"quant_method": "gptq", "bits": "4"}, "bits is '4', a str; expected the int 4"),
+        (
+            {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {"group_0": group}},
+            "group_0: output_activations are quantized, which is not read",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": {"type": "floats"}},
+            r"kv_cache_scheme: type is 'floats'.*did you mean 'float'",
+        ),
+    ):
+        (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        with pytest.raises(CheckpointError, match=match):
+            read_checkpoint(folder)
 
 
 def test_a_rule_for_a_parameter_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:

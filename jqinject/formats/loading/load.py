@@ -28,8 +28,9 @@ from jqinject.formats.loading.caches import (
     refuse_caches,
 )
 from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
+from jqinject.formats.loading.dtypes import rounded
 from jqinject.formats.loading.names import Names
-from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of, rounded
+from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
 from jqinject.formats.loading.quantizers import input_quantizer, put_ranges
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import LowBits, LowCoverageWarning, Rule, load_frozen, quantize
@@ -57,10 +58,8 @@ def explain_load(
     Args:
         model, checkpoint, names, ignore: as for `load`.
     """
-    opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
-    plan = plan_of(opened, _parameters(model), names, tuple(ignore), cache_proxies(model))
-    dtypes = {path: np.dtype(variable.dtype) for path, variable in _of_checkpoints(ModelIndex(model))}
-    return rounded(plan, dtypes, opened)
+    opened = _opened(model, checkpoint)
+    return _plan(model, opened, names, ignore, cache_proxies(model))
 
 
 def load(
@@ -106,7 +105,8 @@ def load(
     Raises:
         FileNotFoundError, CheckpointError, MissingLibraryError: see `read_checkpoint`; tensors and parameters that do
             not fit one another.
-        ValueError: rules that name no parameter; see `quantize`.
+        TypeError: `model` is not an NNX module; `names` are no rules.
+        ValueError: rules that name no parameter; `ignore` holds no regular expressions; see `quantize`.
 
     Warns:
         DequantizedWarning: matrices whose groups follow no axis (HQQ's axis 0) became floats.
@@ -130,9 +130,9 @@ def load(
         >>> net.up.frozen.value.dtype, round(float(net(jnp.ones((1, 8)))[0, 0]), 4)
         (dtype('int8'), 0.126)
     """
-    opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
+    opened = _opened(model, checkpoint)
     proxies = cache_proxies(model)
-    plan = plan_of(opened, _parameters(model), names, tuple(ignore), proxies)
+    plan = _plan(model, opened, names, ignore, proxies)
     plan.check(opened)
     caches = cache_formats(opened, plan.caches)
     check_proxies(proxies, plan.caches, caches)
@@ -179,6 +179,29 @@ def load(
     return loaded
 
 
+def _opened(model: nnx.Module, checkpoint: Any) -> Checkpoint:
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"load puts a checkpoint into an NNX module, got {type(model).__name__}.\n"
+            "  cure: load(model, checkpoint); a Linen module goes through nnx.bridge.ToNNX"
+        )
+    return checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
+
+
+def _plan(
+    model: nnx.Module,
+    checkpoint: Checkpoint,
+    names: Names | None,
+    ignore: Iterable[str],
+    proxies: Iterable[str],
+) -> LoadPlan:
+    variables = dict(_of_checkpoints(ModelIndex(model)))
+    shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    plan = plan_of(checkpoint, shapes, names, patterns, proxies)
+    return rounded(plan, {path: np.dtype(variable.dtype) for path, variable in variables.items()}, checkpoint)
+
+
 def _under_adapters(
     model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, kept: list[Assignment]
 ) -> Iterator[tuple[Assignment, Any]]:
@@ -202,12 +225,6 @@ def _zeros(leaf: Any) -> Any:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), leaf.shape)
     return jnp.zeros(leaf.shape, leaf.dtype)
-
-
-def _parameters(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, by their first paths."""
-    index = ModelIndex(model)
-    return {path: tuple(variable.shape) for path, variable in _of_checkpoints(index)}
 
 
 def _of_checkpoints(index: ModelIndex) -> Iterator[tuple[str, Any]]:

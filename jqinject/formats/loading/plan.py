@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
@@ -103,27 +101,9 @@ class LoadPlan:
         shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
         raise CheckpointError(
             f"{checkpoint.path} does not fit the model:\n  {shown}\n"
-            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them"
+            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them; ignore=['file.name.*'] "
+            "for tensors that the model does not need"
         )
-
-
-def rounded(plan: LoadPlan, dtypes: Mapping[str, np.dtype[Any]], checkpoint: Checkpoint) -> LoadPlan:
-    """A plan whose labels say where floats are rounded to the dtype of a parameter.
-
-    Args:
-        plan: the plan.
-        dtypes: of the parameters, by their paths.
-        checkpoint: the checkpoint.
-    """
-
-    def labelled(each: Assignment) -> Assignment:
-        own = dtypes[each.path]
-        stored = None if each.is_low else checkpoint.tensors[each.sources[0][0]].dtype
-        if stored is None or own.itemsize >= stored.itemsize:
-            return each
-        return replace(each, label=f"{stored.name}, rounded to {own.name}")
-
-    return replace(plan, assignments=tuple(map(labelled, plan.assignments)))
 
 
 def plan_of(
@@ -146,12 +126,12 @@ def plan_of(
         CheckpointError: two tensors are for one parameter; shapes do not fit.
         ValueError: a rule names a parameter that does not exist.
     """
-    rules = None if names is None else checked_names(names)
+    rules, ignored_by = None if names is None else checked_names(names), _patterns(ignore)
     taken: dict[str, dict[tuple[Any, ...], tuple[str, int, int, Name]]] = {}
     left, unknown = [], []
     known, caches = tuple(proxies), {}
     for name in checkpoint.names:
-        ignored = any(re.fullmatch(pattern, name) for pattern in ignore)
+        ignored = any(pattern.fullmatch(name) for pattern in ignored_by)
         target = None if ignored else cache_target(name, rules, known, PREFIXES)
         if target is not None:
             caches.setdefault(target, []).append(name)
@@ -173,6 +153,13 @@ def plan_of(
     missing = tuple(path for path in shapes if path not in taken)
     scales = tuple(CacheScale(target, tuple(held), target in known) for target, held in caches.items())
     return LoadPlan(made, tuple(left), missing, tuple(unknown), scales)
+
+
+def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
+    try:
+        return [re.compile(pattern) for pattern in ignore]
+    except (re.error, TypeError) as error:
+        raise ValueError(f"ignore is {ignore!r}, expected regular expressions: {error}") from None
 
 
 # A parameter's path; the place in its stack and that of the tensor among those that are joined; which of the parameters
@@ -266,7 +253,10 @@ def _assignment(
     try:
         sizes = axes.sizes(source, own, dict(rule.sizes))
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error} ({first})") from None
+        raise CheckpointError(
+            f"{first}, {source}, does not fit {path}, {own}: {error}.\n"
+            "  cure: a model of the checkpoint's sizes, or a Name with other axes"
+        ) from None
     label = checkpoint.matrices[first].format.label if is_low else checkpoint.tensors[first].dtype.name
     heads = {_heads(checkpoint, rule, name) for name, *_ in ordered}
     if len(heads) > 1:
