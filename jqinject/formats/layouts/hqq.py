@@ -84,7 +84,9 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     decode = partial(_decode, packed, scale, zero, bits, axis, view)
     size_of = math.prod(packed.shape) * packed.dtype.itemsize
     made = StoredMatrix(f"{module}.weight", shape, kind, f"HQQ axis {axis}", tuple(parts), size_of, decode)
-    return replace(made, by_rows=axis == 1)
+    # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
+    in_turn = size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0
+    return replace(made, by_rows=axis == 1, in_turn=in_turn)
 
 
 def _number(tensors: Tensors, name: str, default: int | None = None) -> int:

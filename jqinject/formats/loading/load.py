@@ -109,7 +109,8 @@ def load(
         ValueError: rules that name no parameter; `ignore` holds no regular expressions; see `quantize`.
 
     Warns:
-        DequantizedWarning: matrices whose groups follow no axis (HQQ's axis 0) became floats.
+        DequantizedWarning: matrices whose groups follow no axis became floats (HQQ's axis 0, if its groups do not
+            divide the outputs, or if matrices are joined, divided, or have heads as an axis).
 
     Example:
         >>> from pathlib import Path
