@@ -50,10 +50,9 @@ class Placed:
         if rows.in_turn:
             self.in_turn = axes.target.index(axes.outputs) - len(axes.target)
             self.codes = codes
-            self.scale, self.zero_point = (
-                None if x is None else axes.apply(x, (x.shape[-2],), inputs)
-                for x in (rows.scale, rows.zero_point)
-            )
+            counts = (rows.scale.shape[-2],)
+            self.scale = axes.apply(rows.scale, counts, inputs)
+            self.zero_point = None if rows.zero_point is None else axes.apply(rows.zero_point, counts, inputs)
             return
         if groups == 1:
             self.codes = codes
