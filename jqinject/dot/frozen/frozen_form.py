@@ -91,9 +91,12 @@ class FrozenForm:
 
         Args:
             x: of the payload's rank.
+
+        Raises:
+            TypeError: there is no such axis.
         """
         if self.in_turn is None:
-            return x
+            raise TypeError("in_full is for scales that repeat along an axis, and these have none")
         axis = self.in_turn % len(self.stored.shape)
         count = x.shape[axis]
         return x if count == 1 else jnp.concatenate([x] * (self.stored.shape[axis] // count), axis)

@@ -190,8 +190,10 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
     factor, offset = numbers.get("scale_factor"), numbers.get("zero_point")
     if factor is not None:
         scale = scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
-    zero = known_zero() if offset is None else form.in_full(offset.astype(jnp.float32))
-    return payload, form.in_full(scale), zero
+    zero = known_zero() if offset is None else offset.astype(jnp.float32)
+    if form.in_turn is not None:
+        scale, zero = form.in_full(scale), zero if offset is None else form.in_full(zero)
+    return payload, scale, zero
 
 
 def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
