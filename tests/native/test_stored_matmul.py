@@ -95,6 +95,29 @@ def test_groups(kernel, k, group, bits, by_column):
                 close(got, x * np.repeat(x_scale, k // of_x, 1).astype(np.float64), weight)
 
 
+@pytest.mark.parametrize("by_column", [False, True])
+def test_scales_and_zero_points_in_a_byte(kernel, by_column):
+    """The same bits as those of the floats that they stand for; every code is one of the scales."""
+    n, k = 37, 256
+    x = np.random.default_rng(0).normal(size=(2, k)).astype(np.float32)
+    _, payload = halves(1, n, k)
+    for group, dtype, of_zero in (
+        (16, jnp.float8_e4m3fn, jnp.int8),
+        (32, jnp.float8_e8m0fnu, jnp.uint8),
+        (128, jnp.float8_e4m3fn, jnp.uint8),
+    ):
+        shape = (n, k // group) if by_column else (k // group, n)
+        codes = np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape) + (119 if group == 128 else 0)
+        zero = jnp.asarray(codes % 23 - (8 if of_zero == jnp.int8 else 0)).astype(of_zero)
+        scale = jax.lax.bitcast_convert_type(jnp.asarray(codes, jnp.uint8), dtype)
+        wide = Scales(scale.astype(jnp.float32), zero.astype(jnp.float32))
+        stored = StoredRows(INT4, group, by_column)
+        for rows in (x[:1], x, np.repeat(x, 4, 0)):
+            if takes_stored(stored, k, len(rows), floats=True):
+                got, wanted = (float_matmul(rows, payload, s, stored) for s in (Scales(scale, zero), wide))
+                np.testing.assert_array_equal(got, wanted)
+
+
 def test_without_avx512(few_rows):
     """The same of the kernels for other processors, which are for a few rows."""
     assert native.status().startswith("in use up to 16 rows, without AVX-512: ")
@@ -113,6 +136,7 @@ def test_without_avx512(few_rows):
         (4608, 512, 8),
     ):
         test_groups(few_rows, k, group, bits, by_column=bits == 8)
+    test_scales_and_zero_points_in_a_byte(few_rows, by_column=False)
     assert not takes_stored(StoredRows(), 64, 5, True) and not takes_stored(StoredRows(), 64, 17, False)
 
 

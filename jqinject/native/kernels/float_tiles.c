@@ -39,13 +39,14 @@ TILE(1)
 TILE(2)
 TILE(3)
 
-/* Scales and zero points of the lanes of a step; `span` is a constant. */
 INLINED __m512 scaled(__m512 w, __m512 scale, __m512 zero) { return _mm512_mul_ps(_mm512_sub_ps(w, zero), scale); }
 
-INLINED void unpack_four_bits(const product* p, __m512i packed, int64_t first, group_numbers scales, group_numbers zeros,
-                              float* to) {
-  const __m512 table = _mm512_loadu_ps(p->values), scale = of_lanes(p, scales, 0, first);
-  const __m512 zero = p->zero == NULL ? _mm512_setzero_ps() : of_lanes(p, zeros, 0, first);
+/* A step of one column, whose scales and zero points these are. */
+INLINED void unpack_four_bits(const product* p, const int whole_steps, __m512i packed, int64_t first,
+                              group_numbers scales, group_numbers zeros, float* to) {
+  const __m512i places = groups_of_lanes(p);
+  const __m512 table = _mm512_loadu_ps(p->values), scale = of_lanes(whole_steps, scales, 0, first, places);
+  const __m512 zero = zeros.first == NULL ? _mm512_setzero_ps() : of_lanes(whole_steps, zeros, 0, first, places);
   UNROLLED(int n = 0; n < 8; n++) {
     const __m512 w = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 4 * n), table);
     _mm512_store_ps(to + n * TILE_COLUMNS * VECTOR, scaled(w, scale, zero));
@@ -58,31 +59,34 @@ INLINED void unpack_bytes(const product* p, __m512i packed, int64_t first, group
   _mm512_store_si512(bytes, packed);
   UNROLLED(int n = 0; n < 4; n++) {
     const int64_t group = group_of_vector(p, first, n);
-    const __m512 zero = _mm512_set1_ps(p->zero == NULL ? 0.0f : zeros.first[group]);
+    const __m512 zero = _mm512_set1_ps(zeros.first == NULL ? 0.0f : zeros.first[group * zeros.group]);
     const __m512 w = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)(bytes + n * VECTOR))));
-    _mm512_store_ps(to + n * TILE_COLUMNS * VECTOR, scaled(w, _mm512_set1_ps(scales.first[group]), zero));
+    _mm512_store_ps(to + n * TILE_COLUMNS * VECTOR, scaled(w, _mm512_set1_ps(scales.first[group * scales.group]), zero));
   }
 }
 
 /* Steps [step, end) of at most TILE_COLUMNS rows of rhs (the last one again where there are fewer). */
-static VNNI void unpack(const product* p, int64_t column, int64_t columns, int64_t step, int64_t end, float* scales,
+static VNNI void unpack(const product* p, int64_t column, int64_t columns, int64_t step, int64_t end, float* of_groups,
                         float* to) {
   const int64_t bytes = p->four_bits ? (p->depth + 1) / 2 : p->depth;
   const int64_t vectors = p->four_bits ? 8 : 4;
-  float* zeros = scales + TILE_COLUMNS * (p->groups + SPARE);
-  collect(p, p->scale, column, columns, scales);
-  if (p->zero != NULL) collect(p, p->zero, column, columns, zeros);
+  const group_numbers scales = stripe_of(p, p->scale, column, columns, of_groups);
+  const group_numbers zeros = stripe_of(p, p->zero, column, columns, of_groups + STRIPE * stripe_stride(p));
   for (int j = 0; j < TILE_COLUMNS; j++) {
-    const int64_t own = column + at_most(j, columns - 1);
-    const uint8_t* row = (const uint8_t*)p->rhs + own * p->rhs_stride;
-    const int64_t of_own = at_most(j, columns - 1) * (p->groups + SPARE);
-    const group_numbers own_scales = {scales + of_own, 1, 0}, own_zeros = {zeros + of_own, 1, 0};
+    const int64_t own = at_most(j, columns - 1);
+    const uint8_t* row = (const uint8_t*)p->rhs + (column + own) * p->rhs_stride;
+    const group_numbers own_scales = from_column(scales, own), own_zeros = from_column(zeros, own);
     group_place at = group_of_step(p, step);
     for (int64_t s = step; s < end; s++, at = next_group(p, at)) {
       const __m512i packed = packed_line(row, s * LINE, bytes);
       float* place = to + ((s - step) * vectors * TILE_COLUMNS + j) * VECTOR;
       _mm_prefetch((const char*)row + TILE_COLUMNS * p->rhs_stride + s * LINE, _MM_HINT_T1);
-      (p->four_bits ? unpack_four_bits : unpack_bytes)(p, packed, at.first, own_scales, own_zeros, place);
+      if (!p->four_bits)
+        unpack_bytes(p, packed, at.first, own_scales, own_zeros, place);
+      else if (p->groups_a_step == 0)
+        unpack_four_bits(p, 1, packed, at.first, own_scales, own_zeros, place);
+      else
+        unpack_four_bits(p, 0, packed, at.first, own_scales, own_zeros, place);
     }
   }
 }
