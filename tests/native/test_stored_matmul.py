@@ -79,7 +79,7 @@ def test_groups(kernel, k, group, bits, by_column):
     draw = np.random.default_rng(group)
     scale = draw.uniform(0.5, 2, (number, n)).astype(np.float32)
     zero = draw.integers(-8, 8, (number, n)).astype(np.float32)
-    for m, with_zero in ((1, False), (3, True), (6, False), (21, True)):
+    for m, with_zero in ((1, False), (3, True), (6, False), (16, True), (21, False)):
         wide, zeros = (np.repeat(x, k // number, 0).T for x in (scale, zero * with_zero))
         weight = (numbers - zeros.astype(np.float64)) * wide
         laid_out = [jnp.asarray(x.T if by_column else x) for x in (scale, zero)]
@@ -93,6 +93,17 @@ def test_groups(kernel, k, group, bits, by_column):
                 x_scale = draw.uniform(0.5, 2, (m, of_x)).astype(np.float32)
                 got = group_matmul(x, x_scale, payload, scales, stored)
                 close(got, x * np.repeat(x_scale, k // of_x, 1).astype(np.float64), weight)
+
+
+def test_many_rows_of_floats_and_leading_axes(kernel):
+    """More rows than a block has, and several matrices, whose last tiles are cut off."""
+    x = np.random.default_rng(0).normal(size=(2, 1, 205, 130)).astype(np.float32)
+    indices, payload = halves(1, 1, 3, 40, 130)
+    scale = np.random.default_rng(2).uniform(0.5, 2, (1, 3, 1, 40)).astype(np.float32)
+    got = float_matmul(x, payload, Scales(scale), StoredRows(INT4))
+    for i in range(2):
+        for j in range(3):
+            close(got[i, j], x[i, 0], np.asarray(INT4)[indices[0, j]] * scale[0, j].T)
 
 
 @pytest.mark.parametrize("by_column", [False, True])

@@ -17,6 +17,28 @@
 #define ADD_PRODUCTS(sums, bytes, signed_bytes) \
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(bytes), "v"(signed_bytes))
 
+/* 16 rows of 16 words become columns: pairs, then fours of neighbouring rows within quarters, then quarters. */
+INLINED void turn(__m512* v) {
+  __m512 w[16];
+  UNROLLED(int n = 0; n < 16; n += 2) {
+    w[n] = _mm512_unpacklo_ps(v[n], v[n + 1]);
+    w[n + 1] = _mm512_unpackhi_ps(v[n], v[n + 1]);
+  }
+  UNROLLED(int n = 0; n < 16; n += 4) UNROLLED(int half = 0; half < 2; half++) {
+    const __m512d a = _mm512_castps_pd(w[n + half]), b = _mm512_castps_pd(w[n + half + 2]);
+    v[n + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    v[n + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+  UNROLLED(int n = 0; n < 4; n++) {
+    const __m512 even = _mm512_shuffle_f32x4(v[n], v[n + 4], 0x88), odd = _mm512_shuffle_f32x4(v[n], v[n + 4], 0xdd);
+    const __m512 even2 = _mm512_shuffle_f32x4(v[n + 8], v[n + 12], 0x88);
+    const __m512 odd2 = _mm512_shuffle_f32x4(v[n + 8], v[n + 12], 0xdd);
+    w[n] = _mm512_shuffle_f32x4(even, even2, 0x88), w[n + 8] = _mm512_shuffle_f32x4(even, even2, 0xdd);
+    w[n + 4] = _mm512_shuffle_f32x4(odd, odd2, 0x88), w[n + 12] = _mm512_shuffle_f32x4(odd, odd2, 0xdd);
+  }
+  UNROLLED(int n = 0; n < 16; n++) v[n] = w[n];
+}
+
 /* The 64 bytes of a line, zero after `left` of them. */
 INLINED __m512i line_of(const void* from, int64_t left) {
   return _mm512_maskz_loadu_epi8(left < LINE ? ~0ull >> (LINE - left) : ~0ull, from);

@@ -83,9 +83,17 @@ static int has_zero(const work* w) { return w->operands[ZERO]->dims[w->out->rank
 
 static int64_t step_of(const product* p) { return p->four_bits ? 128 : 64; }
 
+static int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && w->whole.rows > FEW_FLOAT_ROWS; }
+
+/* Of each matrix of lhs; tiles of floats are whole. */
+static int64_t laid_out_rows(const work* w) {
+  const int64_t rows = w->whole.rows, unit = has_float_tiles(w) ? TILE_ROWS_OF_FLOATS : 1;
+  return parts(rows, unit) * unit;
+}
+
 static product product_of(const work* w, int64_t number) {
   product p = w->whole;
-  const int64_t lhs = matrix_of(w->operands[LHS], w->out, number) * p.rows * p.steps;
+  const int64_t lhs = matrix_of(w->operands[LHS], w->out, number) * laid_out_rows(w) * p.steps;
   p.out = (int32_t*)w->out->data + number * p.rows * p.columns;
   p.rhs = element_of(w, RHS, number, 1);
   if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
@@ -207,9 +215,9 @@ static kernel* kernel_of(const work* w) {
                                          : few_rows_of_integers;
 #if defined(__x86_64__)
   const product* p = &w->whole;
-  const int few = p->rows <= (w->function == FLOAT_MATMUL ? FEW_FLOAT_ROWS : FEW_ROWS);
+  const int few = p->rows <= FEW_ROWS;
   if (w->function == GROUP_MATMUL) return group_tiles;
-  if (w->function == FLOAT_MATMUL) return few ? float_rows : float_tiles;
+  if (w->function == FLOAT_MATMUL) return has_float_tiles(w) ? float_tiles : float_rows;
   return !few ? int8_tiles : p->four_bits ? int4_rows : int8_rows;
 #else
   return NULL;
@@ -219,7 +227,7 @@ static kernel* kernel_of(const work* w) {
 static void cut_into_blocks(work* w, int64_t threads) {
   const product* p = &w->whole;
   w->kernel = kernel_of(w);
-  w->block_rows = w->function == FLOAT_MATMUL ? BLOCK_ROWS / 2 : BLOCK_ROWS;
+  w->block_rows = BLOCK_ROWS;
   w->row_blocks = parts(p->rows, w->block_rows);
   /* Narrower blocks where there would be too few for all threads. */
   const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
@@ -235,11 +243,18 @@ static int lay_out(work* w) {
   const int floats = w->function == FLOAT_MATMUL, groups = w->function == GROUP_MATMUL;
   const ffi_buffer* lhs = w->operands[LHS];
   if (w->function == INT8_MATMUL || level_here() != AVX512) return 1;
-  const int64_t rows = matrices_of(lhs) * p->rows, steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
+  const int64_t matrices = matrices_of(lhs), rows = matrices * laid_out_rows(w), steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
   const int64_t bytes = steps * step_of(p) * (int64_t)(floats ? sizeof(float) : 1);
   w->memory = aligned_alloc(LINE, (size_t)(bytes + 3 * of_lanes + LINE));
   if (w->memory == NULL) return 0;
   w->laid_out = w->memory;
+  if (has_float_tiles(w)) {
+    for (int64_t n = 0; n < matrices; n++) {
+      float* to = (float*)w->laid_out + n * laid_out_rows(w) * p->steps * step_of(p);
+      lay_out_tiles((const float*)lhs->data + n * p->rows * p->depth, p->rows, p->depth, p->steps * step_of(p), to);
+    }
+    return 1;
+  }
   if (groups || (floats && has_zero(w))) w->lane_sums = (float*)(w->memory + bytes);
   if (floats) {
     lay_out_floats(lhs->data, rows, p->depth, p->four_bits, (float*)w->laid_out, w->lane_sums);

@@ -2,9 +2,12 @@
  *
  * A step is what 64 bytes of rhs hold: 64 int8 or 128 numbers in 4 bits. Zeros fill up the last step.
  *
- * Floats, rhs int8: as they lie. Floats, rhs in 4 bits: 8 vectors of 16, the n-th of which has the numbers n, n + 8,
+ * Few rows of floats, rhs int8: as they lie. Few rows of floats, rhs in 4 bits: 8 vectors of 16, the n-th of which has the numbers n, n + 8,
  * n + 16, ... of the step, because shifting 16 words of 8 indices makes these. Bytes, rhs int8: as they lie. Bytes, rhs
  * in 4 bits: those at even places, then those at odd ones.
+ *
+ * Many rows of floats: tile by tile of 12 rows, the last one of 8 or 4 where that is enough, zero beyond the rows; the
+ * numbers of a tile's rows at one place of the depth lie side by side.
  *
  * Each of the 16 lanes of what a kernel sums then has the same numbers of every step: neighbours, 8 of a step of 128 or 4
  * of a step of 64; but floats beside int8 every 16th. In groups, and where rhs has zero points, the sums of the lanes are
@@ -45,6 +48,17 @@ void lay_out_floats(const float* from, int64_t rows, int64_t depth, int four_bit
       }
       if (sums != NULL) sums += LANES;
     }
+}
+
+void lay_out_tiles(const float* from, int64_t rows, int64_t depth, int64_t padded, float* to) {
+  for (int64_t i = 0, height; i < rows; i += height, from += height * depth, to += height * padded) {
+    height = tile_height(rows - i);
+    const int64_t known = at_most(height, rows - i);
+    if (known < height || depth < padded) memset(to, 0, (size_t)(height * padded) * sizeof(float));
+    for (int64_t line = 0; line < depth; line += LANES)
+      for (int64_t n = 0; n < known; n++)
+        for (int64_t t = line; t < at_most(line + LANES, depth); t++) to[t * height + n] = from[n * depth + t];
+  }
 }
 
 /* The even bytes of two lines that follow each other, then the odd ones. */

@@ -13,6 +13,8 @@ typedef struct {
 
 /* `sums` may be NULL. */
 HIDDEN void lay_out_floats(const float* from, int64_t rows, int64_t depth, int four_bits, float* to, float* sums);
+/* In tiles, the depth padded with zeros; `to` holds whole tiles. */
+HIDDEN void lay_out_tiles(const float* from, int64_t rows, int64_t depth, int64_t padded, float* to);
 HIDDEN void lay_out_bytes(const int8_t* from, int64_t rows, int64_t depth, int four_bits, int8_t* to, byte_sums found);
 /* A scale for each lane of each step. */
 HIDDEN void lay_out_scales(const float* from, int64_t rows, int64_t groups, int64_t group, int64_t steps, int size,

@@ -54,7 +54,8 @@ typedef struct {
   int64_t row, row_end, column, column_end;
 } block;
 
-enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048, FLOAT_DEPTH = 1024 }; /* see int8_tiles.c, float_tiles.c */
+enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };     /* see int8_tiles.c */
+enum { TILE_ROWS_OF_FLOATS = 12, FLOAT_DEPTH = 128 };        /* see float_tiles.c */
 enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, FEW_ROWS = 16, FEW_FLOAT_ROWS = 4 }; /* the largest blocks */
 enum { MOST_GROUPS = 1024, SPARE = 16, STRIPE = 16 }; /* see stripes.c */
 enum { OF_SCALES = 2 * STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
@@ -69,6 +70,9 @@ static inline int8_t least_of(const product* p) {
   for (int n = 1; p->four_bits && n < 16; n++) least = p->table[n] < least ? p->table[n] : least;
   return least;
 }
+
+/* The rows of a tile of floats where so many are left. */
+static inline int64_t tile_height(int64_t left) { return left > 8 ? 12 : left > 4 ? 8 : 4; }
 
 static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
 static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }

@@ -45,52 +45,29 @@ static VNNI __m512 read(given_numbers from, int64_t first, int64_t count) {
   return _mm512_maskz_mov_ps(kept, found);
 }
 
-/* Rows become columns: pairs, then fours of neighbouring rows within quarters, then quarters. */
-static VNNI void turn(__m512* v) {
-  __m512 w[16];
-  UNROLLED(int n = 0; n < 16; n += 2) {
-    w[n] = _mm512_unpacklo_ps(v[n], v[n + 1]);
-    w[n + 1] = _mm512_unpackhi_ps(v[n], v[n + 1]);
-  }
-  UNROLLED(int n = 0; n < 16; n += 4) UNROLLED(int half = 0; half < 2; half++) {
-    const __m512d a = _mm512_castps_pd(w[n + half]), b = _mm512_castps_pd(w[n + half + 2]);
-    v[n + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-    v[n + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-  }
-  UNROLLED(int n = 0; n < 4; n++) {
-    const __m512 even = _mm512_shuffle_f32x4(v[n], v[n + 4], 0x88), odd = _mm512_shuffle_f32x4(v[n], v[n + 4], 0xdd);
-    const __m512 even2 = _mm512_shuffle_f32x4(v[n + 8], v[n + 12], 0x88);
-    const __m512 odd2 = _mm512_shuffle_f32x4(v[n + 8], v[n + 12], 0xdd);
-    w[n] = _mm512_shuffle_f32x4(even, even2, 0x88), w[n + 8] = _mm512_shuffle_f32x4(even, even2, 0xdd);
-    w[n + 4] = _mm512_shuffle_f32x4(odd, odd2, 0x88), w[n + 12] = _mm512_shuffle_f32x4(odd, odd2, 0xdd);
-  }
-  UNROLLED(int n = 0; n < 16; n++) v[n] = w[n];
-}
-
 /* A square: groups from `group` on of 16 columns; zeros where there are fewer. */
-static VNNI void read_square(const product* p, given_numbers from, int64_t group, int64_t column, int64_t columns,
-                         __m512* v) {
+static VNNI void read_square(const product* p, given_numbers from, stripe s, int64_t group, __m512* v) {
   const int by_column = p->of_group == 1 && p->of_column != 1;
-  const int64_t groups = p->groups - group, lines = by_column ? columns : groups, width = by_column ? groups : columns;
-  const int64_t first = group * p->of_group + column * p->of_column, apart = by_column ? p->of_column : p->of_group;
-  const int64_t size = from.dtype == FFI_F32 ? sizeof(float) : 1;
+  const int64_t groups = s.group + s.groups - group, first = group * p->of_group + s.column * p->of_column;
+  const int64_t lines = by_column ? s.columns : groups, width = by_column ? groups : s.columns;
+  const int64_t apart = by_column ? p->of_column : p->of_group, size = from.dtype == FFI_F32 ? sizeof(float) : 1;
   for (int n = 0; n < 16; n++) {
     v[n] = n < lines && width > 0 ? read(from, first + n * apart, width) : _mm512_setzero_ps();
     if (!by_column && n < lines) _mm_prefetch((const char*)from.data + (first + n * apart + STRIPE) * size, _MM_HINT_T0);
   }
 }
 
-VNNI group_numbers stripe_of(const product* p, given_numbers from, int64_t column, int64_t columns, float* to) {
+VNNI group_numbers read_stripe(const product* p, given_numbers from, stripe_order order, stripe s, float* to) {
   if (from.data == NULL) return (group_numbers){NULL, 0, 0};
-  const int by_column = p->of_group == 1 && p->of_column != 1, whole_steps = p->groups_a_step == 0;
-  const int64_t stride = stripe_stride(p), end = whole_steps ? p->groups : stride;
+  const int by_column = p->of_group == 1 && p->of_column != 1, by_group = order == GROUP_BY_GROUP;
+  const int64_t stride = stripe_stride(p), end = by_group ? s.groups : stride;
   for (int64_t group = 0; group < end; group += 16) {
     __m512 v[16];
-    read_square(p, from, group, column, columns, v);
-    if (by_column == whole_steps) turn(v);
-    UNROLLED(int n = 0; n < 16; n++) _mm512_storeu_ps(to + (whole_steps ? (group + n) * STRIPE : n * stride + group), v[n]);
+    read_square(p, from, s, s.group + group, v);
+    if (by_column == by_group) turn(v);
+    UNROLLED(int n = 0; n < 16; n++) _mm512_storeu_ps(to + (by_group ? (group + n) * STRIPE : n * stride + group), v[n]);
   }
-  return whole_steps ? (group_numbers){to, STRIPE, 1} : (group_numbers){to, 1, stride};
+  return by_group ? (group_numbers){to, STRIPE, 1} : (group_numbers){to, 1, stride};
 }
 
 #endif
