@@ -1,10 +1,10 @@
 """Contractions of integers of which one has scales for groups along a summed axis: how, on each platform.
 
 On a CPU with the compiled kernels they are contracted group by group in one call. Where these do not take the left
-operand (unsigned integers, zero points, more rows), it is dequantized, and the right one in registers. On a CPU without kernels
-groups of fewer than 128 are dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in groups of 32
-takes 224 ms as integers, 10 ms dequantized. Elsewhere, and in a program for several devices, the integers of each group
-are one contraction.
+operand (unsigned integers, zero points, more rows), it is dequantized, and the right one in registers. On a CPU without
+kernels groups of fewer than 128 are dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in
+groups of 32 takes 224 ms as integers, 10 ms dequantized. Elsewhere, and in a program for several devices, the integers
+of each group are one contraction.
 """
 
 from __future__ import annotations
