@@ -155,7 +155,7 @@ def integers_of(
         summed: the axes that the contraction sums over; None for those of the stored sums.
     """
     form = form.fitted(numbers["value"].shape)
-    if form.format is not None or form.bit_width > 8 or not form.whole_zero_point:
+    if form.format is not None or form.bit_width > 8 or not form.whole_zero_point or form.in_turn is not None:
         return None
     if form.cut is not None:
         return _in_pieces(numbers, form, form.cut)
@@ -211,11 +211,14 @@ def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
 
 def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Payload, scale and zero point, the latter two in float32 with their factor; `form` is fitted."""
-    payload, scale, zero, factor = stored_parts(numbers, form)
+    payload, scale, offset, factor = stored_parts(numbers, form)
     scale = scale.astype(jnp.float32)
     if factor is not None:
         scale = scale * factor
-    return payload, scale, known_zero() if zero is None else zero.astype(jnp.float32)
+    zero = known_zero() if offset is None else offset.astype(jnp.float32)
+    if form.in_turn is not None:
+        scale, zero = form.in_full(scale), zero if offset is None else form.in_full(zero)
+    return payload, scale, zero
 
 
 def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
