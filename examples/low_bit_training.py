@@ -188,6 +188,14 @@ def options() -> argparse.Namespace:
     for name, default in vars(Settings()).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES), metavar="NAME")
+    parser.add_argument(
+        "--operands",
+        nargs="*",
+        choices=OPERANDS,
+        default=list(OPERANDS),
+        metavar="NAME",
+        help="of which the SQNR is measured alone; each takes a compilation of the gradient (default: all six)",
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model, two steps, one seed, one scheme")
     parser.add_argument("--plot", type=Path, help="a file for the figure; needs matplotlib")
     return parser.parse_args()
@@ -216,10 +224,10 @@ def run(
 def main() -> None:
     """Train, print and plot."""
     given = options()
-    settings, names, operands = QUICK, ["Fp8CurrentTraining"], OPERANDS[:1]
+    settings, names, operands = QUICK, ["Fp8CurrentTraining"], list(OPERANDS[:1])
     if not given.quick:
         settings = Settings(**{name: getattr(given, name) for name in vars(Settings())})
-        names, operands = given.schemes, OPERANDS
+        names, operands = given.schemes, given.operands
     losses, noise = run(settings, names, Corpus.of_standard_library(), operands)
     print(table(losses, noise))
     if given.plot is not None:
