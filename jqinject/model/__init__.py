@@ -17,6 +17,8 @@ from jqinject.model.inspect.layer_numbers import LayerNumbers as LayerNumbers
 from jqinject.model.inspect.layer_numbers import LayerReport as LayerReport
 from jqinject.model.inspect.layer_numbers import Saturation as Saturation
 from jqinject.model.inspect.layer_report import ContractionReport as ContractionReport
+from jqinject.model.inspect.training.training_bytes import SiteResiduals as SiteResiduals
+from jqinject.model.inspect.training.training_bytes import TrainingBytes as TrainingBytes
 from jqinject.model.lora.adapting import lora as lora
 from jqinject.model.lora.merging import merge_lora as merge_lora
 from jqinject.model.ptq.batch_norm_statistics import calibrate_batch_norm as calibrate_batch_norm

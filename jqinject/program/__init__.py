@@ -45,8 +45,10 @@ from jqinject.program.tracing.class_swap import original_class as original_class
 from jqinject.program.tracing.intercept import Around as Around
 from jqinject.program.tracing.intercept import intercept as intercept
 from jqinject.program.tracing.scopes import in_scope as in_scope
+from jqinject.program.tracing.scopes import mark_modules as mark_modules
 from jqinject.program.tracing.scopes import name_in_scope as name_in_scope
 from jqinject.program.tracing.scopes import path_in as path_in
+from jqinject.program.tracing.scopes import weight_in as weight_in
 from jqinject.program.tracing.trace import Program as Program
 from jqinject.program.tracked_value import Tracked as Tracked
 from jqinject.program.weights.adapter import Adapter as Adapter

@@ -16,7 +16,7 @@ import numpy as np
 
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
-from jqinject.formats.layouts.common import Settings, scale_of
+from jqinject.formats.layouts.common import Settings, checked_groups, scale_of
 from jqinject.formats.layouts.compressed_decoding import DECODERS, Arrays
 from jqinject.formats.layouts.compressed_inputs import input_format
 from jqinject.formats.stored_matrix import NumberFormat, StoredMatrix
@@ -206,14 +206,12 @@ class _Reader:
         if self.has_zero_point:
             self._zero_points(kind, shape, shapes)
         if f"{self.module}.weight_g_idx" in self.tensors:
+            name = f"{self.module}.weight_g_idx"
             found = self._take("weight_g_idx", shape=(shape[1],), dtype=("int32", "int64"))
-            groups, held = shapes[0][1], found.read()
-            wrong = np.flatnonzero((held < 0) | (held >= groups))
-            if wrong.size:
-                at = int(wrong[0])
-                raise CheckpointError(
-                    f"{self.module}.weight_g_idx[{at}] is {int(held[at])}; there are {groups} groups"
-                )
+            if np.any(found.read() != -1):  # all -1: the package's way to say that columns are in order
+                checked_groups(found, name, shapes[0][1])
+            else:
+                del self.arrays["weight_g_idx"]
 
     def _zero_points(self, kind: str, shape: tuple[int, int], shapes: list[tuple[int, ...]]) -> None:
         why = "the settings say symmetric = false"

@@ -7,6 +7,7 @@
 | `X.zero_point`        | likewise, if there are any                                                              |
 | `X.scale_factor`      | one number for all scales in bytes, if there is one                                     |
 | `X.table`             | the numbers of the codes of a table                                                     |
+| `X.g_idx`             | the group of each index of the axis with groups, if these are not consecutive            |
 
 `quantization_config`: `quant_method: jqinject`, `format_version`, and `weights`: for each `X` its `kind`, `bits`,
 `signed`, `name`, `shape`, `group` and, if its layer quantizes its input, `input`. A change of meaning gets another
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,9 +27,9 @@ import numpy as np
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
-from jqinject.formats.layouts.common import Settings
+from jqinject.formats.layouts.common import Settings, checked_groups
 from jqinject.formats.layouts.jax_trees import Leaf, matrix_of_leaf
-from jqinject.formats.stored_matrix import E2M1, E2M3, InputFormat, NumberFormat, StoredMatrix
+from jqinject.formats.stored_matrix import E2M1, E2M3, InputFormat, NumberFormat, Numbers, StoredMatrix
 
 FORMAT_VERSION = 1
 KEYS = ("kind", "bits", "signed", "name", "shape", "group", "input")
@@ -120,7 +121,21 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
         table = E2M1 if bits == 4 else E2M3
     factor = _later(tensors.take(f"{name}.scale_factor")) if f"{name}.scale_factor" in tensors else None
     made = matrix_of_leaf(name, leaf, form, table, factor)
+    if f"{name}.g_idx" in tensors:
+        made = _in_order(
+            made, tensors.take(f"{name}.g_idx", (made.shape[1],), "int32"), f"{name}.g_idx", group
+        )
     return made.with_input(_input(settings.below("input")))
+
+
+def _in_order(matrix: StoredMatrix, found: Tensor, name: str, group: int | None) -> StoredMatrix:
+    """A matrix whose columns are not in the order of their groups."""
+    checked_groups(found, name, 1 if group is None else -(-matrix.shape[1] // group))
+
+    def decode() -> Numbers:
+        return replace(matrix.read(), group_of_column=found.read())
+
+    return replace(matrix, decode=decode, column_groups=found.read)
 
 
 def _codes(tensors: Tensors, name: str, form: NumberFormat, shape: tuple[int, ...]) -> _Later:

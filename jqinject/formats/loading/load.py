@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
@@ -20,11 +21,12 @@ from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
 from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
-from jqinject.formats.loading.quantizers import input_quantizer
+from jqinject.formats.loading.quantizers import input_quantizer, put_ranges
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import LowBits, LowCoverageWarning, Rule, load_frozen, quantize
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerChannelFloat
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -150,6 +152,7 @@ def load(
     loaded = load_frozen(make, arrays)
     orders = [column_order(opened, each) for each in kept]
     put_orders(loaded, [order for order in orders if order is not None])
+    _put_ranges_of_stacks(loaded, opened, kept)
     return loaded
 
 
@@ -218,15 +221,33 @@ def _rules(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) ->
 
 
 def _input_of(checkpoint: Checkpoint, each: Assignment) -> InputFormat | None:
+    """How the input of a parameter is quantized; by the widest range of those of its matrices, which all hold."""
     found = [checkpoint.matrices[name].input_format for name, _ in each.sources]
-    first = found[0]
-    if first is not None and first.scale is not None and len(found) > 1:
-        # One input goes into all of them: the largest range holds what each of them saw.
-        stated = [
-            (float(np.max(one.scale)), one) for one in found if one is not None and one.scale is not None
+    known = [one for one in found if one is not None]
+    scales = [(float(one.scale.max()), at) for at, one in enumerate(known) if one.scale is not None]
+    if scales:
+        return known[max(scales)[1]]
+    whole = [
+        (float(one.global_scale.min()), at) for at, one in enumerate(known) if one.global_scale is not None
+    ]
+    return known[min(whole)[1]] if whole else found[0]
+
+
+def _put_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) -> None:
+    """Give each layer of a stack its own static input range; until now all have the widest."""
+    stacks = {each.path.rpartition(".")[0]: each for each in kept if each.depth}
+    for path, node in ModelIndex(model).places if stacks else ():
+        each = stacks.get(dotted(path))
+        proxy = vars(node).get("input_quant") if isinstance(node, QuantWeightLayer) else None
+        if each is None or not isinstance(proxy, nnx.Module):
+            continue
+        share = len(each.sources) // math.prod(each.depth)
+        single = [
+            replace(each, sources=each.sources[at : at + share]) for at in range(0, len(each.sources), share)
         ]
-        return max(stated, key=lambda pair: pair[0])[1]
-    return first
+        given = [_input_of(checkpoint, one) for one in single]
+        if all(one is not None and one.scale is not None for one in given):
+            put_ranges(proxy, [one for one in given if one is not None], each.depth)
 
 
 def _arrays(

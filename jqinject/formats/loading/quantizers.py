@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from jqinject.core.scaling import ConstScaling
+from jqinject.core.sources import Collected
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (
@@ -66,25 +71,58 @@ def _dynamic(given: InputFormat) -> Any:
 def _static(given: InputFormat) -> Any:
     if given.scale is None or given.bits != 8 or given.strategy != "tensor":
         return None
-    scale = float(given.scale[0])
+    largest, distance = _range(given)
     if given.kind == "float":
 
         class StaticFloatInput(Fp8e4m3OCPActPerTensorFloat):
-            collected_range = scale * LARGEST
+            collected_range = largest
 
         return StaticFloatInput
-    if given.zero_point is None:
+    if distance is None:
 
         class StaticInput(Int8ActPerTensorFloat):
-            collected_range = scale * BELOW_ZERO
+            collected_range = largest
 
         return StaticInput
 
     class StaticShiftedInput(ShiftedUint8ActPerTensorFloat):
-        collected_range = scale * (2 * BELOW_ZERO - 1)
-        collected_zero_point = (float(given.zero_point[0]) + BELOW_ZERO) * scale
+        collected_range = largest
+        collected_zero_point = distance
 
     return StaticShiftedInput
+
+
+def _range(given: InputFormat) -> tuple[float, float | None]:
+    """The range of a static input as its quantizer collects it; and how far below 0 it begins, with a zero point."""
+    assert given.scale is not None, "static"
+    scale = float(given.scale[0])
+    if given.kind == "float":
+        return scale * LARGEST, None
+    if given.zero_point is None:
+        return scale * BELOW_ZERO, None
+    return scale * (2 * BELOW_ZERO - 1), (float(given.zero_point[0]) + BELOW_ZERO) * scale
+
+
+def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...]) -> None:
+    """Give each layer of a stack the static range of its own input.
+
+    Args:
+        proxy: of the input, whose Variables have the axes of the stack in front.
+        given: static formats, one for each layer.
+        depth: sizes of the stack.
+    """
+    ranges, distances = zip(*map(_range, given), strict=True)
+    parts = (
+        (proxy.tensor_quant.scaling_impl, ranges),
+        (getattr(proxy.tensor_quant, "zero_point_impl", None), distances),
+    )
+    for part, numbers in parts:
+        if isinstance(part, Collected):
+            held = part.value.get_value()
+            each = np.asarray(numbers, np.float32).reshape(*depth, *(1,) * (held.ndim - len(depth)))
+            stored = jnp.broadcast_to(jnp.asarray(each), held.shape)
+            part.value.set_value(stored)
+            part.buffer.set_value(stored)
 
 
 def _nvfp4(whole: float) -> Any:

@@ -25,6 +25,8 @@ class Rows:
         format: what the codes are.
         factor: of all scales; float32, `(...)`.
         table: numbers by their codes.
+        columns: int32, the group of each column, where a file is to say it (`weight_g_idx`); None if groups are
+            consecutive columns, as all are that were loaded.
     """
 
     codes: np.ndarray
@@ -34,6 +36,7 @@ class Rows:
     format: NumberFormat
     factor: np.ndarray | None = None
     table: np.ndarray | None = None
+    columns: np.ndarray | None = None
 
     @property
     def whole(self) -> Rows:

@@ -59,6 +59,13 @@ def compressed(rows: Rows, weight: Weight, inputs: InputFormat | None) -> tuple[
             f"  cure: a group_size that divides {columns}"
         )
     made, name, settings = _integers(rows, path, inputs) if rows.format.kind == "int" else _floats(rows, path)
+    if rows.columns is not None:
+        if name != "pack-quantized":
+            raise CheckpointError(
+                f"{path} has columns in activation order, which compressed-tensors has for packed integers alone.\n"
+                "  cure: integer weights and a float input; or method='jqinject'"
+            )
+        made, settings = made | {"weight_g_idx": rows.columns}, settings | {"actorder": "group"}
     said, static = _inputs(inputs)
     tensors = {f"{weight.module}.{end}": array for end, array in (made | static).items()}
     return tensors, Scheme(name, settings, said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.scaling import ConstScaling
+from jqinject.core.transforms import Permutation
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.quantizers import BELOW_ZERO, LARGEST
 from jqinject.formats.saving.weights import Weight
@@ -49,12 +50,13 @@ DYNAMIC = {
 CURE = "Int8ActDynamicPerRow, FP8e4m3OCPDynamicActPerRowFloat, NVFP4Act, or a static range of 8 bits"
 
 
-def input_format_of(layer: Any, path: str) -> InputFormat | None:
+def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputFormat | None:
     """How a layer quantizes its input; None for a float input.
 
     Args:
         layer: a frozen layer; None for a parameter without one.
         path: of its weight, for errors.
+        permuted: whether the input is permuted before it is quantized.
 
     Raises:
         CheckpointError: no file can say so.
@@ -63,14 +65,15 @@ def input_format_of(layer: Any, path: str) -> InputFormat | None:
     if proxy is None or not proxy.is_quant_enabled:
         return None
     declared = proxy.binding.base
-    if getattr(proxy, "pre_transform", None) is not None:
-        raise CheckpointError(
-            f"{path}: a transform of the input is not written.\n  cure: a model without online transforms"
-        )
     found = _dynamic(proxy, declared) if proxy.quant_metadata.is_dynamic else _static(proxy)
     if found is None:
         raise CheckpointError(
             f"{path}: no checkpoint can say how {declared.__name__} quantizes the input.\n  cure: {CURE}"
+        )
+    if permuted and found.group_size is not None:
+        raise CheckpointError(
+            f"{path}: the input is permuted and then quantized in groups, which no checkpoint can say.\n"
+            "  cure: an input quantizer with a scale for the tensor or for each row"
         )
     return found
 
@@ -116,7 +119,7 @@ def _static(proxy: Any) -> InputFormat | None:
     return None if np.any(zero) else InputFormat("int", 8, dynamic=False, scale=scale)
 
 
-def refuse_other_quantizers(model: nnx.Module, weights: Iterable[Weight]) -> None:
+def refuse_other_quantizers(model: nnx.Module, weights: Sequence[Weight]) -> None:
     """Raise if the model quantizes more than what is written: weights, and inputs of their layers.
 
     Args:
@@ -127,12 +130,15 @@ def refuse_other_quantizers(model: nnx.Module, weights: Iterable[Weight]) -> Non
         CheckpointError: names the quantizers.
     """
     written = {
-        id(getattr(each.layer, name, None)) for each in weights for name in ("weight_quant", "input_quant")
+        id(getattr(each.stack, name, None)) for each in weights for name in ("weight_quant", "input_quant")
     }
+    orders = [each.order for each in weights if each.layer is None and each.order is not None]
     lost = []
     for path, node in ModelIndex(model).places:
-        if isinstance(node, QuantProxyFromInjector) and id(node) not in written and node.is_quant_enabled:
-            lost.append(dotted(path))
+        if isinstance(node, QuantProxyFromInjector) and id(node) not in written:
+            transform = vars(node).get("pre_transform")
+            if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
+                lost.append(dotted(path))
         if isinstance(node, QuantizedProgram) and node.op_quant.caches:
             lost.append(f"{dotted((*path, 'op_quant'))} of caches")
     if lost:
@@ -141,3 +147,9 @@ def refuse_other_quantizers(model: nnx.Module, weights: Iterable[Weight]) -> Non
             f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {shown}.\n"
             "  cure: rules without these, in the model that is saved"
         )
+
+
+def _is_written(transform: Any, orders: Sequence[np.ndarray]) -> bool:
+    """Whether a transform before a parameter without a layer is an order of columns that is written."""
+    known = isinstance(transform, Permutation)
+    return known and any(np.array_equal(transform.order.get_value(), order) for order in orders)

@@ -24,6 +24,19 @@ def scales_of(rows: Rows) -> np.ndarray:
     return scale if rows.factor is None else scale * rows.factor
 
 
+def refuse_order(rows: Rows, weight: Weight, method: str) -> None:
+    """Raise if groups are no consecutive columns, which the format cannot say.
+
+    Raises:
+        CheckpointError: names the weight.
+    """
+    if rows.columns is not None:
+        raise CheckpointError(
+            f"{weight.path} has columns in activation order, which {method} does not know.\n"
+            "  cure: method='compressed-tensors' or 'jqinject'"
+        )
+
+
 def refuse_inputs(weight: Weight, inputs: InputFormat | None, method: str) -> None:
     """Raise if a layer quantizes its input, which the format cannot say.
 
@@ -51,6 +64,7 @@ def bitsandbytes(
         CheckpointError: it is no NF4, or its groups are no such blocks.
     """
     refuse_inputs(weight, inputs, "bitsandbytes")
+    refuse_order(rows, weight, "bitsandbytes")
     shape, path = rows.codes.shape, weight.path
     if rows.table is None or not np.array_equal(rows.table, NF4.table):
         raise CheckpointError(
@@ -106,6 +120,7 @@ def fp8_blocks(rows: Rows, weight: Weight, inputs: InputFormat | None) -> tuple[
         CheckpointError: it is not e4m3, its scales are not such blocks, or its layer quantizes its input otherwise.
     """
     path, size = weight.path, FP8_BLOCK
+    refuse_order(rows, weight, "FP8 in blocks")
     if (
         inputs is None
         or (inputs.kind, inputs.strategy, inputs.group_size) != ("float", "group", size)
@@ -168,6 +183,7 @@ def gguf_blocks(
         CheckpointError: it is of another kind, its groups are no such blocks, or its scales have more bits.
     """
     refuse_inputs(weight, inputs, "GGUF")
+    refuse_order(rows, weight, "GGUF")
     path, bits = weight.path, rows.format.bits
     if rows.format.kind != "int" or bits not in (2, 3, 4, 5, 6, 7, 8):
         raise CheckpointError(

@@ -11,6 +11,7 @@ from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
 from jqinject.formats.bits import pack_stream
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.layouts.own import FORMAT_VERSION, INPUTS
+from jqinject.formats.saving.column_orders import group_of_each
 from jqinject.formats.saving.frozen_rows import codes_of, name_of
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
@@ -39,6 +40,11 @@ def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np
     inner = found.grouped if isinstance(found, GroupwiseQuantTensor) else found
     kind, payload = codes_of(inner, form, weight.path)
     codes = payload if groups is None else np.asarray(groups.join(payload))
+    columns = None
+    if weight.order is not None:
+        axis = _permuted_axis(weight, None if groups is None else groups.dim)
+        codes = np.take(codes, np.argsort(weight.order), axis)
+        columns = None if groups is None else group_of_each(weight.order, groups.size)
     bits = int(form.bit_width if kind == "int" else inner.bit_width)
 
     def beside(x: Any) -> np.ndarray:
@@ -51,6 +57,8 @@ def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np
         f"{name}.codes": codes if bits == 8 else pack_stream(codes.view(np.uint8).reshape(-1) & mask, bits),
         f"{name}.scale": beside(numbers["scale"]),
     }
+    if columns is not None:
+        tensors[f"{name}.g_idx"] = columns
     if "zero_point" in numbers:
         tensors[f"{name}.zero_point"] = beside(numbers["zero_point"])
     if "scale_factor" in numbers:
@@ -67,6 +75,23 @@ def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np
     if inputs is not None:
         settings["input"] = _input(inputs)
     return tensors, settings
+
+
+def _permuted_axis(weight: Weight, grouped: int | None) -> int:
+    """The axis of a weight whose input is permuted: the one with groups, or the only one that is summed over.
+
+    Raises:
+        CheckpointError: nobody knows it, or it is not one axis.
+    """
+    summed = () if weight.layer is None else weight.layer.summed_axes()
+    axis = grouped if grouped is not None else summed[0] if len(summed) == 1 else None
+    shape = () if weight.form is None else weight.form.shape
+    if axis is None or weight.order is None or shape[axis] != weight.order.size:
+        raise CheckpointError(
+            f"{weight.path}: its permuted input is no single axis of {shape}, so its columns have no order.\n"
+            "  cure: method='compressed-tensors', with names"
+        )
+    return axis
 
 
 def _input(inputs: InputFormat) -> dict[str, Any]:

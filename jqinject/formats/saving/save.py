@@ -14,6 +14,7 @@ from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.libraries import library
 from jqinject.formats.loading.gguf_names import gguf_name, heads_in_turn, published_order
 from jqinject.formats.loading.names import Names, checked_names
+from jqinject.formats.saving.column_orders import in_place
 from jqinject.formats.saving.compressed import compressed, settings_of
 from jqinject.formats.saving.frozen_rows import rows_of_frozen
 from jqinject.formats.saving.gguf_file import checked, write_gguf
@@ -124,12 +125,13 @@ def save(
         if weight.numbers is None:
             _put(tensors, {weight.name: np.asarray(weight.value) if own else array_of(weight)})
             continue
-        inputs = input_format_of(weight.layer, weight.path)
+        inputs = input_format_of(weight.layer, weight.path, permuted=weight.order is not None)
         made: dict[str, np.ndarray]
         if own:
             made, schemes[weight.name] = own_layout(weight, inputs)
         else:
-            made, schemes[weight.module] = WRITERS[method](rows_of_frozen(weight), weight, inputs)
+            rows = in_place(rows_of_frozen(weight), weight.order)
+            made, schemes[weight.module] = WRITERS[method](rows, weight, inputs)
         _put(tensors, made)
     written = dict(config or {})
     if schemes or own:
@@ -160,7 +162,7 @@ def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scal
     for weight in weights:
         name = gguf_name(weight.name)
         heads = heads_in_turn(name, values) if name != weight.name else 0
-        rows = None if weight.numbers is None else rows_of_frozen(weight)
+        rows = None if weight.numbers is None else in_place(rows_of_frozen(weight), weight.order)
         array = array_of(weight) if rows is None else rows.codes
         order = np.argsort(published_order(array.shape[0], heads, name)) if heads else slice(None)
         if rows is None:

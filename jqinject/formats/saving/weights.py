@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -13,7 +14,8 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.axes import Axes
-from jqinject.formats.loading.names import Name
+from jqinject.formats.loading.names import Name, compiled
+from jqinject.formats.saving.column_orders import OrdersBeforeParameters, order_before_layer
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
@@ -34,6 +36,8 @@ class Weight:
         value: of floats, the array; None for frozen numbers.
         numbers, form: of a frozen weight.
         layer: that holds it; None for a parameter without one.
+        order: of the columns of a frozen weight, by which its input is permuted; None if it is not.
+        stack: the layer of the model that `layer` is, or is one of.
     """
 
     path: str
@@ -44,6 +48,8 @@ class Weight:
     numbers: Mapping[str, Any] | None = None
     form: FrozenForm | None = None
     layer: Any = None
+    order: np.ndarray | None = None
+    stack: Any = None
 
     @property
     def module(self) -> str:
@@ -54,7 +60,7 @@ class Weight:
 def weights_of(
     model: nnx.Module, rules: tuple[Name, ...] | None, as_they_lie: bool = False
 ) -> Iterator[Weight]:
-    """The weights of a model, in its order, each once.
+    """The weights of a model, in its order, each once; those of a stack that a rule takes apart, one by one.
 
     Args:
         model: a frozen NNX module.
@@ -66,64 +72,130 @@ def weights_of(
     """
     index = ModelIndex(model)
     in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
+    orders = OrdersBeforeParameters(index)
     seen: set[int] = set()
     for path, node in index.places:
         if id(node) in seen:
             continue
         if isinstance(node, QuantWeightLayer) and node.frozen is not None:
             own = dotted((*path, node.weight_name))
-            name, axes, sizes = _named(own, rules, as_they_lie)
-            yield Weight(
-                own,
-                name,
-                axes or _axes_of(node, own),
-                sizes,
-                None,
-                node.frozen.numbers,
-                node.frozen.form,
-                node,
-            )
+            yield from _of_layer(node, _Called.by(own, rules, as_they_lie))
         elif isinstance(node, FrozenParam):
             own = dotted(path)
-            name, axes, sizes = _named(own, rules, as_they_lie)
-            if axes is None:
-                raise CheckpointError(
-                    f"{own} is contracted by the model itself, so its inputs are not known.\n"
-                    f"  cure: names={{'{name}': ('{own}', 'out in -> in out')}}"
-                )
-            yield Weight(own, name, axes, sizes, None, node.numbers, node.form)
+            yield from _of_parameter(node, _Called.by(own, rules, as_they_lie), orders.order(own))
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
-            own = dotted(path)
-            name, axes, sizes = _named(own, rules, as_they_lie)
-            value = node.get_value()
-            yield Weight(own, name, axes or _plain(own, value.ndim), sizes, value)
+            called, value = _Called.by(dotted(path), rules, as_they_lie), node.get_value()
+            for at, name in called.each(value.shape):
+                axes = called.axes or _plain(called.path, value.ndim - len(at))
+                yield Weight(called.path, name, axes, called.sizes, value[at] if at else value)
         else:
             continue
         seen.add(id(node))
 
 
-def _named(
-    path: str, rules: tuple[Name, ...] | None, as_they_lie: bool
-) -> tuple[str, Axes | None, Mapping[str, int]]:
-    """What a parameter is called in the file, and its axes if a rule has them."""
-    for rule in rules or ():
-        turned = Name(rule.models[0], rule.files[0]) if len(rule.models) == len(rule.files) == 1 else None
-        match = None if turned is None else turned.matches(path)
-        if match is not None:
-            return rule.files[0].format(**match[1]), Axes.of(rule.axes) if rule.axes else None, rule.sizes
-    if rules is not None:
-        raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
-    if as_they_lie:
-        return path, LIES, {}
-    module, dot, leaf = path.rpartition(".")
-    return f"{module}{dot}{'weight' if leaf in LEAVES else leaf}", None, {}
+def _of_layer(layer: Any, called: _Called) -> Iterator[Weight]:
+    for at, name in called.each(layer.frozen.shape):
+        one = sliced(layer, at)
+        axes = called.axes or _axes_of(one, called)
+        numbers, form = one.frozen.numbers, one.frozen.form
+        order = order_before_layer(one, called.path)
+        yield Weight(called.path, name, axes, called.sizes, None, numbers, form, one, order, layer)
 
 
-def _axes_of(layer: Any, path: str) -> Axes:
+def _of_parameter(node: FrozenParam, called: _Called, order: np.ndarray | None) -> Iterator[Weight]:
+    for at, name in called.each(node.shape):
+        if called.axes is None:
+            raise CheckpointError(
+                f"{called.path} is contracted by the model itself, so its inputs are not known.\n"
+                f"  cure: names={{'{name}': ('{called.path}', 'out in -> in out')}}"
+            )
+        depth = node.shape[: len(at)]
+        numbers = {each: _at(x, at, depth) for each, x in node.numbers.items()} if at else node.numbers
+        yield Weight(called.path, name, called.axes, called.sizes, None, numbers, node.form, None, order)
+
+
+def sliced(layer: Any, at: tuple[int, ...]) -> Any:
+    """One layer of a stack.
+
+    Args:
+        layer: whose Variables have the axes of the stack in front.
+        at: its place; empty for a layer that is no stack.
+    """
+    if not at:
+        return layer
+    graphdef, state = nnx.split(layer, graph=True)
+    depth = layer.frozen.shape[: len(at)]
+    return nnx.merge(graphdef, jax.tree.map(lambda x: _at(x, at, depth), state))
+
+
+def _at(x: Any, at: tuple[int, ...], depth: tuple[int, ...]) -> Any:
+    """One layer's numbers; those that all layers share, as they are."""
+    held = x.shape[: len(at)]
+    if len(held) < len(at) or any(size not in (1, full) for size, full in zip(held, depth, strict=True)):
+        return x
+    return x[tuple(0 if size == 1 else place for size, place in zip(held, at, strict=True))]
+
+
+@dataclass(frozen=True)
+class _Called:
+    """What a parameter is called in the file.
+
+    Attributes:
+        path: of the parameter.
+        name: in the file, with a place for each axis of a stack that is taken apart.
+        axes: of the file's matrix, if a rule has them.
+        sizes: of these.
+        stacked: the places.
+    """
+
+    path: str
+    name: str
+    axes: Axes | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    stacked: tuple[str, ...] = ()
+
+    @staticmethod
+    def by(path: str, rules: tuple[Name, ...] | None, as_they_lie: bool) -> _Called:
+        """By the first rule that is for a path; without rules, by the path."""
+        for rule in rules or ():
+            alone = len(rule.models) == len(rule.files) == 1
+            match = compiled(rule.models[0]).fullmatch(path) if alone else None
+            if match is None:
+                continue
+            stacked = rule.stacked()
+            name = rule.files[0].format(**match.groupdict(), **{place: f"{{{place}}}" for place in stacked})
+            return _Called(path, name, Axes.of(rule.axes) if rule.axes else None, rule.sizes, stacked)
+        if rules is not None:
+            raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
+        if as_they_lie:
+            return _Called(path, path, LIES)
+        module, dot, leaf = path.rpartition(".")
+        return _Called(path, f"{module}{dot}{'weight' if leaf in LEAVES else leaf}")
+
+    def each(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+        """The places in a stack, each with the name of its matrix; one empty place for no stack.
+
+        Args:
+            shape: of the parameter.
+
+        Raises:
+            CheckpointError: it has fewer axes than the rule stacks.
+        """
+        if len(shape) < len(self.stacked):
+            raise CheckpointError(f"{self.path} has the shape {shape}, which is no stack of {self.name}")
+        for at in np.ndindex(*shape[: len(self.stacked)]):
+            yield at, self.name.format(**dict(zip(self.stacked, at, strict=True))) if at else self.name
+
+
+def _axes_of(layer: Any, called: _Called) -> Axes:
     """The axes of a layer's weight: those that it sums over are the inputs."""
-    ndim, summed = layer.weight_ndim, layer.summed_axes()
+    path, ndim, summed = called.path, layer.weight_ndim, layer.summed_axes()
     if len(layer.frozen.shape) != ndim:
-        raise CheckpointError(f"{path} is a stack of layers, which is not written")
+        module, dot, leaf = called.name.rpartition(".")
+        raise CheckpointError(
+            f"{path} is a stack of layers, {layer.frozen.shape}, and a matrix is written for each of them.\n"
+            f"  cure: names={{'{module}.{{i}}{dot}{leaf}': {path!r}}}, or method='jqinject'"
+        )
     names = [f"a{axis}" for axis in range(ndim)]
     if not summed and ndim == 2:
         summed = (1,)  # a table of rows

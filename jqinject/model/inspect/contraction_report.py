@@ -17,6 +17,7 @@ from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.parameter_entry import parameter_entry, product_entry
 from jqinject.model.inspect.program_contractions import Contraction, program_of
+from jqinject.model.inspect.training.training_bytes import checked_optimizer, training_bytes
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -32,7 +33,12 @@ LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv,
 
 
 def report(
-    model: nnx.Module, *inputs: Any, numbers: bool = False, method: Method = CALL, **keywords: Any
+    model: nnx.Module,
+    *inputs: Any,
+    numbers: bool = False,
+    optimizer: Any = None,
+    method: Method = CALL,
+    **keywords: Any,
 ) -> ContractionReport:
     """Report each layer's actual contraction, its cost, why it is not quantized, and its quantization error.
 
@@ -49,6 +55,9 @@ def report(
         inputs, keywords: the model's arguments, of any kind: pytrees of arrays or `jax.ShapeDtypeStruct`s, modules
             (which are not changed), flags, None.
         numbers: measure the quantization error of each layer and of the model; needs arrays.
+        optimizer: an `nnx.Optimizer`, or an optax transformation: count the bytes of training too, in the program of
+            the training mode, whose floating-point outputs are differentiated; nothing of it is run. See
+            `TrainingBytes`.
         method: the method that they are arguments of: its name, or a function that takes the model first, as in
             `method=lambda model, x: model(x, numbers=3)`.
 
@@ -56,12 +65,13 @@ def report(
         An entry for every jqinject or Flax layer with a weight, and for every parameter that the model contracts or
         looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer, and for
         every quantized contraction of two activations, named by the operation. Besides, the static ranges that never
-        saw data, the contractions of two activations, and the coverage.
+        saw data, the contractions of two activations, and the coverage; with `optimizer`, `training`.
 
     Raises:
-        TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays.
+        TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays;
+            `optimizer` is none.
         ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone: names
-            the layers and parameters.
+            the layers and parameters; `optimizer` for a model with nothing to train, or no floating-point output.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,11 +89,14 @@ def report(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
-    return report_of(model, Call(inputs, keywords, checked_method(model, method, "report")), numbers=numbers)
+    call = Call(inputs, keywords, checked_method(model, method, "report"))
+    return report_of(model, call, numbers=numbers, optimizer=optimizer)
 
 
-def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionReport:
+def report_of(model: nnx.Module, call: Call, *, numbers: bool, optimizer: Any = None) -> ContractionReport:
     """See `report`."""
+    if optimizer is not None:
+        checked_optimizer(optimizer)
     if numbers:
         check_numbers(model, call)
     copy = nnx.clone(model)
@@ -115,10 +128,14 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionRep
         if name not in layers and name not in products
     )
     unseen = uncalibrated(ModelIndex(model))
+    switched = {
+        row.parameter: parameters[row.parameter] for row in covered.weights if row.weight or row.input
+    }
+    switched |= {one.name: one.name for one in covered.activations if one.lhs or one.rhs}
+    training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
     if not numbers:
-        return ContractionReport((*entries.values(), *sites), uncalibrated=unseen, coverage=covered)
-    switched = {row.parameter for row in covered.weights if row.weight or row.input} | {*products}
-    found = measure(copy, call, {name: entry for name, entry in parameters.items() if name in switched})
+        return ContractionReport((*entries.values(), *sites), None, unseen, covered, training)
+    found = measure(copy, call, switched)
     both = (
         entries.get(name) or _without_weight(name, node)
         for name, node in modules.items()
@@ -126,7 +143,7 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionRep
     )
     between = (product_entry(one, by_layer[name], program.operations[name]) for name, one in products.items())
     rows = (replace(row, numbers=found.entries.get(row.path)) for row in (*both, *sites, *between))
-    return ContractionReport(tuple(rows), found.output_sqnr_db, unseen, covered)
+    return ContractionReport(tuple(rows), found.output_sqnr_db, unseen, covered, training)
 
 
 def _entries_of_parameters(covered: Coverage, layers: Mapping[str, Any]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerReport, plain
 from jqinject.model.inspect.page.report_page import fragment, page
 from jqinject.model.inspect.report_table import as_rich, as_text
+from jqinject.model.inspect.training.training_bytes import TrainingBytes
 
 WEIGHTS = ("kernel", "embedding")
 
@@ -28,6 +29,7 @@ class ContractionReport:
             together), in decibels; None without numbers.
         uncalibrated: paths of activation quantizers whose static range never saw data.
         coverage: which weights are quantized, and why not the others; see `jqinject.coverage`.
+        training: bytes of a training step; None without an optimizer.
 
     Example:
         >>> import jax
@@ -44,6 +46,7 @@ class ContractionReport:
     output_sqnr_db: float | None = None
     uncalibrated: tuple[str, ...] = ()
     coverage: Coverage | None = None
+    training: TrainingBytes | None = None
 
     def __getitem__(self, path: str) -> LayerReport:
         """The entry of a layer or of a parameter, by path; a parameter of a layer has the layer's entry."""

@@ -35,7 +35,7 @@ def _count(jaxpr: Any, outer: str, mark: re.Pattern[str]) -> Counter[str]:
             if scope:
                 found[scope] += counts(equation)
             continue
-        inner = [_count(program, scope, mark) for program in _programs(list(equation.params.values()))]
+        inner = [_count(program, scope, mark) for program in programs_in(list(equation.params.values()))]
         if equation.primitive.name == "cond":
             most: Counter[str] = Counter()
             for branch in inner:
@@ -47,7 +47,7 @@ def _count(jaxpr: Any, outer: str, mark: re.Pattern[str]) -> Counter[str]:
     return found
 
 
-def _programs(params: Any) -> Iterator[Any]:
+def programs_in(params: Any) -> Iterator[Any]:
     """The programs among the parameters of an operation: bodies of loops, branches, functions."""
     for leaf in jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, core.ClosedJaxpr | core.Jaxpr)):
         if isinstance(leaf, core.ClosedJaxpr):

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from jqinject.model.inspect.covered import Covered
 from jqinject.model.inspect.layer_numbers import LayerReport
+from jqinject.model.inspect.training.training_bytes import TrainingBytes
 from jqinject.terminal import blocks, columns, table, wrapped
 
 COLUMNS = ("layer", "class", "contracts", "program", "bytes", "operations")
@@ -36,6 +37,11 @@ class Rows(Protocol):
     @property
     def coverage(self) -> Covered | None:
         """Which weights are quantized, and why not the others."""
+        ...
+
+    @property
+    def training(self) -> TrainingBytes | None:
+        """Bytes of a training step."""
         ...
 
     @property
@@ -94,6 +100,8 @@ def notes(report: Rows) -> tuple[str, ...]:
     """Notes beneath the table."""
     unseen, covered = report.uncalibrated, report.coverage
     lines = (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
+    if report.training is not None:
+        lines = (*lines, *report.training.lines)
     if covered is None:
         return lines
     products = (

@@ -41,6 +41,7 @@ class SensitivityRuns:
 
     Attributes:
         entries: layers, and whatever else is switched.
+        state, arrays: of the model and its call, as `SplitCall` has them.
         slots: after `quantized`: entry -> name of each of its quantizers in `op_quant` -> the slot in a layer.
     """
 
@@ -52,7 +53,7 @@ class SensitivityRuns:
         sites: Mapping[str, str],
     ) -> None:
         self._split = SplitCall(model, call)
-        self._state, self._arrays = self._split.state, self._split.arrays
+        self.state, self.arrays = self._split.state, self._split.arrays
         self._layers, self._sites = layers, Sites(sites, layers)
         self.entries = tuple(dict.fromkeys((*layers, *sites.values())))
         self.slots: Mapping[str, Mapping[str, str]] = {}
@@ -102,15 +103,35 @@ class SensitivityRuns:
         if others not in self._mixed:
             self._mixed[others] = self._compiled(others)
         chosen = np.array([on[entry] for entry in self.entries])
-        return _numbers(self._mixed[others](self._state, self._arrays, chosen))
+        return _numbers(self._mixed[others](self.state, self.arrays, chosen))
+
+    def as_it_is(self, state: Any, arrays: list[Any]) -> list[Any]:
+        """The model's floating-point outputs, for a caller that traces.
+
+        Args:
+            state: of the structure of the attribute.
+            arrays: likewise.
+        """
+        copy, call = self._split.merged(state, arrays)
+        return _arrays(call(copy))
+
+    def in_floats(self, state: Any, arrays: list[Any]) -> list[Any]:
+        """As `as_it_is`, with every quantizer off.
+
+        Args:
+            state, arrays: see `as_it_is`.
+        """
+        recorder = _Silent()
+        arounds = {path: _Floating(layer, recorder) for path, layer in self._layers.items()}
+        return self._call(state, arrays, arounds, FloatingSites(self._sites, recorder))
 
     def _recorded(
         self, recorder: Recorder, sites: SiteRun, around: Callable[[QuantizedLayer], Around]
     ) -> list[np.ndarray]:
         arounds = {path: around(layer) for path, layer in self._layers.items()}
         run = jax.jit(lambda state, arrays: self._call(state, arrays, arounds, sites))
-        outputs = _numbers(run(self._state, self._arrays))
-        recorder.finish(self._state, self._arrays)
+        outputs = _numbers(run(self.state, self.arrays))
+        recorder.finish(self.state, self.arrays)
         return outputs
 
     def _compiled(self, others: bool) -> Callable[[Any, Any, np.ndarray], Any]:
@@ -139,6 +160,14 @@ class SensitivityRuns:
         if isinstance(copy, QuantizedProgram):
             intercept(root, Observing(sites), "quantizers")
         return _arrays(call(copy))
+
+
+@final
+class _Silent(Recorder):
+    """Records nothing."""
+
+    def note(self, layer: str, what: str, *arrays: Any) -> None:
+        """See `Recorder`."""
 
 
 def _observed(model: Any) -> set[int]:

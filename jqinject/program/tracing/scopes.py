@@ -18,6 +18,7 @@ from jqinject.program.tracing.intercept import Around, intercept, release
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 WEIGHT_SCOPE = "jqinject_weight({})"
+OF_WEIGHT = re.compile(r"jqinject_weight\(([^)]*)\)")
 NO_NAME = re.compile(r"[^\w.\-]")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 LAYER, QUANTIZED_LAYER = LAYERS = ("layer", "quantized_layer")
@@ -53,6 +54,12 @@ def path_in(name_stack: Any) -> str | None:
     return found[-1] if found[-1] == around else f"{around}.{found[-1][1:]}".lstrip(".")
 
 
+def weight_in(name_stack: Any) -> str | None:
+    """The path of the parameter that an equation contracts, as `name_in_scope` writes it; None without a mark."""
+    found = OF_WEIGHT.findall(str(name_stack))
+    return found[-1] if found else None
+
+
 def weight_scope(weight_path: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
     """Marks the contraction of a parameter, by its path, in the program's text; marks nothing without a path."""
     if not weight_path:
@@ -84,6 +91,17 @@ class _Scope(Around):
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Around`."""
         return in_scope(self.path, self.region, call, args, kwargs)
+
+
+def mark_modules(model: Any) -> None:
+    """Let the modules of a private copy of a model leave their paths in the programs traced of it.
+
+    Args:
+        model: a private copy.
+    """
+    for path, module in list(nnx.iter_modules(model, graph=True)):
+        if path and "__call__" in dir(type(module)):
+            intercept(module, _Scope(".".join(map(str, path)), None))
 
 
 @contextlib.contextmanager

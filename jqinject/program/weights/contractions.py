@@ -97,7 +97,8 @@ class _Contraction:
         given = [
             x.floats if place == self.weight else self._floats(place) for place, x in enumerate(self.operands)
         ]
-        (value,) = self.evaluate([*given, *self.rest])
+        with weight_scope(self.read or (self.run.names.full(self.name),)):
+            (value,) = self.evaluate([*given, *self.rest])
         return self._updated(value)
 
     def value(self) -> Any:

@@ -1,0 +1,1 @@
+"""Bytes of training: what a step keeps."""
