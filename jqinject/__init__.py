@@ -36,6 +36,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.core import GatheredWarning as GatheredWarning
     from jqinject.core import LostStateWarning as LostStateWarning
     from jqinject.core import UncalibratedWarning as UncalibratedWarning
+    from jqinject.model import LossyMergeWarning as LossyMergeWarning
     from jqinject.model import LowCoverageWarning as LowCoverageWarning
     from jqinject.model import Rule as Rule
     from jqinject.model import begin_step as begin_step
@@ -74,6 +75,7 @@ __all__ = [
     "FloatQuantTensor",
     "GatheredWarning",
     "IntQuantTensor",
+    "LossyMergeWarning",
     "LostStateWarning",
     "LowCoverageWarning",
     "Rule",
@@ -117,6 +119,7 @@ _PLACES = {
     "GatheredWarning": "jqinject.core",
     "LostStateWarning": "jqinject.core",
     "UncalibratedWarning": "jqinject.core",
+    "LossyMergeWarning": "jqinject.model",
     "LowCoverageWarning": "jqinject.model",
     "Rule": "jqinject.model",
     "begin_step": "jqinject.model",

@@ -20,6 +20,7 @@ from jqinject.model.inspect.layer_report import ContractionReport as Contraction
 from jqinject.model.inspect.training.training_bytes import SiteResiduals as SiteResiduals
 from jqinject.model.inspect.training.training_bytes import TrainingBytes as TrainingBytes
 from jqinject.model.lora.adapting import lora as lora
+from jqinject.model.lora.merging import LossyMergeWarning as LossyMergeWarning
 from jqinject.model.lora.merging import merge_lora as merge_lora
 from jqinject.model.ptq.batch_norm_statistics import calibrate_batch_norm as calibrate_batch_norm
 from jqinject.model.ptq.calibration import CalibrationReport as CalibrationReport

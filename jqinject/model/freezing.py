@@ -18,6 +18,7 @@ from jqinject.model.from_payload import (
     unfreeze_parameter_from_payload,
 )
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
+from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.site_freezing import (
     check_parameters_freeze,
     check_parameters_unfreeze,
@@ -76,8 +77,9 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
 
     Raises:
         TypeError: `model` is not an NNX module.
-        ValueError: a static range that never saw data, named by path; a weight with nan or inf; an op whose forward
-            contraction is cut into pieces (nothing is changed then); a learned bit width in an abstract model.
+        ValueError: a static range that never saw data, named by path; nan or inf in a weight or its low-rank update; an
+            op whose forward contraction is cut into pieces (nothing is changed then); a learned bit width in an
+            abstract model.
 
     Example:
         >>> import jax
@@ -100,6 +102,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     sites = [site for *_, site in parameter_sites(index) if site.master is None]
     check_finite(index, [*ours, *sites], "freeze")
+    check_updates(index)
     if not any(map(_is_quantized, [*layers, *index.frozen_parameters])):
         warnings.warn(
             f"freeze: {type(model).__name__} has no quantizer, so nothing was frozen: it stays a float model.\n"
@@ -108,6 +111,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
             2,
         )
     _to_evaluation(model, layers)
+    merge_inside(model)
     ahead = numbers_of(ours[0]) if ours else None
     for layer, following in itertools.zip_longest(ours, ours[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jqinject.ops.devices.explicit_axes import is_split
+
 Elementwise = Callable[[ArrayLike], jax.Array]
 
 
@@ -240,7 +242,16 @@ def _pass_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
 
 @_pass_where.defjvp
 def _(primals, tangents):
-    return _pass_where(*primals), jnp.where(primals[2], tangents[0], 0)
+    y, mask, tangent = _pass_where(*primals), primals[2], tangents[0]
+    if mask.ndim == 0 or is_split(mask):
+        return y, jnp.where(mask, tangent, 0)
+    # So a backward pass keeps a bit of each number.
+    return y, jax.checkpoint(_where_bits)(jnp.packbits(mask, axis=-1), tangent)
+
+
+def _where_bits(bits: jax.Array, tangent: jax.Array) -> jax.Array:
+    mask = jnp.unpackbits(bits, axis=-1, count=tangent.shape[-1])
+    return jnp.where(mask.astype(jnp.bool_), tangent, 0)
 
 
 def with_gradient_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:

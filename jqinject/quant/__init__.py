@@ -332,6 +332,7 @@ from jqinject.quant.training.mx import (
     MXFP8e5m2TrainingGrad as MXFP8e5m2TrainingGrad,
 )
 from jqinject.quant.training.nvfp4 import NVFP4Training as NVFP4Training
+from jqinject.quant.training.quartet import Quartet as Quartet
 
 
 def __dir__() -> list[str]:

@@ -32,6 +32,7 @@ from jqinject.quant import (
     MXFP8Training,
     MXFP8TrainingAct,
     MXFP8TrainingWeight,
+    NVFP4Training,
 )
 
 STATELESS = (MXFP8Training, MXFP4Training, Fp8CurrentTraining, Fp8RowTraining, Fp8BlockTraining)
@@ -245,3 +246,26 @@ def test_experts_train_by_a_scheme():
         np.testing.assert_allclose(dx[rows], of_x, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(dw[expert], of_weights, rtol=1e-5, atol=1e-4)
     assert not dw[1].any()
+
+
+@pytest.mark.lengthy
+def test_experts_train_in_four_bits():
+    """One expert that has every row, and others with the same weight, which the scale of the tensor sees too."""
+    scheme = NVFP4Training.let(hadamard=None, gradient_rounding="round")
+    model = Experts()
+    model.weights[...] = jnp.stack([W] * 3)
+    sizes, g = jnp.array([64, 0, 0]), jax.random.normal(jax.random.key(3), (64, 32))
+    model = jqinject.quantize(model, Rule(scheme=scheme), inputs=(X, sizes))
+    of_model, dx = nnx.jit(nnx.grad(lambda model, x: (model(x, sizes) * g).sum(), argnums=(0, 1)))(model, X)
+    of_x, of_weight = jax.jit(lambda x, w: jax.vjp(product(scheme), x, w)[1](g))(X, W)
+    np.testing.assert_allclose(dx, of_x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_model.weights[0], of_weight, rtol=1e-5, atol=1e-4)
+    assert not of_model.weights[1:].any()
+
+
+def test_experts_take_no_transform_of_rows():
+    with pytest.raises(
+        TypeError, match=r"wgrad_lhs declares a pre_transform, which would mix rows of several"
+    ) as caught:
+        jqinject.quantize(Experts(), Rule(scheme=NVFP4Training), inputs=(X, jnp.array([32, 0, 32])))
+    assert "hadamard=None" in str(caught.value)

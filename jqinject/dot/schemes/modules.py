@@ -10,7 +10,8 @@ from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.dot.schemes.scheme_conv import operands_of, scheme_conv
+from jqinject.dot.schemes.scheme import SchemeSpec
+from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant_tensor import as_array
@@ -155,6 +156,9 @@ class QConvGeneralDilated(QuantizedOp):
         config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; tiles are ignored.
             For a static range use `QuantConv(input_quant=...)`.
 
+    Raises:
+        TypeError, ValueError: as for `QDotGeneral`; an operand of the scheme has a `pre_transform`.
+
     Source: AQT's `AqtConvGeneralDilated`.
 
     Example:
@@ -166,6 +170,10 @@ class QConvGeneralDilated(QuantizedOp):
         >>> layer(jnp.ones((2, 6, 6, 3))).shape
         (2, 6, 6, 8)
     """
+
+    @classmethod
+    def _check_scheme(cls, scheme: SchemeSpec) -> None:
+        check_no_transform(scheme.of_convolution(), cls.__name__)
 
     def __call__(
         self,

@@ -46,6 +46,7 @@ class QuantizedOp(nnx.Module):
     ) -> None:
         name = type(self).__name__
         scheme = SchemeSpec.of(checked_scheme(config))
+        self._check_scheme(scheme)
         found = range_of(config) if lhs_range is None else lhs_range
         self.lhs_range = nnx.data(checked_range(found, scheme, name))
         self.scheme = nnx.data(SchemeQuantizers(scheme, rngs, name))
@@ -53,6 +54,10 @@ class QuantizedOp(nnx.Module):
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
         self.lhs_freezer = _freezer(lhs_freezer)
         self.rhs_freezer = _freezer(rhs_freezer)
+
+    @classmethod
+    def _check_scheme(cls, scheme: SchemeSpec) -> None:
+        """Refuse a scheme that does not fit the operation, whatever its operands."""
 
     @property
     def quantizes(self) -> tuple[bool, bool]:

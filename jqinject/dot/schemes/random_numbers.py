@@ -7,13 +7,16 @@ from typing import Any
 
 import jax
 
+SIGNS = "a transform with random signs"
 
-def missing_rngs(where: str) -> ValueError:
-    """The error for stochastic rounding without random numbers."""
-    op = where.partition(":")[0]
+
+def missing_rngs(where: str, what: str = "stochastic rounding") -> ValueError:
+    """The error for what draws random numbers where there are none."""
+    op, signs = where.partition(":")[0], what == SIGNS
+    other = "random_signs = False" if signs else "rounding to nearest (rng_type=None)"
     return ValueError(
-        f"{where}: stochastic rounding needs a key, and there are no rngs.\n  cure: {op}(scheme, rngs=nnx.Rngs(...)), "
-        "key=jax.random.key(...) for a function, or rounding to nearest (rng_type=None)"
+        f"{where}: {what} needs a key, and there are no rngs.\n  cure: {op}(scheme, rngs=nnx.Rngs(...)), "
+        f"key=jax.random.key(...) for a function, or {other}"
     )
 
 
@@ -23,10 +26,11 @@ class NoRandomNumbers:
     """Replaces a `BackwardQuantizer` without random numbers, which a forward pass does not need."""
 
     where: str
+    what: str = "stochastic rounding"
 
     def __call__(self, *args: Any) -> Any:
         """Raise, as there is a backward pass."""
-        raise missing_rngs(self.where)
+        raise missing_rngs(self.where, self.what)
 
 
 @jax.tree_util.register_static

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from jqinject.core.construction import kinds
-from jqinject.core.transforms import Hadamard, Transform
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.operand_table import operand_table
+from jqinject.dot.schemes.product_transforms import SIGNS, check_signs, check_transforms, check_whole
 from jqinject.dot.tensors.product import Sums
 from jqinject.inject import (
     Binding,
@@ -48,6 +48,8 @@ class Scheme(ExtendedInjector):
     | `dgrad_tile_size`, `wgrad_tile_size` | likewise for the other products | None: all |
     | `dgrad_use_fwd_quant` | `dgrad_rhs` quantizes the payload of `fprop_rhs`, whose scale goes into `g` | False |
     | `wgrad_use_fwd_quant` | likewise for `wgrad_lhs` and `fprop_lhs` | False |
+    | `dgrad_random_signs`, `wgrad_random_signs` | random signs, drawn at each call, multiply both operands before the \
+transform of the product | False |
     | `dgrad_source`, `wgrad_source` | what a quantizer in `dgrad_rhs` or `wgrad_lhs` rounds: "original", or \
 "dequantized", what the forward product saw | "original" |
     | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |
@@ -60,9 +62,11 @@ class Scheme(ExtendedInjector):
     so scales "per row", "per channel" and per group along the inputs can be multiplied in after the sum. Forward,
     gradients pass through each quantizer by its own derivative; scales that are parameters are trained.
 
-    A quantizer of activations or gradients may declare a `pre_transform` (`jqinject.core.transforms`) of the axis that
-    its product sums over, the last one if there are several. Both operands of the product then declare the same one,
-    which is orthogonal, so that it cancels: `Hadamard(16, signs)` on `wgrad_lhs` and `wgrad_grad`.
+    A quantizer may declare a `pre_transform` (`jqinject.core.transforms`) of the axis that its product sums over, the
+    last one if there are several. Both operands of the product then declare the same one, which is orthogonal, so that
+    it cancels: `Hadamard(16, signs)` on `wgrad_lhs` and `wgrad_grad`. On `fprop_lhs` and `fprop_rhs`, the backward
+    products take `x` and `w` transformed as the forward product did; their results pass the quantizers' gradient masks
+    there, and are transformed back.
 
     Two operands are contracted as integers or 8-bit floats if both have such payloads and their scales do not vary
     along summed axes; otherwise as dequantized values. `QDotGeneral.explain` says which.
@@ -92,6 +96,8 @@ class Scheme(ExtendedInjector):
     wgrad_tile_size = None
     dgrad_use_fwd_quant = False
     wgrad_use_fwd_quant = False
+    dgrad_random_signs = False
+    wgrad_random_signs = False
     dgrad_source = "original"
     wgrad_source = "original"
     conv_gradients = True
@@ -103,7 +109,7 @@ AGAIN = ("dgrad_rhs", "wgrad_lhs")
 GRADIENTS = ("dgrad_grad", "wgrad_grad")
 OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
 PRODUCTS = (("fprop_lhs", "fprop_rhs"), ("dgrad_grad", "dgrad_rhs"), ("wgrad_grad", "wgrad_lhs"))
-FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", "conv_gradients")
+FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", *SIGNS, "conv_gradients")
 SOURCES = ("original", "dequantized")
 SUMS = ("accumulator_dtype", "tile_size")
 OTHERS = (
@@ -153,9 +159,11 @@ class SchemeSpec:
         name = scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
         _check_names(injector)
         operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
-        _check_transforms(dict(operands), name)
+        check_transforms(dict(operands), PRODUCTS, name)
         fprop, dgrad, wgrad = (_sums(injector, prefix, name) for prefix in ("", "dgrad_", "wgrad_"))
+        check_whole(dict(operands), fprop.tiles, name)
         flags = [flag for flag in FLAGS if kinds.flag(getattr(injector, flag), name, flag)]
+        check_signs(dict(operands), flags, name)
         flags += [
             f"{product}_dequantized"
             for product in ("dgrad", "wgrad")
@@ -265,42 +273,6 @@ def payload_does_not_fit(where: str, why: str) -> ValueError:
         "sums over another axis.\n  cure: a quantizer of its own for this product, Kept.FPROP for the dequantized "
         "value, or a forward quantizer with one scale for the tensor or square blocks (group_size = (128, 128))"
     )
-
-
-def transform_of(operand: Operand) -> Transform | None:
-    """The transform that comes before the quantizer of an operand; None without one.
-
-    Args:
-        operand: of a resolved scheme.
-    """
-    if not isinstance(operand, Binding) or not operand.declares("pre_transform"):
-        return None
-    return operand.resolve("pre_transform")
-
-
-def _check_transforms(operands: dict[str, Operand], name: str) -> None:
-    """Refuse a transform that the other operand of a product lacks, or that does not cancel."""
-    for pair in PRODUCTS:
-        found = {operand: transform_of(operands[operand]) for operand in pair}
-        first, second = found.values()
-        if first is None and second is None:
-            continue
-        said = ", ".join(f"{name}.{operand} {_in_words(part)}" for operand, part in found.items())
-        if first != second:
-            raise TypeError(
-                f"the operands of a product go through the same transform, which then cancels: {said}.\n"
-                f"  cure: pre_transform = {next(part for part in found.values() if part is not None)!r} of both, each "
-                "with a quantizer of its own (of activations or gradients)"
-            )
-        if not isinstance(first, Hadamard):
-            raise TypeError(
-                f"of transforms a product takes those that cancel and hold no numbers: {said}.\n"
-                "  cure: pre_transform = jqinject.core.transforms.Hadamard(16, signs)"
-            )
-
-
-def _in_words(transform: Any) -> str:
-    return "has no pre_transform" if transform is None else f"declares {transform!r}"
 
 
 def _sums(injector: Any, prefix: str, name: str) -> Sums:

@@ -8,8 +8,9 @@ import jax
 
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, SchemeSpec, transform_of
+from jqinject.dot.schemes.scheme import Kept, SchemeSpec
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.six_operands import BackwardProduct
@@ -52,7 +53,7 @@ def scheme_conv(
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
     """
     scheme = quantizers.scheme.of_convolution()
-    _check_no_transform(scheme, quantizers.where)
+    check_no_transform(scheme, quantizers.where)
     (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
     left: Any = lhs
     if not isinstance(lhs, QuantTensor):
@@ -75,8 +76,16 @@ def scheme_conv(
     return convolve_operands(conv, left, right, dgrad, wgrad)
 
 
-def _check_no_transform(scheme: SchemeSpec, where: str) -> None:
-    """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands."""
+def check_no_transform(scheme: SchemeSpec, where: str) -> None:
+    """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands.
+
+    Args:
+        scheme: of the convolution, see `SchemeSpec.of_convolution`.
+        where: the user's callable.
+
+    Raises:
+        TypeError: an operand has a transform.
+    """
     for name, given in scheme.operands:
         if transform_of(given) is not None:
             raise TypeError(

@@ -13,11 +13,18 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
+from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.integer import known_zero_point
-from jqinject.dot.schemes.random_numbers import Misfit, NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit, transform_of
+from jqinject.dot.schemes.product_transforms import (
+    beside,
+    multiplied,
+    transform_of,
+    transformed,
+    transformed_label,
+)
+from jqinject.dot.schemes.random_numbers import SIGNS, Misfit, NoRandomNumbers
+from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.decision import decide, described, varies
 from jqinject.dot.tensors.labelled_tensor import (
@@ -95,9 +102,24 @@ class _Operands:
             right = quantizers.operand("fprop_rhs", right, summed, beside=left.tensor)
         g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
         w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
+        # The results of backward products are gradients of transformed operands, so the originals are transformed too.
+        x, w = (
+            _as_in_forward(quantizers, name, operand, labels)
+            for name, operand in (("fprop_lhs", x), ("fprop_rhs", w))
+        )
         dgrad = _backward(quantizers, ("dgrad_grad", "dgrad_rhs"), g, w, right, labels.lhs)
         wgrad = _backward(quantizers, ("wgrad_grad", "wgrad_lhs"), g, x, left, labels.rhs)
         return cls(plan, left, right, dgrad, wgrad)
+
+
+def _as_in_forward(
+    quantizers: SchemeQuantizers, name: str, x: LabelledTensor, labels: Labelling
+) -> LabelledTensor:
+    """An original operand, through the transform of the forward product; unchanged without one."""
+    scheme, again = quantizers.scheme, "wgrad_lhs" if name == "fprop_lhs" else "dgrad_rhs"
+    if isinstance(x.tensor, QuantTensor) or scheme[again] is Kept.FPROP:
+        return x
+    return transformed(scheme[name], x, summed_labels(labels.lhs, labels.rhs, labels.out))
 
 
 def _backward(
@@ -118,7 +140,7 @@ def _backward(
         made: the forward product's version of it.
         out: labels of the result.
     """
-    scheme, product, beside = quantizers.scheme, names[0].partition("_")[0], g.labels
+    scheme, product, of_gradient = quantizers.scheme, names[0].partition("_")[0], g
     summed, tiles = summed_labels(g.labels, x.labels, out), getattr(scheme, product).tiles
     in_pieces = _pieces(tiles, g, summed)
     g = in_pieces(g)
@@ -138,14 +160,40 @@ def _backward(
         return BackwardProduct(misfit)
     folded = None
     if folds:
-        x, folded = _payload_and_scale(joined(made), x, beside, as_integers=scheme[names[1]] is None)
+        x, folded = _payload_and_scale(
+            joined(made), x, of_gradient.labels, as_integers=scheme[names[1]] is None
+        )
+    if f"{product}_random_signs" in scheme.flags:
+        x, folded = _with_signs(quantizers, product, x, (of_gradient, folded), transformed_label(summed))
     array = isinstance(x.tensor, jax.Array)
     other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
     other = in_pieces(other)
+    where = f"{quantizers.where}: {scheme.name}.{names[1]}"
+    if quantizers.lacks_signs(product):
+        return BackwardProduct(NoRandomNumbers(where, SIGNS))
     if quantizers.draws_in_vain(names[1], other, summed):
-        return BackwardProduct(NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{names[1]}"))
+        return BackwardProduct(NoRandomNumbers(where))
     other = quantizers.operand(names[1], other, summed)
     return BackwardProduct(*quantizers.gradient(names[0], g, summed), other, folded)
+
+
+def _with_signs(
+    quantizers: SchemeQuantizers, product: str, x: LabelledTensor, gradient: tuple[Any, Any], label: Label
+) -> tuple[LabelledTensor, jax.Array]:
+    """An operand multiplied by random signs, and the factors of the gradient that it is contracted with.
+
+    Args:
+        quantizers: of the scheme.
+        product: "dgrad" or "wgrad".
+        x: the operand.
+        gradient: stand-in for the gradient, and other factors of it; None for none.
+        label: the axis that the signs are for.
+    """
+    signs = quantizers.signs(product, x.tensor.shape[x.axis(label)])
+    assert signs is not None, "the scheme draws them"
+    g, folded = gradient
+    factors = beside(g, signs, label)
+    return multiplied(x, signs, label), factors if folded is None else factors * folded
 
 
 def _check_fits(quantizers: SchemeQuantizers, name: str, made: LabelledTensor, summed: Labels) -> None:
@@ -160,7 +208,7 @@ def _misfit(quantizers: SchemeQuantizers, name: str, x: LabelledTensor, summed: 
     transform: Any = transform_of(quantizers.scheme[name])
     if transform is None or transform.block_size is None or not summed:
         return None
-    length = x.tensor.shape[x.axis(sorted(summed)[-1])]
+    length = x.tensor.shape[x.axis(transformed_label(summed))]
     size = transform.block_size
     return (
         Misfit(f"{quantizers.where}: {quantizers.scheme.name}.{name}", size, length)

@@ -12,8 +12,9 @@ from jqinject.core.state.variables import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.integer import has_integers, known_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
+from jqinject.dot.schemes.product_transforms import random_signs, transform_of, transformed
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers, missing_rngs
-from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec, transform_of
+from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backward
 from jqinject.dot.tensors.freezer import QuantizedOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
@@ -78,6 +79,8 @@ class SchemeQuantizers(nnx.Module):
         proxy = self._held(name, binding, x, summed, found_in).quant
         if self._lacks_rngs(proxy):
             raise missing_rngs(self._where(name))
+        if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
+            x = transformed(binding, x, summed)
         more = (beside,) if proxy.requires_quant_input and beside is not None else ()
         return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
@@ -143,6 +146,26 @@ class SchemeQuantizers(nnx.Module):
             return None, None
         proxy = self._held(name, binding, g, summed).quant
         return (NoRandomNumbers(self._where(name)), None) if self._lacks_rngs(proxy) else for_backward(proxy)
+
+    def signs(self, product: str, count: int) -> jax.Array | None:
+        """The random signs that a backward product's operands are multiplied by; None if the scheme has none.
+
+        In evaluation mode, and without random numbers, which a backward pass refuses, all are 1.
+
+        Args:
+            product: "dgrad" or "wgrad".
+            count: how many.
+        """
+        if f"{product}_random_signs" not in self.scheme.flags:
+            return None
+        if self.deterministic or self.stream is None:
+            return jnp.ones(count, jnp.float32)
+        return random_signs(self.stream(), count)
+
+    def lacks_signs(self, product: str) -> bool:
+        """Whether a backward product draws signs without random numbers."""
+        drawn = f"{product}_random_signs" in self.scheme.flags and not self.deterministic
+        return drawn and self.stream is None
 
     def draws_in_vain(self, name: str, x: LabelledTensor, summed: Labels) -> bool:
         """Whether an operand is rounded stochastically without random numbers."""
@@ -259,7 +282,7 @@ class SchemeQuantizers(nnx.Module):
     def _check(self, name: str, made: HeldOperand, where: str) -> None:
         proxy = made.quant
         why = ""
-        if transform_of(self.scheme[name]) is not None and proxy.role not in ROTATED:
+        if transform_of(self.scheme[name]) is not None and proxy.role not in (*PARAMETERS, *ROTATED):
             why = f"it quantizes {proxy.role}s, which go through no pre_transform"
         elif proxy.role in ("bias", "accumulator"):
             why = f"it quantizes {proxy.role}s, and none is an operand"

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept
+from jqinject.dot.schemes.scheme import Kept, SchemeSpec
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, joined
 from jqinject.dot.tensors.ragged_operands import contract_ragged
@@ -22,8 +23,23 @@ from jqinject.quant_tensor import QuantTensor, as_array
 class QRaggedDot(QuantizedOp):
     """Replaces `lax.ragged_dot_general`, quantized by a scheme, forward and backward; see `QDotGeneral`.
 
-    All three products contract dequantized values. Blocks along rows may hold rows of several experts.
+    All three products contract dequantized values. Blocks along rows may hold rows of several experts, so a scheme that
+    transforms operands along rows (`pre_transform` of `wgrad_lhs` and `wgrad_grad`) is refused.
     """
+
+    @classmethod
+    def _check_scheme(cls, scheme: SchemeSpec) -> None:
+        if any(sums.tiles is not None for sums in (scheme.fprop, scheme.dgrad, scheme.wgrad)):
+            raise ValueError(
+                f"the scheme {scheme.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
+                "  cure: a rule before it that names the parameter, with a scheme without tile_size"
+            )
+        if transform_of(scheme["wgrad_lhs"]) is not None:
+            raise TypeError(
+                f"{scheme.name}.wgrad_lhs declares a pre_transform, which would mix rows of several experts, and each "
+                "has a sum of its own.\n  cure: the scheme without it (hadamard=None), or a rule before it that names "
+                "the parameter"
+            )
 
     def __call__(
         self,
@@ -43,12 +59,6 @@ class QRaggedDot(QuantizedOp):
         """
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
         ragged = Ragged.of(lhs, rhs, ragged_dot_dimension_numbers, dtype, precision)
-        spec = self.scheme.scheme
-        if any(sums.tiles is not None for sums in (spec.fprop, spec.dgrad, spec.wgrad)):
-            raise ValueError(
-                f"the scheme {spec.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
-                "  cure: a rule before it that names the parameter, with a scheme without tile_size"
-            )
         if ragged is None:
             raise ValueError(
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from jqinject.dot.schemes.operand import OperandInjector
+from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeSpec
 from jqinject.inject import Binding
 
@@ -42,6 +43,8 @@ def why_not_stored(scheme: Any, operation: str) -> str:
         return ""
     if spec.fprop.tiles is not None and operation != CONVOLUTION:
         return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
+    if transform_of(found) is not None:
+        return f"{found.base.__name__} transforms it, as the contraction sees it"
     if issubclass(found.injector, OperandInjector):
         mode = getattr(found.injector, "dequant_mode", "output")
         return "" if mode == "output" else f"its dequant_mode is {mode!r}, so no payload is contracted"

@@ -57,7 +57,20 @@ def quantized_by(
     quantize = proxy.quantize_gradient if proxy.role == "gradient" else proxy
     if not in_rows:
         return LabelledTensor(quantize(x.tensor), x.labels)
-    return quantized_along(quantize, x, summed, merges=proxy.quant_metadata.group_size is None)
+    merges = proxy.quant_metadata.group_size is None
+    if proxy.pre_transform is not None:
+        # The transform goes along the last axis of a row: the same one for both operands of a product.
+        x = in_rows_of(x, summed)
+    return quantized_along(quantize, x, summed, merges=merges)
+
+
+def in_rows_of(x: LabelledTensor, summed: Labels) -> LabelledTensor:
+    """An array whose summed axes are last, in the order that the operands of a product share."""
+    last = tuple(label for label in sorted(summed) if label in x.labels)
+    labels = (*(label for label in x.labels if label not in last), *last)
+    if labels == x.labels:
+        return x
+    return LabelledTensor(x.tensor.transpose([x.axis(label) for label in labels]), labels)
 
 
 def quantized_along(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +19,29 @@ from jqinject.model.lora.adapter_plan import (
     new_adapter,
     plan_adapters,
 )
+from jqinject.model.lora.checks import (
+    Start,
+    Update,
+    check_numbers,
+    check_rules,
+    check_update,
+    refuse_adapted,
+    refuse_bias_quantizers,
+)
 from jqinject.model.lora.factors import dense_update, nearest_factors
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
-from jqinject.model.quantizing.plan import check_operations, idle_rules
+from jqinject.model.quantizing.plan import check_operations
 from jqinject.model.quantizing.quantize_model import quantize_program
-from jqinject.model.quantizing.rule_policy import OURS, PlannedSites, RulePolicy, plan_sites
+from jqinject.model.quantizing.rule_policy import PlannedSites, RulePolicy, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.site_freezing import freeze_parameters, parameter_sites
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.program import Call, QuantizedProgram, find_sites, quantized_stack
-from jqinject.proxy import QuantProxyFromInjector
+from jqinject.program import Call, find_sites, quantized_stack
 from jqinject.quant_tensor import as_array
 
 Model = TypeVar("Model", bound=nnx.Module)
-Start = Literal["zeros", "error"]
 Names = set[tuple[tuple[Any, ...], str]]
 
 
@@ -47,6 +53,7 @@ def lora(
     alpha: float | None = None,
     dropout: float = 0.0,
     start: Start = "zeros",
+    update: Update = "beside",
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
     methods: Methods | None = None,
     rngs: nnx.Rngs,
@@ -63,7 +70,14 @@ def lora(
     stack), A has the shape (*E, *K, rank), B (*E, rank, *N), both w's dtype and sharding. They are `nnx.LoRAParam`s at
     the state paths `op_quant/adapters/<path of w>/a` and `.../b`: `nnx.state(model, nnx.LoRAParam)` is all there is to
     train and to save, and `jqinject.value_and_grad(loss)(model)` differentiates nothing else. Look-ups (embeddings)
-    read w without the update. All layers are run as parts of the model's program, as `quantize` runs a model that
+    read w without the update.
+
+    With `update="inside"` a contraction is `x Q(w + (alpha / rank) A B)`, Q the rule's fake quantizer, with a
+    straight-through gradient to A and B: quantization-aware training of the adapters. The parameter stays float, is not
+    trained, and is read so by look-ups too. `merge_lora` and `freeze` then make the very weights that were trained, bit
+    for bit. Memory and time are those of quantization-aware training, without a gradient of w.
+
+    All layers are run as parts of the model's program, as `quantize` runs a model that
     contracts parameters by itself; a method that is not in `methods` runs as it was written, without updates.
 
     Args:
@@ -75,6 +89,7 @@ def lora(
         dropout: the share of an adapter's input that is set to 0 in training.
         start: "zeros" for a B of zeros; "error" for the A and B whose update is nearest to the rounding error of the
             base, `w` less what is stored of it (LoftQ, one step), where it is stored in low bits.
+        update: "beside" a weight that is frozen in low bits, or "inside" its quantizer.
         inputs: the model's arguments, as for `quantize`.
         methods: the arguments of other methods, as for `quantize`.
         rngs: for A and for dropout.
@@ -84,13 +99,14 @@ def lora(
 
     Raises:
         TypeError: arguments of another kind; a proxy as quantizer.
-        ValueError: a rule with bias_quant: biases of an adapted model stay float; a rank below 1, or a pattern that
-            matches nothing; a rule that takes nothing; a model that has adapters or is quantized already, named by
-            path; no inputs; weights that are not finite; a weight whose contraction cannot be followed. Nothing is
-            changed then.
+        ValueError: `update="inside"` with dropout, or with `start="error"`; a rule with bias_quant: biases of an
+            adapted model stay float; a rank below 1, or a pattern that matches nothing; a rule that takes nothing; a
+            model that has adapters or is quantized already, named by path; no inputs; weights that are not finite; a
+            weight whose contraction cannot be followed. Nothing is changed then.
 
-    Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Li et al., 2023, "LoftQ"; Qwix's
-    `apply_lora_to_model`. Differs from Qwix: an `einsum` over experts has a B for each, and A keeps the axes of w.
+    Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Li et al., 2023, "LoftQ"; for updates inside
+    quantizers Bondarenko et al., 2024, "LR-QAT", and Jeon et al., 2024, "L4Q"; Qwix's `apply_lora_to_model`. Differs
+    from Qwix: an `einsum` over experts has a B for each, and A keeps the axes of w.
 
     Example:
         >>> import jax
@@ -104,16 +120,17 @@ def lora(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"lora takes an NNX module, got {type(model).__name__}")
-    _check_numbers(alpha, dropout, rngs)
+    check_numbers(alpha, dropout, rngs)
     if start not in get_args(Start):
         raise ValueError(f"lora: start is 'zeros' or 'error', got {start!r:.40}")
+    check_update(update, dropout, start)
     ranks, given = checked_rank(rank), checked_rules(rules)
     check_operations(given)
-    _refuse_bias_quantizers(given, "lora")
+    refuse_bias_quantizers(given, "lora")
     calls = traced_calls(model, call_with(inputs), methods, "lora")
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    _refuse_adapted(index)
+    refuse_adapted(index)
     if not any(call.args or call.kwargs for call in calls):
         raise ValueError(
             "lora finds the contractions of a model by tracing it.\n"
@@ -122,11 +139,11 @@ def lora(
     policy = RulePolicy(given, into_layers=True)
     found = plan_sites(model, policy, calls)
     bases = plan_parameters(found.uses)
-    _check_rules(given, found, bases)
+    check_rules(given, found, bases)
     plans = plan_adapters(found, ranks)
 
     def adapted(model: Any, rngs: nnx.Rngs) -> Any:
-        return _adapted(model, policy, found, calls, plans, bases, (alpha, dropout), rngs, start)
+        return _adapted(model, policy, found, calls, plans, bases, (alpha, dropout), rngs, start, update)
 
     if index.is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
@@ -143,8 +160,9 @@ def _adapted(
     numbers: tuple[float | None, float],
     rngs: nnx.Rngs,
     start: Start,
+    update: Update,
 ) -> Any:
-    """The model with adapters, its base frozen."""
+    """The model with adapters, its base frozen unless they are inside its quantizers."""
     quantize_program(model, policy, found, calls, rngs)
     index = ModelIndex(model)
     check_finite(index, [site for *_, site in parameter_sites(index)], "lora")
@@ -157,19 +175,13 @@ def _adapted(
             wrong = _rounding_error(model.op_quant.weights[name])
             factors = nearest_factors(wrong, plan, factor_of_update(plan, numbers[0]))
         adapters[name] = new_adapter(plan, variable, *numbers, bases.get(name), rngs, factors)
+        adapters[name].inside = update == "inside"
     model.op_quant.adapters = nnx.Dict(adapters)
+    if update == "inside":  # whatever follows from the parameter has the update
+        return model
     freeze_parameters(index, keep_masters=False)
     _check_followed(model, policy, calls, plans)
     return model
-
-
-def _refuse_bias_quantizers(rules: Iterable[Rule], caller: str) -> None:
-    biased = [str(rule) for rule in rules if rule.quantizer("bias_quant") is not None]
-    if biased:
-        raise ValueError(
-            f"{caller} runs layers as parts of the model's program, where biases have no quantizer: {biased[0]}.\n"
-            "  cure: a rule without bias_quant"
-        )
 
 
 def _rounding_error(site: ParameterSite) -> jax.Array:
@@ -212,13 +224,13 @@ def with_low_rank(
             "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
             "  cure: Recipe.apply(..., method='encode') in the place of call=..."
         )
-    _refuse_bias_quantizers(given, "LowRank")
+    refuse_bias_quantizers(given, "LowRank")
     model = nnx.clone(model, graph=True)
     policy = RulePolicy(given, into_layers=True)
     found = plan_sites(model, policy, calls)
     bases = plan_parameters(found.uses)
     if not allow_idle:
-        _check_rules(given, found, bases)
+        check_rules(given, found, bases)
     plans = [plan for plan in plan_adapters(found, checked_rank(rank)) if dotted(plan.path) in bases]
     index = ModelIndex(model)
     adapters, kept = {}, {}
@@ -280,53 +292,3 @@ def _note_lookups(model: Any, plans: tuple[PlannedAdapter, ...], adapted: Names)
     for plan in plans:
         alone = tuple(name for name in plan.lookups if (plan.path, name) not in adapted)
         model.op_quant.adapters[dotted(plan.path)].lookups = alone
-
-
-def _check_numbers(alpha: Any, dropout: Any, rngs: Any) -> None:
-    if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha != 0):
-        raise ValueError(f"lora: alpha is a finite number other than 0, got {alpha!r:.40}")
-    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
-        raise ValueError(f"lora: dropout is a share from 0 to below 1, got {dropout!r:.40}")
-    if not isinstance(rngs, nnx.Rngs):
-        raise TypeError(f"lora: rngs is an nnx.Rngs, got {type(rngs).__name__}.\n  cure: rngs=nnx.Rngs(0)")
-
-
-def _refuse_adapted(index: ModelIndex) -> None:
-    """Refuse a model that has adapters, or that is quantized already."""
-    adapted = [dotted(path) for path, node in index.places if isinstance(node, nnx.LoRAParam)]
-    if adapted:
-        raise ValueError(
-            f"lora: the model has adapters already: {_listed(adapted)}.\n"
-            "  cure: jqinject.merge_lora(model) puts them into the weights; or adapt the model without them"
-        )
-    quantized = [
-        dotted(path)
-        for path, node in index.places
-        if isinstance(node, (*OURS, QuantizedProgram, FrozenParam))
-    ]
-    if quantized:
-        raise ValueError(
-            f"lora: the model is quantized already, in {_listed(quantized)}.\n"
-            "  cure: lora(float_model, rules, ...), whose rules quantize the base"
-        )
-
-
-def _listed(paths: list[str]) -> str:
-    return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
-
-
-def _check_rules(rules: tuple[Rule, ...], found: PlannedSites, bases: Mapping[str, PlannedParameter]) -> None:
-    idle = idle_rules(rules, (), found.used)
-    if idle:
-        known = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
-        shown = "\n".join(f"    {rules[index]}" for index in idle)
-        raise ValueError(
-            f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  weights here: {_listed(list(known)) or 'none'}\n  cure: mend the path or the order"
-        )
-    shared = [name for name, base in bases.items() if isinstance(base.quantizer, QuantProxyFromInjector)]
-    if shared:
-        raise TypeError(
-            f"lora: the weight quantizer of {_listed(shared)} is a proxy, and frozen weights have none to share.\n"
-            "  cure: its injector, such as NF4WeightPerGroupFloat"
-        )

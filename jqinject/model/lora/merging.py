@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
+from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
 from jqinject.model.site_freezing import frozen_parameter, put_in_place
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
+from jqinject.quant_tensor import as_array, is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)
+MOST_TOLD = 8
 
 
 def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) -> Model:
     """Put adapters into the weights, in place: w becomes `w + (alpha / rank) A B`, and the adapter is removed.
 
-    A float weight takes the update up to rounding in its dtype. A quantized one is dequantized, updated and quantized
-    again by its rule, with new scales, so it is rounded a second time: the error of the base's format is in the output
-    twice, and updates below half a step of the format are lost. Memory: one float weight at a time.
+    * An update inside the quantizer (`lora(..., update="inside")`): the model computes the same bits as before. The
+      frozen one holds the same integers and scales, and sums their products in its own order.
+    * Beside a float weight: the same up to rounding in the weight's dtype.
+    * Beside a quantized weight: this is dequantized, updated and quantized again by its rule, with new scales. It is
+      rounded a second time: the error of the format is in the output twice, and updates below half a step are lost. A
+      `LossyMergeWarning` tells how much.
+
+    Memory: one float weight at a time.
+
+    Warns:
+        LossyMergeWarning: weights were quantized again, each with `10 log10(sum(w**2) / sum((w - q)**2))` of the
+            updated w and what is stored of it, q, and the error's root mean square by that of the update.
 
     Args:
         model: a model that `jqinject.lora` made, or one that holds such models.
@@ -68,16 +84,102 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
             f"merge_lora: rows of {', '.join(looked_up)} are looked up too, without the update, which would change.\n"
             "  cure: keep these adapters; merge_lora(model, path) takes a pattern that leaves them out"
         )
+    rounded = {}
     for at, owner, name, adapter in chosen:
-        _merge(model, at, adapter, rngs)
+        if adapter.inside:
+            _merge_inside(ModelIndex(model), at, adapter)
+        else:
+            rounded[dotted((*at, name))] = _merge(model, at, adapter, rngs)
         del owner.op_quant.adapters[name]
     for _, owner in held:
         _without_adapters(owner)
+    _tell(rounded)
     return model
 
 
-def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> None:
-    """Put one adapter into its weight."""
+def merge_inside(model: nnx.Module) -> None:
+    """Put the updates that are inside quantizers into the weights, in place; has no effect without any.
+
+    Args:
+        model: an NNX module.
+    """
+    index = ModelIndex(model)
+    for at, owner, name, adapter in list(_inside(index)):
+        _merge_inside(index, at, adapter)
+        del owner.op_quant.adapters[name]
+        _without_adapters(owner)
+
+
+def check_updates(index: ModelIndex) -> None:
+    """Refuse updates inside quantizers that are not finite.
+
+    Raises:
+        ValueError: names the weights.
+    """
+    wrong = [
+        dotted((*at, name))
+        for at, _, name, adapter in _inside(index)
+        if is_concrete(adapter.a[...]) and not all(jnp.isfinite(x[...]).all() for x in (adapter.a, adapter.b))
+    ]
+    if wrong:
+        raise ValueError(
+            f"freeze: the low-rank updates of {', '.join(wrong[:MOST_TOLD])} hold nan or inf.\n"
+            "  cure: mend the training, or load a checkpoint"
+        )
+
+
+def _inside(index: ModelIndex) -> Iterator[tuple[Path, Any, str, Adapter]]:
+    """The adapters inside quantizers: path of the model that has it, that model, the weight's path, the adapter."""
+    for at, owner in index.places:
+        if isinstance(owner, QuantizedProgram):
+            adapters = owner.op_quant.adapters_by_path()
+            yield from ((at, owner, name, adapter) for name, adapter in adapters.items() if adapter.inside)
+
+
+def _merge_inside(index: ModelIndex, at: Path, adapter: Adapter) -> None:
+    """Put one update into its float weight; its quantizer stays what it was in training."""
+    variable: Any = dict(index.places)[(*at, *map(str, adapter.weight_path))]
+    variable.set_value(adapter.added_to(variable.get_value()))
+
+
+class LossyMergeWarning(UserWarning):
+    """Weights in low bits were quantized again with their updates: the model is not the one that was trained."""
+
+
+class _Rounded(NamedTuple):
+    """What quantizing again did to a weight.
+
+    Attributes:
+        sqnr_db: of the updated weight, in decibels.
+        by_update: the error's root mean square by that of the update.
+    """
+
+    sqnr_db: float
+    by_update: float
+
+
+def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
+    """Warn of the weights that were quantized again."""
+    known = sorted(
+        (found.sqnr_db, name, found.by_update) for name, found in rounded.items() if found is not None
+    )
+    if not known:
+        return
+    shown = "\n".join(
+        f"    {name}: {ratio:.1f} dB, {by:.3g} of the update" for ratio, name, by in known[:MOST_TOLD]
+    )
+    more = f"\n    {len(known) - MOST_TOLD} more, with less error" if len(known) > MOST_TOLD else ""
+    warnings.warn(
+        f"merge_lora: {len(known)} weights in low bits were quantized again with their updates (signal to error, and "
+        f"the error by the update):\n{shown}{more}\n"
+        "  cure: lora(..., update='inside') trains what is merged; or keep the adapters: freeze(model) serves them",
+        LossyMergeWarning,
+        stacklevel=3,
+    )
+
+
+def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Rounded | None:
+    """Put one adapter into its weight; returns what quantizing it again did, if it was and is known."""
     index = ModelIndex(model)
     place = (*at, *map(str, adapter.weight_path))
     variable: Any = dict(index.places)[place]
@@ -90,7 +192,7 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> Non
         if site is not None and site.weight_quant is not None:
             site.weight_quant.release(site)
             site.weight_quant.init_tensor_quant(site)
-        return
+        return None
     metadata = {k: v for k, v in variable.get_metadata().items() if k not in ("form", READS_WHOLE)}
     whole = nnx.Param.from_metadata(merged, metadata)
     put_in_place(index, variable, whole)
@@ -100,6 +202,14 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> Non
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
     put_in_place(ModelIndex(model), whole, frozen)
+    return _rounding(value, merged, frozen.get_value()) if is_concrete(merged) else None
+
+
+def _rounding(before: Any, updated: Any, stored: Any) -> _Rounded:
+    old, new, found = (np.asarray(as_array(x), np.float64) for x in (before, updated, stored))
+    error = float(np.sqrt(np.mean(np.square(found - new))))
+    update = float(np.sqrt(np.mean(np.square(new - old))))
+    return _Rounded(sqnr_db([new], [found]), error / update if update else math.inf if error else 0.0)
 
 
 def _without_adapters(owner: Any) -> None:

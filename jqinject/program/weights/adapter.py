@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.program.tracing.trace import Program
 from jqinject.program.weights.low_rank import LowRank
+from jqinject.program.weights.low_rank_sum import low_rank_sum
 from jqinject.program.weights.parameters import dotted
 
 
@@ -27,6 +28,8 @@ class Adapter(nnx.Module):
         scale: alpha / rank.
         base: how the parameter is quantized, for merging; None if it is float.
         lookups: names of the operations that look the parameter's rows up, which read it without the update.
+        inside: the parameter takes the update before its quantizer, wherever it is read; else contractions take it
+            beside the quantized parameter.
     """
 
     a: nnx.LoRAParam[jax.Array]
@@ -38,6 +41,7 @@ class Adapter(nnx.Module):
     scale: float
     base: Any
     lookups: tuple[str, ...]
+    inside: bool
 
     def __init__(
         self,
@@ -50,10 +54,11 @@ class Adapter(nnx.Module):
         base: Any = None,
         lookups: tuple[str, ...] = (),
         dropout: nnx.Dropout | None = None,
+        inside: bool = False,
     ) -> None:
         self.a, self.b = a, b
         self.weight_path, self.contracted, self.free = weight_path, contracted, free
-        self.scale, self.base, self.lookups = scale, base, lookups
+        self.scale, self.base, self.lookups, self.inside = scale, base, lookups, inside
         if dropout is not None:
             self.dropout = dropout
 
@@ -75,6 +80,11 @@ class Adapter(nnx.Module):
             "" if self.dropout is None else dropout_name(dotted(self.weight_path)),
         )
 
+    def added_to(self, value: jax.Array) -> jax.Array:
+        """The parameter with the update, in its dtype; see `low_rank_sum`."""
+        found = self.low_rank()
+        return low_rank_sum(value, found.a, found.b, found.scale)
+
 
 def dropout_name(path: str) -> str:
     """The name of the dropout of a parameter's adapter, in statistics and random streams."""
@@ -82,7 +92,9 @@ def dropout_name(path: str) -> str:
 
 
 def with_adapters(model: Any, program: Program) -> Program:
-    """A traced program whose parameters know their adapters: a frozen one's by the first of its arrays.
+    """A traced program whose parameters know their adapters, or have the update in them.
+
+    A frozen parameter's adapter is that of the first of its arrays.
 
     Args:
         model: an NNX module.
@@ -94,7 +106,11 @@ def with_adapters(model: Any, program: Program) -> Program:
     inputs = []
     for x in program.inputs:
         adapter = left.pop(dotted(x.weight_path), None) if x.is_weight else None
-        inputs.append(x if adapter is None else replace(x, low_rank=adapter.low_rank(), twins={}))
+        if adapter is not None and adapter.inside:
+            x = replace(x, value=adapter.added_to(x.value), twins={})
+        elif adapter is not None:
+            x = replace(x, low_rank=adapter.low_rank(), twins={})
+        inputs.append(x)
     return program._replace(inputs=inputs)
 
 

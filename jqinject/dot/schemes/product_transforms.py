@@ -1,0 +1,133 @@
+"""The transform before the quantizers of both operands of a product: `pre_transform`, and signs drawn before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core.transforms import Hadamard, Transform, along
+from jqinject.dot.geometry.labels import Label, Labels
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.inject import Binding
+
+SIGNS = {"dgrad_random_signs": "dgrad_grad", "wgrad_random_signs": "wgrad_grad"}
+"""The flags of a scheme that draw signs, and an operand of their product."""
+
+
+def transform_of(operand: Any) -> Transform | None:
+    """The transform that comes before the quantizer of an operand; None without one.
+
+    Args:
+        operand: of a resolved scheme.
+    """
+    if not isinstance(operand, Binding) or not operand.declares("pre_transform"):
+        return None
+    return operand.resolve("pre_transform")
+
+
+def transformed_label(summed: Labels) -> Label:
+    """The axis that a transform goes along: the last one that both operands sum over."""
+    return sorted(summed)[-1]
+
+
+def transformed(operand: Any, x: LabelledTensor, summed: Labels) -> LabelledTensor:
+    """An operand as its quantizer sees it: through its transform; unchanged without one.
+
+    Args:
+        operand: of a resolved scheme.
+        x: its float array.
+        summed: the axes that its product sums over.
+    """
+    transform = transform_of(operand)
+    if transform is None or not summed:
+        return x
+    return LabelledTensor(along(transform, x.tensor, (x.axis(transformed_label(summed)),)), x.labels)
+
+
+def multiplied(x: LabelledTensor, factors: jax.Array, label: Label) -> LabelledTensor:
+    """An operand whose numbers along one axis are multiplied by a factor each."""
+    return LabelledTensor(x.tensor * beside(x, factors, label).astype(x.tensor.dtype), x.labels)
+
+
+def beside(x: LabelledTensor, factors: jax.Array, label: Label) -> jax.Array:
+    """Factors of the numbers along one axis, laid out for an operand."""
+    return factors.reshape([factors.size if each == label else 1 for each in x.labels])
+
+
+def random_signs(key: jax.Array, count: int) -> jax.Array:
+    """So many numbers of which each is 1 or -1, with equal probability, float32."""
+    return jax.random.rademacher(key, (count,), jnp.float32)
+
+
+def check_transforms(operands: Mapping[str, Any], products: Iterable[tuple[str, str]], name: str) -> None:
+    """Refuse a transform that the other operand of a product lacks, or that does not cancel.
+
+    Args:
+        operands: of a scheme.
+        products: the names of the operands of each product.
+        name: of the scheme.
+
+    Raises:
+        TypeError: there is such a transform.
+    """
+    for pair in products:
+        found = {operand: transform_of(operands[operand]) for operand in pair}
+        first, second = found.values()
+        if first is None and second is None:
+            continue
+        said = ", ".join(f"{name}.{operand} {_in_words(part)}" for operand, part in found.items())
+        if first != second:
+            raise TypeError(
+                f"the operands of a product go through the same transform, which then cancels: {said}.\n"
+                f"  cure: pre_transform = {next(part for part in found.values() if part is not None)!r} of both, each "
+                "with a quantizer of its own"
+            )
+        if not isinstance(first, Hadamard):
+            raise TypeError(
+                f"of transforms a product takes those that cancel and hold no numbers: {said}.\n"
+                "  cure: pre_transform = jqinject.core.transforms.Hadamard(16, signs)"
+            )
+
+
+def check_whole(operands: Mapping[str, Any], tiles: Any, name: str) -> None:
+    """Refuse tiles of a forward product with a transform, which backward products see whole.
+
+    Args:
+        operands: of a scheme.
+        tiles: of its forward product; None for none.
+        name: of the scheme.
+
+    Raises:
+        TypeError: there are both.
+    """
+    if tiles is not None and transform_of(operands["fprop_lhs"]) is not None:
+        raise TypeError(
+            f"{name}: tile_size cuts what the pre_transform of fprop_lhs and fprop_rhs goes along.\n"
+            "  cure: tile_size = None; scales for parts of a sum come from groups (group_size) of the quantizers"
+        )
+
+
+def check_signs(operands: Mapping[str, Any], flags: Iterable[str], name: str) -> None:
+    """Refuse random signs without a transform: signs alone do not change what is rounded.
+
+    Args:
+        operands: of a scheme.
+        flags: of the scheme that are set.
+        name: of the scheme.
+
+    Raises:
+        TypeError: there is no transform for them.
+    """
+    for flag in flags:
+        if flag in SIGNS and transform_of(operands[SIGNS[flag]]) is None:
+            raise TypeError(
+                f"{name}.{flag} draws signs for a transform, and {SIGNS[flag]} declares no pre_transform.\n"
+                f"  cure: {flag} = False, or pre_transform = jqinject.core.transforms.Hadamard(32) of both operands"
+            )
+
+
+def _in_words(transform: Any) -> str:
+    return "has no pre_transform" if transform is None else f"declares {transform!r}"
