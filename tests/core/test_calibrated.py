@@ -44,6 +44,16 @@ def test_a_range_is_what_its_formula_says(name: str) -> None:
         np.testing.assert_allclose(np.ravel(found.low), low, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_of_one_end_has_no_zero_point(name: str) -> None:
+    method, expected = RANGES[name]
+    quant = CalibratedQuant(method)
+    assert quant.has_zero_point == (expected(X)[0] is not None)
+    if not quant.has_zero_point:
+        assert not jnp.any(quant(jnp.asarray(X)).zero_point)
+        assert not CalibratedQuant(method, q_dtype=jnp.float8_e4m3fn).has_zero_point
+
+
 CUT = {name: method for name, (method, _) in RANGES.items()}
 CUT |= {
     "ties": AbsMaxRange(),

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject
 from jqinject import Rule, compiled, freeze, quantize, quantized_cache
+from jqinject.model.serving.packing import SMALL, PackedArrays
 from jqinject.model.serving.unchanged import unchanged_inputs
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
@@ -77,6 +78,27 @@ def test_weights_are_arguments_and_shared_with_the_model(served: Any, answer: An
     again = answer.model()
     assert again.up.frozen.value.get_raw_value() is served.up.frozen.value.get_raw_value()
     assert (again(X) == served(X)).all()
+
+
+def test_small_arrays_of_one_dtype_are_one_argument() -> None:
+    weak, large = jnp.asarray(0.5), jnp.zeros(SMALL // 4 + 1)
+    given = (
+        jnp.ones((2, 3)),
+        weak,
+        jnp.arange(4),
+        jnp.zeros((0, 2)),
+        large,
+        jnp.arange(5.0),
+        jax.random.key(0),
+    )
+    packed = PackedArrays.of(given)
+    assert [x.shape for x in packed.flat] == [(11,)], (
+        "a float alone, an integer alone and a key stay as they are"
+    )
+    assert packed.whole[0] is weak and packed.whole[2] is large
+    for found, expected in zip(jax.jit(lambda packed: packed.arrays())(packed), given, strict=True):
+        assert jax.typeof(found) == jax.typeof(expected)
+        assert (found == expected).all()
 
 
 def test_each_size_is_compiled_once(served: Any) -> None:

@@ -278,6 +278,33 @@ def test_a_frozen_checkpoint_with_a_freezer_is_read():
     np.testing.assert_array_equal(other(X), frozen(X))
 
 
+@pytest.mark.parametrize(("place", "inputs"), [("frozen", None), ("kernel", X)], ids=["layer", "parameter"])
+def test_a_symmetric_range_stores_no_zero_point_and_older_zeros_are_read(place, inputs):
+    rule = jqinject.Rule(weight_quant=q.Int8WeightPerChannelAbsMax)
+
+    class Own(nnx.Module):
+        def __init__(self, rngs):
+            self.kernel = nnx.Param(jax.random.normal(rngs.params(), (16, 6)))
+
+        def __call__(self, x):
+            return x @ self.kernel[...]
+
+    def frozen(seed):
+        rngs = nnx.Rngs(seed)
+        made = nnx.Linear(16, 6, rngs=rngs) if inputs is None else Own(rngs)
+        return jqinject.freeze(jqinject.quantize(made, rule, inputs=inputs))
+
+    model, other = frozen(0), frozen(1)
+    state = nnx.as_pure(nnx.state(model))
+    assert "zero_point" not in state[place]
+    state[place]["zero_point"] = jnp.zeros((1, 1))
+    jqinject.load_state(other, state)
+    np.testing.assert_array_equal(other(X), model(X))
+    state[place]["zero_point"] = jnp.ones((1, 1))
+    with pytest.raises(ValueError, match=rf"{place}\.zero_point"):
+        jqinject.load_state(other, state)
+
+
 def test_static_scales_leave_no_reduction():
     frozen = jqinject.freeze(trained(Dense, X))
     text = nnx.jit(lambda m, x: m(x)).lower(frozen, X).as_text()

@@ -261,6 +261,11 @@ class CalibratedQuant(Component):
         return None if self.group_size is None else (self.group_size, self.group_dim)
 
     @property
+    def has_zero_point(self) -> bool:
+        """Whether the zero point may be nonzero: the range has two ends, as far as its method's structure says."""
+        return self.q_dtype is None and abstract_range(self.calibration_impl, 1).low is not None
+
+    @property
     def is_dynamic(self) -> bool:
         """Whether the range is that of the given tensor: neither averaged nor fixed."""
         return self.averaging_impl is None and not isinstance(self.calibration_impl, FixedRange)
@@ -305,8 +310,7 @@ class CalibratedQuant(Component):
         if self.q_dtype is not None:
             return MinifloatGrid(FloatFormat.of_dtype(self.q_dtype), np.dtype(np.float32))
         edge = 2.0 ** (self.bit_width - 1)
-        centered = abstract_range(self.calibration_impl, 0).low is None
-        return IntegerGrid(self.narrow_range - edge, edge - 1.0, centered, None)
+        return IntegerGrid(self.narrow_range - edge, edge - 1.0, not self.has_zero_point, None)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
         x, cut = self._laid(check.float_input(x, "CalibratedQuant"))

@@ -160,7 +160,7 @@ def _product(
 ) -> jax.Array | None:
     """The contraction by the kernel; None if it does not take it."""
     groups, shape, free = form.groups, form.stored.shape, len(dims.rhs_free)
-    if x.dtype != FLOAT32 or not stores_last(form, dims.rhs_contract):
+    if x.dtype != FLOAT32 or form.in_turn is not None or not stores_last(form, dims.rhs_contract):
         return None
     grouped: tuple[int, ...] = ()
     if groups is not None:

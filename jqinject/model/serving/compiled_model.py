@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.model.serving.held_state import HeldArrays, StateLayout
+from jqinject.model.serving.packing import PackedArrays
 from jqinject.model.serving.signature import Signature, places_of, with_arrays
 from jqinject.program import CALL, Call, Method, checked_method
 
@@ -33,8 +34,10 @@ def compiled(
 
     `nnx.jit` walks through all modules of a model in each call. Here the arrays are taken out once, and each call hands
     them to the program as they lie: they stay arguments of it (not constants), in their dtypes and shardings, shared
-    with the model. Caches that the call changes are carried from call to call in place (donated); the model that was
-    given keeps its own.
+    with the model. Those of at most 4 KiB on one device are also copied into one flat array for each dtype, because
+    every argument costs about half a microsecond in each call. Later changes of the model do not count: `update` takes
+    them. Caches that the call changes are carried from call to call in place (donated); the model that was given keeps
+    its own.
 
     The first program is compiled at once, from arrays or shapes. Other sizes of axes are compiled when they are first
     seen, once each; other dtypes, numbers of axes or arguments are refused. Arguments that hold no arrays (flags,
@@ -92,6 +95,7 @@ class CompiledModel(Generic[Model]):
         self._shapes, self._prepared = shapes, True
         self._signatures: list[Signature] = []
         self._read, self._changing = self._layout.arrays(model)
+        self._packed = PackedArrays.of(self._read)
         self._run = jax.jit(
             self._traced,
             static_argnums=places.static_numbers,
@@ -109,7 +113,7 @@ class CompiledModel(Generic[Model]):
             TypeError: another dtype, number of axes or structure than it was compiled for.
             ValueError: sizes that were not prepared, with `shapes="given"`.
         """
-        out, self._changing = self._run(self._read, self._changing, *inputs, **keywords)
+        out, self._changing = self._run(self._packed, self._changing, *inputs, **keywords)
         return out
 
     def prepare(self, *inputs: Any, **keywords: Any) -> None:
@@ -121,7 +125,7 @@ class CompiledModel(Generic[Model]):
         args, kwargs = with_arrays(inputs, keywords)
         self._prepared = True
         try:
-            self._run.lower(self._read, self._changing, *args, **kwargs).compile()
+            self._run.lower(self._packed, self._changing, *args, **kwargs).compile()
         finally:
             self._prepared = self._shapes == "any"
 
@@ -140,6 +144,8 @@ class CompiledModel(Generic[Model]):
         """
         held = self._layout.arrays(model)
         self._layout.check_same(held, HeldArrays(self._read, self._changing))
+        if any(new is not old for new, old in zip(held.read, self._read, strict=True)):
+            self._packed = PackedArrays.of(held.read)
         self._read, self._changing = held
 
     @property
@@ -150,10 +156,10 @@ class CompiledModel(Generic[Model]):
     def __repr__(self) -> str:
         return f"CompiledModel({self._name}: {'; '.join(self.programs)})"
 
-    def _traced(self, read: Any, changing: Any, *args: Any, **kwargs: Any) -> Any:
+    def _traced(self, read: PackedArrays, changing: Any, *args: Any, **kwargs: Any) -> Any:
         """What is compiled. Python runs it only where no program is known: this is where arguments are checked."""
         call = Call(args, kwargs, self._method)
-        before = HeldArrays(read, changing)
+        before = HeldArrays(read.arrays(), changing)
         model = self._layout.model(before)
         signature = Signature.of(model, call)
         self._check(signature)

@@ -20,7 +20,7 @@ from jqinject.model.state.checkpoint_entries import (
     problem_of,
     unwrapped,
 )
-from jqinject.model.state.older_names import with_names_of_now
+from jqinject.model.state.older_names import with_names_of_now, without_known_zeros
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
@@ -91,7 +91,7 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
     """Load a state that fits; raises before it writes otherwise."""
     by_path = index.by_path
     stored, merged = with_names_of_now(index, flat_entries(state))
-    given = unwrapped(stored, set(by_path))
+    given = without_known_zeros(unwrapped(stored, set(by_path)), by_path)
     _refuse(_ill_formed(given, by_path))
     entries = with_checkpoint_defaults(index, given)
     absent = _absent(entries, index.variables, missing)

@@ -1,14 +1,18 @@
-"""Names that older checkpoints have for quantizers: a place that several methods run had one for each."""
+"""What older checkpoints hold otherwise: a quantizer for each method that runs a place; zero points that are all 0."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jqinject.dot import FrozenParam
-from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
+from jqinject.ops.devices.processes import on_host
 from jqinject.program import OpQuantizers
+from jqinject.quant_tensor import is_concrete
 
 
 def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict[Path, Any], dict[str, str]]:
@@ -44,3 +48,22 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
         if new not in held:
             found.setdefault((*new, *path[len(old) :]), value)
     return found, merged
+
+
+def without_known_zeros(
+    entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]
+) -> dict[Path, Any]:
+    """Entries without the zero points, all 0, of frozen weights that have none in the model.
+
+    Args:
+        entries: path -> array.
+        by_path: the Variables of the model that is loaded into.
+    """
+
+    def is_dropped(path: Path, value: Any) -> bool:
+        beside = {(*path[:-1], name) for name in ("value", "scale")}
+        is_left_over = path[-1] == "zero_point" and path not in by_path and beside <= by_path.keys()
+        is_array = isinstance(value, jax.Array | np.ndarray) and is_concrete(value)
+        return is_left_over and is_array and not np.any(on_host(value))
+
+    return {path: value for path, value in entries.items() if not is_dropped(path, value)}
