@@ -36,6 +36,8 @@ from jqinject.dot.tensors.labelled_tensor import (
     scale_beside,
     tiled_label,
 )
+from jqinject.dot.tensors.product import Sums
+from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
     Plan,
@@ -157,6 +159,8 @@ def _backward(
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
     misfit = _misfit(quantizers, names[1], x, summed)
     if misfit is not None:
+        if quantizers.trains:
+            misfit()
         return BackwardProduct(misfit)
     folded = None
     if folds:
@@ -287,12 +291,32 @@ class ExplainedProduct:
 
 
 class ExplainedScheme(tuple[ExplainedProduct, ...]):
-    """The three products, printed one per line."""
+    """The three products, printed one per line.
 
-    __slots__ = ()
+    Attributes:
+        first: those of the first calls in training, if the scheme is switched.
+        delay: how many calls that are.
+    """
+
+    first: ExplainedScheme | None = None
+    delay: int = 0
+
+    def switched(self, first: ExplainedScheme, delay: int) -> ExplainedScheme:
+        """With what the first calls contract.
+
+        Args:
+            first: their products.
+            delay: how many calls that are.
+        """
+        made = ExplainedScheme(self)
+        made.first, made.delay = first, delay
+        return made
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self))
+        here = "\n".join(map(str, self))
+        if self.first is None:
+            return here
+        return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{here}"
 
 
 def explain_scheme(
@@ -312,7 +336,7 @@ def explain_scheme(
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
         operands = _Operands.of(twin, lhs, rhs, dims, np.dtype(dtype))
         labels = operands.plan.labels
-        found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out))
+        found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out, operands.plan.fprop))
         g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dtype), labels.out)
         for name, taken, kept, out, sums in (
             ("dgrad", operands.dgrad, operands.rhs, labels.lhs, operands.plan.dgrad),
@@ -323,14 +347,15 @@ def explain_scheme(
             if taken.quantizer is not None:
                 quantize = partial(quantized_gradient, gradient.labels, summed)
                 gradient = taken.quantizer(gradient.tensor, None, quantize)[0]  # reports nothing
-            found.append(_explained(name, gradient, beside, out))
+            found.append(_explained(name, gradient, beside, out, sums))
         return jnp.zeros(())
 
     jax.eval_shape(look, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs)))
     return ExplainedScheme(found)
 
 
-def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels) -> ExplainedProduct:
+def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
     a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
     decision = decide(a, b, out)
-    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), decision.kind, decision.why)
+    why = f"{decision.why}; {ON_CUDA}" if sums.scaled and takes_scaled(a, b, out) else decision.why
+    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), decision.kind, why)
