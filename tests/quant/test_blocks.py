@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.core import AbsAve, AbsMax
+from jqinject.core import AbsAve, AbsMax, FloatSaturate
 from jqinject.core.stats.blocks import OverBlocks
 from jqinject.core.view import Blocks
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
@@ -130,3 +130,20 @@ def test_blocks_that_do_not_fit_are_refused_with_a_cure(quantizer, group_size, m
     with pytest.raises(ValueError, match=message) as caught:
         linear(quantizer.let(group_size=group_size)).quant_weight()
     assert "cure:" in str(caught.value)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "rceil"])
+def test_subnormal_numbers_are_not_taken_for_zero(rounding):
+    x = np.float32([[3e-39, -1e-38, 2e-38, 0.0, -2.5e-37, 1e-45, 6e-36, -0.0]])
+    quantizer = MXFloat8e4m3Act.let(
+        group_size=8, scale_rounding=rounding, straight_through=True, float_clamp_impl=FloatSaturate
+    )
+    act = QuantIdentity(act_quant=quantizer, return_quant_tensor=True)
+    tensor, payload = jax.jit(lambda x: ((made := act(x)), made.payload()))(x)
+    scale = float(np.float64(tensor.scale_.reshape(-1)[0]))
+    # NumPy has subnormal numbers; blocks of the scale 2**-127 are divided by the smallest normal one, or by 1.
+    divisor = scale if scale >= 2.0**-126 else {"floor": 2.0**-126, "rceil": 1.0}[rounding]
+    numbers = np.clip(x.astype(np.float64) / divisor, -448, 448).astype(jnp.float8_e4m3fn)
+    np.testing.assert_array_equal(np.asarray(payload).view(np.uint8), numbers.view(np.uint8))
+    wanted = (numbers.astype(np.float64) * scale).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(tensor.value).view(np.uint32), wanted.view(np.uint32))

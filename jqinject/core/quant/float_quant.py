@@ -36,10 +36,12 @@ from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, payload_of, to_float_grid
+from jqinject.ops.minifloats.shared_exponent import from_steps_of_power, steps_of_power
 from jqinject.ops.ste import with_gradient_of, with_gradient_where
 from jqinject.quant_tensor import FloatQuantTensor, Levels
 
 _POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
+_EXACT = (steps_of_power, from_steps_of_power)  # of subnormal numbers too
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 
@@ -278,11 +280,13 @@ class FloatQuant(Component):
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
         scale = jax.lax.stop_gradient(scale)
+        powers = self.scale_dtype if self.scale_dtype == _POWERS_OF_TWO else None
+        steps_of, value_of = (float_steps, from_float_steps) if powers is None else _EXACT
 
         def made(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
             numbers = jax.lax.stop_gradient(x)
-            steps, minifloats = self._minifloats(numbers, scale, form)
-            value = from_float_steps(minifloats, scale, x.dtype)
+            steps, minifloats = self._minifloats(numbers, scale, form, steps_of)
+            value = value_of(minifloats, scale, x.dtype)
             value = jnp.where(jnp.isinf(numbers), numbers, value)
             mask, payload = self.gradient_mask_impl, payload_of(minifloats, form)
             if mask is None:
@@ -290,7 +294,6 @@ class FloatQuant(Component):
             return with_gradient_where(x, value, mask(steps, minifloats)), payload
 
         value, payload = in_layout(self.input_view_impl, made, x, scale)
-        powers = self.scale_dtype if self.scale_dtype == _POWERS_OF_TWO else None
         return FloatQuantResult(value, scale, form, payload, powers)
 
     def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
@@ -305,10 +308,10 @@ class FloatQuant(Component):
         return in_layout(self.input_view_impl, made, x, scale)
 
     def _minifloats(
-        self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat
+        self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat, steps_of: Any = float_steps
     ) -> tuple[jax.Array, jax.Array]:
         """Numbers in steps of their scale, and the format's numbers that they are rounded to; float32."""
-        steps = float_steps(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
+        steps = steps_of(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
         rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
         return steps, self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)

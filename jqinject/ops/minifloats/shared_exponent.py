@@ -18,14 +18,19 @@ cuBLAS, "1D block scaling" (round up).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps
 from jqinject.ops.power import divide
+from jqinject.ops.ste import with_gradient_of
 
 LEAST, NAN = -127, 128
 _MANTISSA = (1 << 23) - 1
+_SIGN = -(1 << 31)
+_SMALLEST_NORMAL = 2.0**-126
 _SMALL, _UP = 2.0**-60, 64
 
 
@@ -85,6 +90,52 @@ def scale_of_exponent(exponent: jax.Array) -> jax.Array:
     bits = jnp.where(exponent == LEAST, 1 << 22, (exponent + 127) << 23)
     bits = jnp.where(exponent == NAN, bits | (1 << 22), bits)
     return jax.lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
+
+
+def steps_of_power(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """`float_steps(x, divisor)` for powers of two, subnormal `x` included, which a processor may take for 0.
+
+    Args:
+        x: a float32 array.
+        divisor: powers of two of at least 2**-126, inf or nan; broadcasts with `x`.
+
+    Example:
+        >>> steps_of_power(jnp.float32([2.0**-127, -3.0]), jnp.float32(2.0**-126)).tolist()
+        [0.5, -2.5521177519070385e+38]
+    """
+    steps = float_steps(x, divisor)
+    bits = _bits(jax.lax.stop_gradient(x))
+    lifted = (bits & _MANTISSA).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
+    exact = jnp.where(bits < 0, -lifted, lifted)
+    return with_gradient_of(steps, jnp.where(_exponent(bits & ~_SIGN) == LEAST, exact, steps))
+
+
+def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`from_float_steps(steps, scale, dtype)` for powers of two, also where the scale or the product is subnormal.
+
+    Args:
+        steps: numbers of a minifloat of at most 8 bits, float32.
+        scale: powers of two from 2**-127 on, or nan; broadcasts with `steps`.
+        dtype: of the result.
+
+    Example:
+        >>> from_steps_of_power(jnp.float32([1.0, 3.0]), jnp.float32(2.0**-127), jnp.float32).tolist()
+        [5.877471754111438e-39, 1.7632415262334313e-38]
+    """
+    value = from_float_steps(steps, scale, dtype)
+    exponent = _exponent(_bits(jax.lax.stop_gradient(scale)))
+    # 2**126 times the magnitude: below 1 it is a subnormal number's mantissa.
+    small = exponent < -_UP
+    lifted = jnp.abs(jax.lax.stop_gradient(steps)) * _power(jnp.where(small, exponent, LEAST) + 126)
+    mantissa = jax.lax.bitcast_convert_type((lifted * 2.0**23).astype(jnp.int32), jnp.float32)
+    magnitude = jnp.where(lifted < 1, mantissa, lifted * _SMALLEST_NORMAL)
+    signed = _bits(magnitude) | (_bits(jax.lax.stop_gradient(steps)) & _SIGN)
+    exact = jax.lax.bitcast_convert_type(signed, jnp.float32).astype(dtype)
+    return with_gradient_of(value, jnp.where(small, exact, value))
+
+
+def _power(exponent: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def _bits(x: jax.Array) -> jax.Array:

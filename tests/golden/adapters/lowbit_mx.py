@@ -54,6 +54,14 @@ NAN = {
     "float6_e3m2fn": 14,
     "float4_e2m1fn": 3,
 }
+# What its division in bfloat16 makes of a nan in a block whose scale is another number.
+NAN_OF_BFLOAT16 = {
+    "float8_e4m3fn": 0xFF,
+    "float8_e5m2": 0xFF,
+    "float6_e2m3fn": 48,
+    "float6_e3m2fn": 48,
+    "float4_e2m1fn": 12,
+}
 
 
 def bits_of(tensor: Any, payload: np.ndarray, x: np.ndarray | None = None, whole: bool = False) -> np.ndarray:
@@ -73,7 +81,8 @@ def bits_of(tensor: Any, payload: np.ndarray, x: np.ndarray | None = None, whole
     else:
         negative = np.signbit(value if x is None else x) & (payload == 0)
         bits = np.where(negative, np.uint8(1 << (tensor.format.bit_width - 1)), payload)
-    return np.where(lost, np.uint8(NAN[str(tensor.format)]), bits)
+    of_nan = NAN_OF_BFLOAT16 if tensor.value.dtype == jnp.bfloat16 and not whole else NAN
+    return np.where(lost, np.uint8(of_nan[str(tensor.format)]), bits)
 
 
 def exponents_of(scale: Any) -> np.ndarray:
