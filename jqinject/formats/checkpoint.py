@@ -16,6 +16,7 @@ from jqinject.formats.files.libraries import broken
 from jqinject.formats.files.safetensors_files import open_safetensors
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.bitsandbytes import read_bitsandbytes
+from jqinject.formats.layouts.cache_format import cache_format
 from jqinject.formats.layouts.common import Settings
 from jqinject.formats.layouts.compressed_tensors import read_compressed_tensors
 from jqinject.formats.layouts.fp8_block import read_fp8_blocks
@@ -26,7 +27,7 @@ from jqinject.formats.layouts.jax_trees import read_tree
 from jqinject.formats.layouts.modelopt import read_modelopt
 from jqinject.formats.layouts.own import read_own
 from jqinject.formats.layouts.torchao import is_torchao, read_torchao
-from jqinject.formats.stored_matrix import StoredMatrix
+from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
 from jqinject.inject.errors import did_you_mean
 
 METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
@@ -40,6 +41,7 @@ METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
     "torchao": read_torchao,
     "jqinject": read_own,
 }
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 # Where a config keeps the settings, by the name of the method; older releases of compressed-tensors had another one.
 SECTIONS = ("quantization_config", "compression_config")
 
@@ -56,6 +58,7 @@ class Checkpoint:
         config: its config.json, or the values of a GGUF file.
         used: the names of the tensors that matrices are made of.
         is_tree: whether its arrays lie as the parameters of a JAX model do.
+        cache_format: how keys and values are quantized when they are cached; None if it does not say so.
     """
 
     path: str
@@ -65,6 +68,7 @@ class Checkpoint:
     config: dict[str, Any] = field(repr=False)
     used: tuple[str, ...] = field(repr=False, default=())
     is_tree: bool = False
+    cache_format: InputFormat | None = None
 
     def array(self, name: str) -> np.ndarray:
         """A tensor that is not in low bits, as it is stored: a view of the file where possible.
@@ -132,24 +136,29 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
         return _gguf(place)
     tensors = open_safetensors(place)
     if not tensors.found:
+        others = (
+            sorted(file.name for end in PICKLES for file in place.glob(f"*{end}")) if place.is_dir() else []
+        )
+        held = f"; {others[0]} may hold code (a pickle) and is not opened" if others else ""
         raise CheckpointError(
-            f"{place} has no tensors.\n  cure: a folder with .safetensors files, or a .gguf file"
+            f"{place} has no tensors{held}.\n  cure: a folder with .safetensors files, or a .gguf file"
         )
     folder = place if place.is_dir() else place.parent
     config = _json(folder / "config.json")
     method, settings = _method(config, folder, tensors)
+    caches = cache_format(method, settings)
     matrices = METHODS[method](tensors, settings) if method != "float" else []
     _refuse_lost(tensors, method)
     by_name = {matrix.name: matrix for matrix in matrices}
     clash = sorted({*by_name} & {*tensors.rest()})
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
-    used = tuple(sorted(tensors.used))
-    return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree=method == "jqinject")
+    used, is_tree = tuple(sorted(tensors.used)), method == "jqinject"
+    return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree, caches)
 
 
 def _gguf(place: Path) -> Checkpoint:
-    if place.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"):
+    if place.suffix.lower() in PICKLES:
         raise CheckpointError(
             f"{place} may hold code (a pickle): it is not opened.\n  cure: convert it to safetensors"
         )
@@ -199,7 +208,17 @@ def _method(config: dict[str, Any], folder: Path, tensors: Tensors) -> tuple[str
 
 def _refuse_lost(tensors: Tensors, method: str) -> None:
     """Raise if numbers in low bits are left over, which mean nothing without their scales."""
-    ends = (".qweight", ".weight_packed", ".W_q", ".qzeros", "_scale_inv", ".SCB", ".weight_scale", ".absmax")
+    ends = (
+        ".qweight",
+        ".weight_packed",
+        ".W_q",
+        ".qzeros",
+        "_scale_inv",
+        ".SCB",
+        ".weight_scale",
+        ".absmax",
+        "_qdata",
+    )
     for name, tensor in tensors.rest().items():
         is_low = tensor.dtype.itemsize == 1 and tensor.dtype.name != "bool" and name.endswith("weight")
         if is_low or name.endswith(ends):

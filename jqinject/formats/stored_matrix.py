@@ -144,6 +144,8 @@ class StoredMatrix:
         input_format: how its input is quantized; None for float inputs.
         column_groups: the group of each column, where groups are not consecutive columns (GPTQ's activation order).
         by_rows: whether blocks are columns of one row; False where they run across rows (HQQ's axis 0).
+        in_turn: rows of a block, where blocks are one column of rows that lie in turn: row `i` belongs to block `i %
+            (rows / in_turn)`; 0 for any others.
         axes: how rows and columns become the axes of the parameter, where the checkpoint knows; see `Name`.
         parameter_shape: of the parameter, likewise.
     """
@@ -158,6 +160,7 @@ class StoredMatrix:
     input_format: InputFormat | None = None
     column_groups: Callable[[], np.ndarray] | None = field(default=None, repr=False, compare=False)
     by_rows: bool = True
+    in_turn: int = 0
     axes: str | None = None
     parameter_shape: tuple[int, ...] | None = None
 

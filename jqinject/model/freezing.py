@@ -17,7 +17,7 @@ from jqinject.model.from_payload import (
     unfreeze_layer_from_payload,
     unfreeze_parameter_from_payload,
 )
-from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
+from jqinject.model.frozen_ops import freeze_op, op_of_weight, quantized_op, unfreeze_op
 from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.site_freezing import (
     check_parameters_freeze,
@@ -95,7 +95,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         check_calibrated(index, "freeze")
     layers = index.modules
     for layer in layers:
-        op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
+        op = op_of_weight(layer)
         if op is not None:
             op.module.check_freezes()
     check_parameters_freeze(index)
@@ -118,7 +118,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         freeze_layer(layer, keep_master=keep_masters, numbers=numbers)
     freeze_parameters(index, keep_masters)
     for layer in layers:
-        op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
+        op = op_of_weight(layer)
         if op is not None:
             freeze_op(layer, keep_master=keep_masters)
     settle_ranges(layers)
@@ -143,7 +143,7 @@ def _is_quantized(module: Any) -> bool:
     if isinstance(module, QuantProxyFromInjector):
         return module.is_quant_enabled
     if isinstance(module, QuantWeightLayer):
-        return module.frozen is not None
+        return module.frozen is not None or op_of_weight(module) is not None
     return quantized_op(module) is not None
 
 

@@ -146,6 +146,11 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
     """The injector that rounds to the numbers' grid, and what is declared anew."""
     if form.cut is not None:
         raise ValueError(f"unfreeze: {path} has groups that cross shards.\n  cure: gather the model first")
+    if form.in_turn is not None:
+        raise ValueError(
+            f"unfreeze: {path} has groups of outputs that lie in turn (HQQ's axis 0), which no quantizer makes.\n"
+            "  cure: unfreeze(model), for float weights; or a checkpoint with axis = 1"
+        )
     groups = form.groups
     overrides: dict[str, Any] = {}
     if groups is not None:

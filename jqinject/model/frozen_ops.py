@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import change_class
 from jqinject.program.tracing.class_swap import ClassMixin, derived_class
 
@@ -82,6 +83,12 @@ def quantized_op(layer: Any) -> OpOfLayer | None:
         if isinstance(layer, kind) and isinstance(getattr(layer, name), op):
             return OpOfLayer(name, getattr(layer, name), axes(layer), stored_last, ndim(layer))
     return None
+
+
+def op_of_weight(layer: Any) -> OpOfLayer | None:
+    """The quantized op that quantizes a layer's weight; None for other modules, and a layer that does it itself."""
+    own = isinstance(layer, QuantWeightLayer) and layer.weight_quant is not None
+    return None if own else quantized_op(layer)
 
 
 class KernelInOp(ClassMixin):

@@ -1,5 +1,6 @@
 """Checkpoints of other libraries in models: the numbers of the file, in its bytes, and refusals that change nothing."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject.formats import CheckpointError, DequantizedWarning, Name, explain_load, load, read_checkpoint
+from jqinject import unfreeze
+from jqinject.formats import (
+    CheckpointError,
+    DequantizedWarning,
+    Name,
+    explain_load,
+    load,
+    read_checkpoint,
+    save,
+)
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="of the extra jqinject[formats]")
 pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
@@ -277,10 +287,55 @@ def test_tensors_and_parameters_that_are_not_accounted_for_are_named(tmp_path: P
     assert "no tensor for: k.kernel" in str(explain_load(model, found))
 
 
+def test_floats_that_are_rounded_to_the_dtype_of_the_model_are_named(tmp_path: Path) -> None:
+    safetensors.save_file({"q.weight": np.ones((4, 8), np.float32)}, tmp_path / "model.safetensors")
+    for dtype, label in ((jnp.bfloat16, "float32, rounded to bfloat16"), (jnp.float32, "float32")):
+        model = Node()
+        model.q = nnx.Linear(8, 4, use_bias=False, param_dtype=dtype, rngs=nnx.Rngs(0))
+        (each,) = explain_load(model, tmp_path).assignments
+        assert each.label == label
+        assert load(model, tmp_path).q.kernel.dtype == dtype
+
+
 def test_a_shape_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 9)), k=np.ones((2, 8))))
     with pytest.raises(CheckpointError, match=r"q\.weight.*\(4, 9\).*q\.kernel, \(8, 4\)"):
         load(Two(), found)
+
+
+def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), k=np.ones((2, 8))))
+    with pytest.raises(TypeError, match="load puts a checkpoint into an NNX module, got function"):
+        load(lambda x: x, found)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"names are .* got 3"):
+        load(Two(), found, names=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"ignore is \('\(',\), expected regular expressions"):
+        load(Two(), found, ignore="(")
+    assert explain_load(Two(), found, ignore="k.*").left == ("k.weight",)
+    integers = replace(found.matrices["q.weight"], name="q.weight").read().codes.astype(np.int64)
+    safetensors.save_file({"q.weight": integers}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"q\.weight is int64, and q\.kernel takes floats \(float32\)"):
+        load(Two(), tmp_path)
+
+
+def test_settings_of_another_type_or_that_are_not_read_are_refused(tmp_path: Path) -> None:
+    folder = bytes_of_rows(tmp_path, q=np.ones((4, 8)))
+    group = {"targets": ["Linear"], "weights": {}, "output_activations": {"num_bits": 8}}
+    for settings, match in (
+        ({"quant_method": "gptq", "bits": "4"}, "bits is '4', a str; expected the int 4"),
+        (
+            {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {"group_0": group}},
+            "group_0: output_activations are quantized, which is not read",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": {"type": "floats"}},
+            r"kv_cache_scheme: type is 'floats'.*did you mean 'float'",
+        ),
+    ):
+        (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        with pytest.raises(CheckpointError, match=match):
+            read_checkpoint(folder)
 
 
 def test_a_rule_for_a_parameter_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
@@ -326,9 +381,62 @@ def test_the_input_of_a_parameter_without_a_layer_is_permuted_too() -> None:
     assert net.own.get_raw_value()["value"].nbytes == matrix.bytes
 
 
+@pytest.mark.parametrize("lies", ["out in -> in out", "out in -> out in"])
+def test_groups_of_outputs_that_lie_in_turn_keep_their_payload(lies: str) -> None:
+    found = read_checkpoint(FILES / "hqq" / "int4_g64_axis0")
+    name, matrix = next((each, held) for each, held in found.matrices.items() if held.shape == (128, 64))
+    assert matrix.read().scale.size == 128  # 2 groups of 64 outputs for each input
+    weight, by_input = matrix.dequantize(), lies.endswith("in out")
+    only = replace(found, matrices={name: matrix}, tensors={})
+    model = Alone((64, 128)) if by_input else Table()
+    x = jax.random.normal(jax.random.key(0), (3, 64))
+    net = load(model, only, names={name: ("own", lies)}, inputs=(x,) if by_input else (jnp.arange(3),))
+    held = net.own.get_raw_value()
+    assert held["value"].nbytes == matrix.bytes
+    assert held["scale"].nbytes == 4 * matrix.read().scale.size
+    np.testing.assert_array_equal(net.own[...], weight.T if by_input else weight)
+    if by_input:
+        np.testing.assert_allclose(nnx.jit(net)(x), x @ weight.T, rtol=1e-5, atol=1e-5)
+        layer = load(
+            nnx.Sequential(nnx.Linear(64, 128, use_bias=False, rngs=nnx.Rngs(0))),
+            only,
+            names={name: "layers.0.kernel"},
+        )
+        np.testing.assert_allclose(layer(x), x @ weight.T, rtol=1e-5, atol=1e-5)
+        with pytest.raises(CheckpointError, match=r"layers\.0\.kernel: groups of outputs that lie in turn"):
+            save(layer, "nowhere")
+        with pytest.raises(
+            ValueError, match=r"(?s)unfreeze: layers\.0.*lie in turn.*cure: unfreeze\(model\)"
+        ):
+            unfreeze(layer, from_payload=True)
+    else:
+        rows = jnp.array([0, 65, 127])
+        np.testing.assert_array_equal(net(rows), weight[np.asarray(rows)])
+
+
+class Table(nnx.Module):
+    """A parameter that rows are looked up in."""
+
+    def __init__(self) -> None:
+        self.own = nnx.Param(jnp.zeros((128, 64)))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return self.own[ids]
+
+
 def test_groups_that_follow_no_axis_become_floats_and_this_is_told() -> None:
     found = read_checkpoint(FILES / "hqq" / "int4_g64_axis0")
-    with pytest.warns(DequantizedWarning, match=r"(?s)q_proj\.kernel.*axis = 1"):
-        net = load(net_of(found), found)
-    weight = at(net, QKV).kernel[...].T
-    np.testing.assert_allclose(weight, found.matrices[f"{QKV}.weight"].dequantize(), rtol=1e-6)
+    name, matrix = next((each, held) for each, held in found.matrices.items() if held.shape == (128, 64))
+    only = replace(found, matrices={name: matrix}, tensors={})
+    x = jnp.ones((3, 64))
+    with pytest.warns(DequantizedWarning, match=r"(?s)own.*axis = 1"):
+        net = load(Heads(), only, names={name: ("own", "(heads dim) in -> in heads dim")}, inputs=(x,))
+    np.testing.assert_allclose(net.own[...].reshape(64, 128).T, matrix.dequantize(), rtol=1e-6)
+
+
+class Heads(nnx.Module):
+    def __init__(self) -> None:
+        self.own = nnx.Param(jnp.zeros((64, 8, 16)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("bi,ihd->bhd", x, self.own[...])

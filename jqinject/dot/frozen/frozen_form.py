@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.frozen.frozen_groups import wide_metadata
@@ -31,6 +32,8 @@ class FrozenForm:
         bit_width: of integers.
         signed: whether integers have a sign.
         names: of the numbers, sorted.
+        in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
+            `i % count`, where `count` of them are stored. None for none.
     """
 
     stored: StoredForm
@@ -42,6 +45,7 @@ class FrozenForm:
     bit_width: int = 8
     signed: bool = True
     names: tuple[str, ...] = ("scale", "value")
+    in_turn: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,9 +72,11 @@ class FrozenForm:
         return self if payload_shape == _stored_shape(self) else _fitted(self, payload_shape)
 
     def axis_of_payload(self, axis: int) -> int | None:
-        """Where an axis of the weight lies in the payload as stored; None if it is cut into groups or packed."""
+        """Where an axis of the weight lies in the payload as stored; None if its numbers have to stay together."""
         stored, groups = self.stored, self.groups
         if groups is not None and axis == groups.dim % len(self.shape):
+            return None
+        if self.in_turn is not None and axis == self.in_turn % len(self.shape):
             return None
         place = stored.back[axis if self.cut else self.axis_of_scale(axis)]
         packed = stored.packed_bits is not None and place == len(stored.shape) - 1
@@ -79,6 +85,21 @@ class FrozenForm:
     def axis_of_scale(self, axis: int) -> int:
         """Where an axis of the weight lies in the scales."""
         return axis if self.groups is None else axis + (axis > self.groups.dim % len(self.shape))
+
+    def in_full(self, x: Any) -> Any:
+        """Scales or zero points along the axis on which they repeat, as often as there are numbers.
+
+        Args:
+            x: of the payload's rank.
+
+        Raises:
+            TypeError: there is no such axis.
+        """
+        if self.in_turn is None:
+            raise TypeError("in_full is for scales that repeat along an axis, and these have none")
+        axis = self.in_turn % len(self.stored.shape)
+        count = x.shape[axis]
+        return x if count == 1 else jnp.concatenate([x] * (self.stored.shape[axis] // count), axis)
 
     def metadata(
         self, metadata: Mapping[str, Any], scale_shape: tuple[int, ...]
@@ -91,6 +112,9 @@ class FrozenForm:
         """
         if self.groups is not None and self.cut is None:
             metadata = wide_metadata(metadata, self.groups, len(self.shape))
+        if self.in_turn is not None:
+            axis = self.in_turn % len(scale_shape)
+            scale_shape = (*scale_shape[:axis], 1, *scale_shape[axis + 1 :])
         return self.stored.metadata(metadata, scale_shape)
 
     def partition_specs(

@@ -155,7 +155,7 @@ def integers_of(
         summed: the axes that the contraction sums over; None for those of the stored sums.
     """
     form = form.fitted(numbers["value"].shape)
-    if form.format is not None or form.bit_width > 8 or not form.whole_zero_point:
+    if form.format is not None or form.bit_width > 8 or not form.whole_zero_point or form.in_turn is not None:
         return None
     if form.cut is not None:
         return _in_pieces(numbers, form, form.cut)
@@ -190,7 +190,10 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
     factor, offset = numbers.get("scale_factor"), numbers.get("zero_point")
     if factor is not None:
         scale = scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
-    return payload, scale, known_zero() if offset is None else offset.astype(jnp.float32)
+    zero = known_zero() if offset is None else offset.astype(jnp.float32)
+    if form.in_turn is not None:
+        scale, zero = form.in_full(scale), zero if offset is None else form.in_full(zero)
+    return payload, scale, zero
 
 
 def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:

@@ -37,13 +37,14 @@ class StoredArray:
         return quant_tensor_of(self.numbers, form)
 
     def operand(self, dtype: Any = None) -> Any:
-        """The numbers as an operand of a contraction: dequantized if zero points lie between integers.
+        """The numbers as an operand of a contraction: dequantized if no contraction takes their scales or zero points.
 
         Args:
             dtype: as for `quant_tensor`.
         """
         found, form = self.quant_tensor(dtype), self.form
-        return found.value if "zero_point" in form.names and not form.whole_zero_point else found
+        between = "zero_point" in form.names and not form.whole_zero_point
+        return found.value if between or form.in_turn is not None else found
 
     @property
     def fitted_form(self) -> FrozenForm:

@@ -165,7 +165,7 @@ def _product(
 ) -> jax.Array | None:
     """The contraction by the kernel; None if it does not take it."""
     groups, shape, free = form.groups, form.stored.shape, len(dims.rhs_free)
-    if not stores_last(form, dims.rhs_contract):
+    if form.in_turn is not None or not stores_last(form, dims.rhs_contract):
         return None
     x = x.astype(jnp.float32)
     grouped: tuple[int, ...] = ()

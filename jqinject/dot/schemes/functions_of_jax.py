@@ -28,10 +28,15 @@ def _quantizers_of(config: Any, key: jax.Array | None, where: str) -> SchemeQuan
     """The quantizers of a scheme for one call.
 
     Raises:
-        TypeError: it is not a scheme.
+        TypeError: it is not a scheme, or one that counts calls.
     """
-    rngs = None if key is None else nnx.Rngs(key)
-    return SchemeQuantizers(SchemeSpec.of(checked_scheme(config)), rngs, where)
+    rngs, scheme = None if key is None else nnx.Rngs(key), SchemeSpec.of(checked_scheme(config))
+    if scheme.delay:
+        raise TypeError(
+            f"{where}: {scheme.name} counts calls (quant_delay_steps), which a function cannot.\n"
+            "  cure: QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
+        )
+    return SchemeQuantizers(scheme, rngs, where, once=True)
 
 
 def dot_general(

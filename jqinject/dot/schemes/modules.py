@@ -13,6 +13,7 @@ from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
+from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -82,7 +83,8 @@ class QDotGeneral(QuantizedOp):
             dimension_numbers: as for a call.
 
         Returns:
-            A tuple of `ExplainedProduct`, printed one per line.
+            A tuple of `ExplainedProduct`, printed one per line; `first`, those of a scheme's first calls, if it is
+            switched (`quant_delay_steps`).
 
         Example:
             >>> import jax.numpy as jnp
@@ -102,7 +104,12 @@ class QDotGeneral(QuantizedOp):
             wgrad float
         """
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        return explain_scheme(self.scheme, lhs, rhs, dims, jax.numpy.promote_types(lhs.dtype, rhs.dtype))
+        dtype, spec = jax.numpy.promote_types(lhs.dtype, rhs.dtype), self.scheme.scheme
+        products = explain_scheme(self.scheme, lhs, rhs, dims, dtype)
+        if spec.before is None:
+            return products
+        before = SchemeQuantizers(spec.before, None, self.scheme.where)
+        return products.switched(explain_scheme(before, lhs, rhs, dims, dtype), spec.delay)
 
 
 class QEinsum(QuantizedOp):
@@ -210,5 +217,5 @@ class QConvGeneralDilated(QuantizedOp):
         )
         x, kernel = operands_of(convolution, *seen)
         left, right = self._served("lhs", *x), self._served("rhs", *kernel)
-        y = scheme_conv(self.scheme, convolution, left, right, unrounded)
+        y = self._switched(lambda scheme: scheme_conv(scheme, convolution, left, right, unrounded))
         return with_sharding(y, out_sharding)

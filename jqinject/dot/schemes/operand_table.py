@@ -37,7 +37,7 @@ class OperandTable(Node):
             rows.append((node.name, PLACES[node.name], numbers, name, origin))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join((*(line.rstrip() for line in lines), *_delay_of(self.value)))
 
 
 def operand_table(scheme: Any) -> OperandTable:
@@ -48,6 +48,14 @@ def operand_table(scheme: Any) -> OperandTable:
     """
     nodes = tuple(explain(scheme, name=name) for name in PLACES)
     return OperandTable(scheme.__name__, "injector", scheme, children=nodes)
+
+
+def _delay_of(scheme: Any) -> tuple[str, ...]:
+    """What a scheme says of its first calls."""
+    if not scheme.quant_delay_steps:
+        return ()
+    before = "in float" if scheme.before is None else f"by {_quantizer(scheme.before)}"
+    return (f"the first {scheme.quant_delay_steps} calls in training are made {before}",)
 
 
 def _is_quantizer(value: Any) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 
 from jqinject.core import CalibratedQuant, warn_if_uncalibrated
+from jqinject.core.state.variables import QuantStat, int_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
@@ -18,7 +21,7 @@ from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.schemes.frozen_operand import frozen_operand
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers, contract_once
 from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
 from jqinject.dot.tensors.freezer import Freezer, QuantMode, served
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
@@ -30,6 +33,7 @@ class QuantizedOp(nnx.Module):
     """The common base: a scheme, modes, stored operands."""
 
     scheme: Any
+    countdown: QuantStat | None
     lhs_quant_mode: QuantMode
     rhs_quant_mode: QuantMode
 
@@ -46,10 +50,12 @@ class QuantizedOp(nnx.Module):
     ) -> None:
         name = type(self).__name__
         scheme = SchemeSpec.of(checked_scheme(config))
-        self._check_scheme(scheme)
+        for each in scheme.both:
+            self._check_scheme(each)
         found = range_of(config) if lhs_range is None else lhs_range
         self.lhs_range = nnx.data(checked_range(found, scheme, name))
         self.scheme = nnx.data(SchemeQuantizers(scheme, rngs, name))
+        self.countdown = nnx.data(QuantStat(int_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
         self.lhs_freezer = _freezer(lhs_freezer)
@@ -68,9 +74,17 @@ class QuantizedOp(nnx.Module):
         """Raise if the right operand cannot be stored for serving.
 
         Raises:
-            ValueError: the forward contraction is tiled.
+            ValueError: the forward contraction is tiled, or the scheme is still to be switched to.
         """
         self.scheme.check_freezes()
+        left = None if self.countdown is None else self.countdown.get_value()
+        if isinstance(left, jax.Array) and not isinstance(left, Tracer) and int(left.max()) > 0:
+            spec = self.scheme.scheme
+            raise ValueError(
+                f"{self.scheme.where}: {spec.name} begins in {int(left.max())} calls in training "
+                "(quant_delay_steps), so the weight was trained for another scheme.\n"
+                "  cure: train on, or op.countdown[...] = 0"
+            )
 
     def frozen_rhs(
         self, rhs: jax.Array, summed: Axes, stored_last: Axes
@@ -129,7 +143,35 @@ class QuantizedOp(nnx.Module):
             if self.lhs_range.use_running_average:
                 warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
             found_in = CollectedRange(self.lhs_range)
-        return scheme_dot_general(self.scheme, left, right, dims, dtype, out_sharding, found_in, unrounded)
+        return self._switched(
+            lambda scheme: scheme_dot_general(
+                scheme, left, right, dims, dtype, out_sharding, found_in, unrounded
+            )
+        )
+
+    def _switched(self, contract: Callable[[SchemeQuantizers], jax.Array]) -> jax.Array:
+        """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
+
+        Args:
+            contract: contracts by a scheme's quantizers.
+        """
+        if self.countdown is None:
+            return contract(self.scheme)
+        left = self.countdown.get_value()
+        if not self.scheme.use_running_average:
+            self.countdown.set_value(jnp.maximum(left - 1, 0))
+        key = self.scheme.one_key()
+        before, after = (
+            lambda spec=spec: contract_once(self.scheme, spec, key, contract) for spec in self._both
+        )
+        return jax.lax.cond(left > 0, before, after)
+
+    @property
+    def _both(self) -> tuple[SchemeSpec, SchemeSpec]:
+        """The scheme of the first calls, and that of the others."""
+        after = self.scheme.scheme
+        assert after.before is not None, "a delay has one"
+        return after.before, replace(after, before=None, delay=0)
 
     def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
         """An operand, or its stored form; stores it if its mode says so."""

@@ -36,7 +36,7 @@ class NoRandomNumbers:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Misfit:
-    """Replaces a `BackwardQuantizer` whose transform does not fit, which a forward pass does not need.
+    """Replaces a `BackwardQuantizer` whose transform does not fit, which a forward pass alone does not need.
 
     Attributes:
         where: the operand.
@@ -48,9 +48,10 @@ class Misfit:
     length: int
 
     def __call__(self, *args: Any) -> Any:
-        """Raise, as there is a backward pass."""
+        """Raise, as there is a backward pass, or will be."""
         raise ValueError(
             f"{self.where}: pre_transform turns blocks of {self.size}, which do not fill the {self.length} numbers "
             f"that the product sums over (rows of a batch).\n  cure: batches whose last axis before the features is a "
-            f"multiple of {self.size}; or a scheme without the transform (hadamard=None)"
+            f"multiple of {self.size}; model.eval() where there is no backward pass; or a scheme without the transform "
+            "(hadamard=None)"
         )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.core.construction import kinds
+from jqinject.core.delay import delay_steps
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.operand_table import operand_table
 from jqinject.dot.schemes.product_transforms import SIGNS, check_signs, check_transforms, check_whole
@@ -52,6 +53,8 @@ class Scheme(ExtendedInjector):
 transform of the product | False |
     | `dgrad_source`, `wgrad_source` | what a quantizer in `dgrad_rhs` or `wgrad_lhs` rounds: "original", or \
 "dequantized", what the forward product saw | "original" |
+    | `quant_delay_steps` | how many calls in training are made by `before` first, which a module counts | 0 |
+    | `before` | the scheme of these calls | None: float |
     | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |
 
     An operand is any quantizer of `jqinject.quant`, as a layer's `weight_quant=`, `input_quant=` and `grad_quant=` take
@@ -100,6 +103,8 @@ transform of the product | False |
     wgrad_random_signs = False
     dgrad_source = "original"
     wgrad_source = "original"
+    quant_delay_steps = 0
+    before = None
     conv_gradients = True
     explained_by = operand_table
 
@@ -116,6 +121,8 @@ OTHERS = (
     *FLAGS,
     "dgrad_source",
     "wgrad_source",
+    "quant_delay_steps",
+    "before",
     *(f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in SUMS),
 )
 COMPONENTS = (
@@ -137,6 +144,8 @@ class SchemeSpec:
         flags: those of `FLAGS` that are set; and of a product "dgrad_dequantized" where its operand is made of what
             the forward product saw, "dgrad_payload" for `Kept.PAYLOAD`, which `operands` has as `Kept.FPROP`.
         name: of the scheme.
+        delay: how many calls in training `before` makes first.
+        before: the scheme of these; None without a delay.
     """
 
     operands: tuple[tuple[str, Operand], ...]
@@ -145,6 +154,8 @@ class SchemeSpec:
     wgrad: Sums
     flags: frozenset[str]
     name: str
+    delay: int = 0
+    before: SchemeSpec | None = None
 
     @classmethod
     def of(cls, scheme: type[Scheme] | Binding) -> SchemeSpec:
@@ -152,11 +163,12 @@ class SchemeSpec:
 
         Raises:
             TypeError: an unknown override, an operand that is not a quantizer, a gradient kept from the forward pass;
-                an accumulator that is not an integer dtype; a transform that does not cancel.
-            ValueError: a tile size below 1.
+                an accumulator that is not an integer dtype; a transform that does not cancel; `before` that is not a
+                scheme, or has a delay itself.
+            ValueError: a tile size below 1; a delay without steps.
         """
         injector = scheme.injector if isinstance(scheme, Binding) else scheme
-        name = scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
+        name = _name_of(scheme)
         _check_names(injector)
         operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
         check_transforms(dict(operands), PRODUCTS, name)
@@ -174,7 +186,42 @@ class SchemeSpec:
                 _check_payload(dict(operands)[forward], again, forward, name)
                 flags.append(f"{again.partition('_')[0]}_payload")
         operands = tuple((o, Kept.FPROP if given is Kept.PAYLOAD else given) for o, given in operands)
-        return cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
+        made = cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
+        delay = delay_steps(injector.quant_delay_steps, name)
+        return replace(made, delay=delay, before=cls._before(injector, delay, name))
+
+    @classmethod
+    def _before(cls, injector: Any, delay: int, name: str) -> SchemeSpec | None:
+        given = injector.before
+        if given is None:
+            return cls.of(Scheme) if delay else None
+        if not is_scheme(given):
+            raise TypeError(
+                f"{name}: before takes a Scheme, or None for float; got {given!r:.80}.\n  cure: Scheme.let(...)"
+            )
+        if not delay:
+            raise ValueError(
+                f"{name}: before = {_name_of(given)} would make no call.\n"
+                "  cure: quant_delay_steps = 1000, how many calls in training it makes; or before = None"
+            )
+        made = cls.of(given)
+        if made.delay:
+            raise TypeError(
+                f"{name}: before = {made.name} has quant_delay_steps itself, and a scheme is switched once.\n"
+                "  cure: a scheme without them"
+            )
+        return made
+
+    @property
+    def as_before(self) -> str:
+        """How it contracts, in words: by its name, or in float."""
+        floats = all(given in (None, Kept.FPROP) for _, given in self.operands)
+        return "in float" if floats else f"by {self.name}"
+
+    @property
+    def both(self) -> tuple[SchemeSpec, ...]:
+        """It, and the scheme of the first calls if there is one."""
+        return (self,) if self.before is None else (self, self.before)
 
     def of_convolution(self) -> SchemeSpec:
         """For a convolution: without tiles, and with the original operands if its gradients are float."""
@@ -209,6 +256,10 @@ def checked_scheme(config: Any) -> Any:
     raise TypeError(
         f"config must be a Scheme, such as config_v4() or Scheme.let(fprop_rhs=...), got {config!r:.80}"
     )
+
+
+def _name_of(scheme: Any) -> str:
+    return scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
 
 
 def _check_names(injector: Any) -> None:

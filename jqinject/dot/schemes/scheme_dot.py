@@ -157,6 +157,8 @@ def _backward(
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
     misfit = _misfit(quantizers, names[1], x, summed)
     if misfit is not None:
+        if quantizers.trains:
+            misfit()
         return BackwardProduct(misfit)
     folded = None
     if folds:
@@ -287,12 +289,32 @@ class ExplainedProduct:
 
 
 class ExplainedScheme(tuple[ExplainedProduct, ...]):
-    """The three products, printed one per line."""
+    """The three products, printed one per line.
 
-    __slots__ = ()
+    Attributes:
+        first: those of the first calls in training, if the scheme is switched.
+        delay: how many calls that are.
+    """
+
+    first: ExplainedScheme | None = None
+    delay: int = 0
+
+    def switched(self, first: ExplainedScheme, delay: int) -> ExplainedScheme:
+        """With what the first calls contract.
+
+        Args:
+            first: their products.
+            delay: how many calls that are.
+        """
+        made = ExplainedScheme(self)
+        made.first, made.delay = first, delay
+        return made
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self))
+        here = "\n".join(map(str, self))
+        if self.first is None:
+            return here
+        return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{here}"
 
 
 def explain_scheme(

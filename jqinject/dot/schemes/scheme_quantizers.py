@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,11 +38,14 @@ class SchemeQuantizers(nnx.Module):
         scheme: what the scheme says.
         rngs: for quantizers that draw random numbers.
         where: the user's callable, for error messages.
+        once: whether they are made for one call, as by a function, which has no evaluation mode: what only a backward
+            pass needs is then asked for by that.
     """
 
-    def __init__(self, scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str) -> None:
+    def __init__(self, scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, *, once: bool = False) -> None:
         self.scheme = scheme
         self.where = where
+        self.once = once
         self.use_running_average = False
         self.deterministic = False
         # A fork, always named alike: names are part of the graph.
@@ -147,6 +151,15 @@ class SchemeQuantizers(nnx.Module):
         proxy = self._held(name, binding, g, summed).quant
         return (NoRandomNumbers(self._where(name)), None) if self._lacks_rngs(proxy) else for_backward(proxy)
 
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass is expected."""
+        return not self.once and not self.deterministic
+
+    def one_key(self) -> jax.Array | None:
+        """A key for all random numbers of one call; None in evaluation mode, and without random numbers."""
+        return None if self.stream is None or self.deterministic else self.stream()
+
     def signs(self, product: str, count: int) -> jax.Array | None:
         """The random signs that a backward product's operands are multiplied by; None if the scheme has none.
 
@@ -190,8 +203,18 @@ class SchemeQuantizers(nnx.Module):
     def _where(self, name: str) -> str:
         return f"{self.where}: {self.scheme.name}.{name}"
 
-    def stateless(self, y: jax.Array) -> jax.Array:
-        """The result of a function, which cannot keep state.
+    def stateless(
+        self,
+        y: jax.Array,
+        why: str = "which a function cannot",
+        cure: str = "QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike",
+    ) -> jax.Array:
+        """The result of what cannot keep state.
+
+        Args:
+            y: the result.
+            why: who cannot, and what to do, for the error.
+            cure: see `why`.
 
         Raises:
             TypeError: a quantizer is stateful.
@@ -201,8 +224,7 @@ class SchemeQuantizers(nnx.Module):
             binding = self.scheme[kept[0]]
             assert isinstance(binding, Binding)
             raise TypeError(
-                f"{self._where(kept[0])} = {binding.base.__name__} keeps state, which a function cannot.\n"
-                "  cure: QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
+                f"{self._where(kept[0])} = {binding.base.__name__} keeps state, {why}.\n  cure: {cure}"
             )
         return y
 
@@ -299,6 +321,33 @@ class SchemeQuantizers(nnx.Module):
             raise TypeError(
                 f"{where}: {proxy.binding.base.__name__} does not go here: {why}.\n  cure: {_cure(name)}"
             )
+
+
+def contract_once(
+    quantizers: SchemeQuantizers,
+    scheme: SchemeSpec,
+    key: jax.Array | None,
+    contract: Callable[[SchemeQuantizers], jax.Array],
+) -> jax.Array:
+    """A contraction by a scheme that keeps no state, with quantizers made for it.
+
+    Args:
+        quantizers: of the op, for its modes.
+        scheme: the scheme.
+        key: for its random numbers.
+        contract: the contraction.
+
+    Raises:
+        TypeError: a quantizer is stateful.
+    """
+    made = SchemeQuantizers(scheme, None if key is None else nnx.Rngs(key), quantizers.where)
+    made.set_view(quantizers.use_running_average, quantizers.deterministic)
+    y = contract(made)
+    return made.stateless(
+        y,
+        "which a scheme that is switched does not",
+        "a scheme without quant_delay_steps, or dynamic quantizers",
+    )
 
 
 def _cure(name: str) -> str:

@@ -64,7 +64,7 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return scheme_ragged(self.scheme, ragged, lhs, rhs, group_sizes, unrounded)
+        return self._switched(lambda scheme: scheme_ragged(scheme, ragged, lhs, rhs, group_sizes, unrounded))
 
 
 def scheme_ragged(

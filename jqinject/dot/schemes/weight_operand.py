@@ -41,6 +41,8 @@ def why_not_stored(scheme: Any, operation: str) -> str:
     found = spec["fprop_rhs"]
     if not isinstance(found, Binding):
         return ""
+    if spec.delay:
+        return f"in its first {spec.delay} calls in training it is that of another scheme (quant_delay_steps)"
     if spec.fprop.tiles is not None and operation != CONVOLUTION:
         return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
     if transform_of(found) is not None:

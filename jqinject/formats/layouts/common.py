@@ -38,6 +38,12 @@ class Settings:
         found = self.held.get(name)
         found = default if found is None else found
         if not any(found == each and type(found) is type(each) for each in known):
+            other = next((each for each in known if str(each) == str(found)), None)
+            if other is not None:
+                kinds = type(found).__name__, type(other).__name__
+                raise CheckpointError(
+                    f"{self.where}: {name} is {found!r}, a {kinds[0]}; expected the {kinds[1]} {other!r}"
+                )
             hint = did_you_mean(str(found), [str(each) for each in known])
             expected = ", ".join(map(repr, known)) + ("; " + hint if hint else "")
             raise CheckpointError(f"{self.where}: {name} is {found!r}; known are {expected}")

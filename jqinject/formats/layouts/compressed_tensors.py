@@ -80,6 +80,8 @@ def _groups(config: Settings, whole: str) -> list[_Group]:
     for name, held in (config.held.get("config_groups") or {}).items():
         where = f"{config.where}.config_groups.{name}"
         settings = Settings(held, where)
+        if settings.held.get("output_activations") is not None:
+            raise CheckpointError(f"{where}: output_activations are quantized, which is not read")
         targets = settings.held.get("targets") or []
         if not isinstance(targets, list):
             raise CheckpointError(f"{where}: targets is {targets!r}, expected a list of names")

@@ -37,6 +37,8 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
             f"{module} has {bits} bits and axis {axis}; known are 1, 2, 3, 4 or 8 bits, axis 0 or 1"
         )
     shape = tuple(int(size) for size in tensors.take(f"{module}.shape", (None,)).read())
+    if len(shape) < 2 or min(shape) < 1:
+        raise CheckpointError(f"{module}.shape is {shape}, expected two sizes")
     count = math.prod(shape)
     size = _number(tensors, f"{module}.group_size", default=shape[-1] if axis == 1 else shape[0])
     if size < 1 or count % size:
@@ -45,7 +47,8 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     packed = tensors.take(parts[0], (None, None))
     scales = (view[0], 1) if axis == 1 else (1, view[1])
     scale, zero = (
-        tensors.of_shape(f"{module}.{end}", [scales], f"{count // size} groups") for end in ("scale", "zero")
+        tensors.of_shape(f"{module}.{end}", [scales], f"groups of {size} of {shape}")
+        for end in ("scale", "zero")
     )
     for end, each in (("scale", scale), ("zero", zero)):
         if each.dtype.name not in FLOATS:
@@ -81,7 +84,9 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     decode = partial(_decode, packed, scale, zero, bits, axis, view)
     size_of = math.prod(packed.shape) * packed.dtype.itemsize
     made = StoredMatrix(f"{module}.weight", shape, kind, f"HQQ axis {axis}", tuple(parts), size_of, decode)
-    return replace(made, by_rows=axis == 1)
+    # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
+    in_turn = size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0
+    return replace(made, by_rows=axis == 1, in_turn=in_turn)
 
 
 def _number(tensors: Tensors, name: str, default: int | None = None) -> int:

@@ -53,7 +53,7 @@ def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> Sto
             f"{math.ceil(inputs * bits / 32)}"
         )
     groups = groups_of(inputs, size)
-    scales = _scales(tensors, module, groups, outputs, size)
+    scales = _scales(tensors, module, groups, outputs, size, f" of {bits} bits")
     zeros = tensors.take(
         f"{module}.qzeros",
         (groups, math.ceil(outputs * bits / 32)),
@@ -144,8 +144,8 @@ def _words(tensors: Tensors, module: str) -> tuple[Tensor, list[str]]:
     return words, ["qweight", "scales", "qzeros"]
 
 
-def _scales(tensors: Tensors, module: str, groups: int, outputs: int, size: int) -> Tensor:
-    why = f"{groups} groups of {'all' if size == -1 else size} inputs, {outputs} outputs"
+def _scales(tensors: Tensors, module: str, groups: int, outputs: int, size: int, bits: str = "") -> Tensor:
+    why = f"{groups} groups of {'all' if size == -1 else size} inputs{bits}, {outputs} outputs"
     return scale_of(tensors, f"{module}.scales", [(groups, outputs)], why)
 
 

@@ -73,7 +73,7 @@ def _at(rows: Rows, at: tuple[int, ...]) -> Rows:
 
     codes, scale = one(rows.codes), one(rows.scale)
     assert codes is not None and scale is not None, "always there"
-    return Rows(codes, scale, one(rows.zero_point), rows.group, rows.format, one(rows.factor), rows.table)
+    return replace(rows, codes=codes, scale=scale, zero_point=one(rows.zero_point), factor=one(rows.factor))
 
 
 def _gathered(checkpoint: Checkpoint, each: Assignment) -> Rows:
@@ -96,8 +96,8 @@ def _gathered(checkpoint: Checkpoint, each: Assignment) -> Rows:
 
     codes, scale = deep(whole.codes), deep(whole.scale)
     assert codes is not None and scale is not None, "always there"
-    return Rows(
-        codes, scale, deep(whole.zero_point), whole.group, whole.format, deep(whole.factor), whole.table
+    return replace(
+        whole, codes=codes, scale=scale, zero_point=deep(whole.zero_point), factor=deep(whole.factor)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,10 +30,16 @@ def keeps_payload(checkpoint: Checkpoint, each: Assignment, may_permute: bool) -
     """
     found = [checkpoint.matrices[name] for name, _ in each.sources]
     if not all(matrix.by_rows for matrix in found):
-        return False
+        return all(matrix.in_turn for matrix in found) and _stays_whole(each)
     if all(matrix.column_groups is None for matrix in found):
         return True
     return may_permute and column_order(checkpoint, each) is not None
+
+
+def _stays_whole(each: Assignment) -> bool:
+    """Whether rows are neither cut nor joined nor reordered, and are an axis of the parameter."""
+    whole = all(cut is None for _, cut in each.sources) and len(each.sources) == math.prod(each.depth)
+    return whole and not each.heads and each.axes.outputs in each.axes.target
 
 
 def column_order(checkpoint: Checkpoint, each: Assignment) -> np.ndarray | None:

@@ -43,6 +43,11 @@ def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], nam
     )
     if known in fits and len(shape) == 2:
         return Axes.of(known)
+    if math.prod(source) != math.prod(shape):
+        raise CheckpointError(
+            f"{name}, {source}, does not fit {path}, {shape}: {math.prod(source)} numbers for {math.prod(shape)}.\n"
+            "  cure: a model of the checkpoint's sizes; a Name that joins or divides tensors"
+        )
     if len(fits) != 1:
         what = "does not fit" if not fits else "may be transposed in"
         raise CheckpointError(

@@ -12,13 +12,23 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
 from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
+from jqinject.formats.loading.caches import (
+    cache_formats,
+    cache_proxies,
+    cache_rules,
+    check_proxies,
+    put_cache_scales,
+    refuse_caches,
+)
 from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
+from jqinject.formats.loading.dtypes import rounded
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
 from jqinject.formats.loading.quantizers import input_quantizer, put_ranges
@@ -48,8 +58,8 @@ def explain_load(
     Args:
         model, checkpoint, names, ignore: as for `load`.
     """
-    opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
-    return plan_of(opened, _parameters(model), names, tuple(ignore))
+    opened = _opened(model, checkpoint)
+    return _plan(model, opened, names, ignore, cache_proxies(model))
 
 
 def load(
@@ -64,14 +74,19 @@ def load(
 
     Layers and parameters whose matrices are in low bits become quantized and frozen; their codes and scales are those
     of the file. Inputs that the checkpoint quantizes get a quantizer. Every tensor and every parameter is accounted for
-    before anything is read (`explain_load` shows how). Tensors are read one after the other from a memory map, and
+    before anything is read (`explain_load` shows how). Floats come in the dtype of the model's parameters, and low-bit
+    numbers are dequantized to it. Tensors are read one after the other from a memory map, and
     where a mesh is in use, put where the parameters' Variables say.
 
     GGUF files of Llama's architecture have the rows of queries and keys in llama.cpp's order. They are turned back
     where names are the published ones (`model.layers.{i}.self_attn.q_proj.weight`), and left where they are the file's
     (`blk.{i}.attn_q.weight`). Columns in activation order (`g_idx`) change places, so that groups are consecutive, and
-    the layer's input is permuted (`jqinject.core.transforms.Permutation`). Scales of caches (`k_scale`, `v_scale`) are
-    left; `explain_load` names them.
+    the layer's input is permuted (`jqinject.core.transforms.Permutation`).
+
+    Scales of caches (`k_scale`, `v_scale`) go into the quantizers of keys and values that the model's attention layers
+    have at the same path, or, by a name, into a cache among `inputs`:
+    `{"model.layers.{i}.self_attn.k_scale": "cache.layer_{i}.k"}`, which `jqinject.quantized_cache` then stores in the
+    checkpoint's numbers. Others are left, and `explain_load` says so.
 
     Args:
         model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed. Or one that
@@ -90,10 +105,12 @@ def load(
     Raises:
         FileNotFoundError, CheckpointError, MissingLibraryError: see `read_checkpoint`; tensors and parameters that do
             not fit one another.
-        ValueError: rules that name no parameter; see `quantize`.
+        TypeError: `model` is not an NNX module; `names` are no rules.
+        ValueError: rules that name no parameter; `ignore` holds no regular expressions; see `quantize`.
 
     Warns:
-        DequantizedWarning: matrices whose groups follow no axis (HQQ's axis 0) became floats.
+        DequantizedWarning: matrices whose groups follow no axis became floats (HQQ's axis 0, if its groups do not
+            divide the outputs, or if matrices are joined, divided, or have heads as an axis).
 
     Example:
         >>> from pathlib import Path
@@ -114,9 +131,15 @@ def load(
         >>> net.up.frozen.value.dtype, round(float(net(jnp.ones((1, 8)))[0, 0]), 4)
         (dtype('int8'), 0.126)
     """
-    opened = checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
-    plan = plan_of(opened, _parameters(model), names, tuple(ignore))
+    opened = _opened(model, checkpoint)
+    proxies = cache_proxies(model)
+    plan = _plan(model, opened, names, ignore, proxies)
     plan.check(opened)
+    caches = cache_formats(opened, plan.caches)
+    check_proxies(proxies, plan.caches, caches)
+    if any(each.is_proxy for each in plan.caches):
+        model = nnx.clone(model, graph=True)
+        put_cache_scales(model, plan.caches, caches)
     low = [each for each in plan.assignments if each.is_low]
     over_base = is_adapted(model)
     whole = [each for each in low if not keeps_payload(opened, each, not over_base)]
@@ -133,10 +156,11 @@ def load(
         )
     kept = [each for each in low if each not in whole]
     if over_base:
+        refuse_caches(plan.caches)
         adapted = nnx.clone(model, graph=True)
         put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
         return adapted
-    rules = _rules(model, opened, kept)
+    rules = [*_rules(model, opened, kept), *cache_rules(plan.caches, caches)]
     graphdef, state = nnx.split(model, graph=True)
     arrays = _arrays(model, opened, plan, {each.path for each in kept})
     if not rules:
@@ -154,6 +178,29 @@ def load(
     put_orders(loaded, [order for order in orders if order is not None])
     _put_ranges_of_stacks(loaded, opened, kept)
     return loaded
+
+
+def _opened(model: nnx.Module, checkpoint: Any) -> Checkpoint:
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"load puts a checkpoint into an NNX module, got {type(model).__name__}.\n"
+            "  cure: load(model, checkpoint); a Linen module goes through nnx.bridge.ToNNX"
+        )
+    return checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
+
+
+def _plan(
+    model: nnx.Module,
+    checkpoint: Checkpoint,
+    names: Names | None,
+    ignore: Iterable[str],
+    proxies: Iterable[str],
+) -> LoadPlan:
+    variables = dict(_of_checkpoints(ModelIndex(model)))
+    shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    plan = plan_of(checkpoint, shapes, names, patterns, proxies)
+    return rounded(plan, {path: np.dtype(variable.dtype) for path, variable in variables.items()}, checkpoint)
 
 
 def _under_adapters(
@@ -179,12 +226,6 @@ def _zeros(leaf: Any) -> Any:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), leaf.shape)
     return jnp.zeros(leaf.shape, leaf.dtype)
-
-
-def _parameters(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, by their first paths."""
-    index = ModelIndex(model)
-    return {path: tuple(variable.shape) for path, variable in _of_checkpoints(index)}
 
 
 def _of_checkpoints(index: ModelIndex) -> Iterator[tuple[str, Any]]:
@@ -257,7 +298,7 @@ def _arrays(
     dtypes = {}
     for found in ModelIndex(model).variables:
         value = found.variable.get_value()
-        if isinstance(found.variable, nnx.Param | nnx.BatchStat):
+        if isinstance(found.variable, nnx.Param | nnx.BatchStat) and not found.in_quantizer:
             dtypes[dotted(found.path)] = value.dtype
         elif not isinstance(found.variable, nnx.RngState) and isinstance(value, jax.Array):
             yield dotted(found.path), value

@@ -68,7 +68,10 @@ def _tunix_gemma() -> tuple[Name, ...]:
 
 
 TUNIX_GEMMA3 = _tunix_gemma()
-"""Gemma 3 checkpoints (text) for `tunix.models.gemma3`, of models with fewer heads of keys than of queries."""
+"""Gemma 3 checkpoints (text) for `tunix.models.gemma3`, of models with fewer heads of keys than of queries.
+
+Its parameters are bfloat16 unless `ModelConfig(param_dtype=jnp.float32)` says otherwise, and `load` keeps that; Tunix's
+own loader gives them the dtype of the file."""
 
 
 def _fused() -> tuple[Name, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +100,8 @@ def checked_names(names: Names) -> tuple[Name, ...]:
             )
             made.append(Name(file, path, axes))
         return tuple(made)
-    given: tuple[Any, ...] = (names,) if isinstance(names, str | Name) else tuple(names)
+    alone = isinstance(names, str | Name) or not isinstance(names, Iterable)
+    given: tuple[Any, ...] = (names,) if alone else tuple(names)
     for each in given:
         if not isinstance(each, Name):
             raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {each!r:.80}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.cache_names import CacheScale, cache_target, unused_scales
 from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
 from jqinject.formats.loading.guessed_axes import axes_of_tree, guessed_axes
 from jqinject.formats.loading.names import Name, Names, checked_names
@@ -20,7 +21,7 @@ from jqinject.terminal import table
 # Names of parameters in the models of JAX that hold what a checkpoint calls a weight.
 LEAVES = ("kernel", "embedding", "scale", "weight", "w", "value")
 PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "transformer.")
-# Buffers that no parameter needs, and scales of caches, which a rule with `cache_quant` brings.
+# Buffers that no parameter needs, and scales of caches, which are left unless a name or an attention layer takes them.
 LEFT = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v|q|kv)_scale", r".*rope_freqs\.weight")
 
 
@@ -36,7 +37,7 @@ class Assignment:
         depth: of the stack: how many numbers each of its places has.
         axes: how rows and columns become the parameter's axes.
         sizes: of these axes.
-        label: of the numbers, for reports.
+        label: of the numbers, for reports; of floats that the parameter has fewer bits for, both dtypes.
         is_low: whether they are in low bits.
         heads: that llama.cpp keeps in another order of rows, which is turned back; 0 for rows as they lie.
     """
@@ -68,17 +69,21 @@ class LoadPlan:
         left: tensors that no parameter takes.
         missing: parameters that no tensor is for.
         unknown: tensors that should be for a parameter and are not, each with what is known.
+        caches: quantizers of keys and values that get a scale of the checkpoint.
     """
 
     assignments: tuple[Assignment, ...]
     left: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = field(default=())
+    caches: tuple[CacheScale, ...] = ()
 
     def __str__(self) -> str:
         rows = [each.row() for each in self.assignments]
         lines = table(("parameter", "shape", "numbers", "axes", "tensors"), rows)
+        lines += [f"scale of the cache {each.target}: {', '.join(each.sources)}" for each in self.caches]
         lines += [f"not taken: {name}" for name in self.left]
+        lines += [note] if (note := unused_scales(self.left)) else []
         lines += [f"no parameter for: {name}" for name in self.unknown]
         lines += [f"no tensor for: {path}" for path in self.missing]
         return "\n".join(lines)
@@ -96,7 +101,8 @@ class LoadPlan:
         shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
         raise CheckpointError(
             f"{checkpoint.path} does not fit the model:\n  {shown}\n"
-            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them"
+            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them; ignore=['file.name.*'] "
+            "for tensors that the model does not need"
         )
 
 
@@ -105,6 +111,7 @@ def plan_of(
     shapes: Mapping[str, tuple[int, ...]],
     names: Names | None,
     ignore: tuple[str, ...],
+    proxies: Iterable[str] = (),
 ) -> LoadPlan:
     """What goes where.
 
@@ -113,16 +120,23 @@ def plan_of(
         shapes: of the model's parameters, by their paths.
         names: rules; None for those that the names of both suggest.
         ignore: patterns of tensors that nothing needs.
+        proxies: paths of the quantizers of keys and values that the model has.
 
     Raises:
         CheckpointError: two tensors are for one parameter; shapes do not fit.
         ValueError: a rule names a parameter that does not exist.
     """
-    rules = None if names is None else checked_names(names)
+    rules, ignored_by = None if names is None else checked_names(names), _patterns(ignore)
     taken: dict[str, dict[tuple[Any, ...], tuple[str, int, int, Name]]] = {}
     left, unknown = [], []
+    known, caches = tuple(proxies), {}
     for name in checkpoint.names:
-        if any(re.fullmatch(pattern, name) for pattern in (*LEFT, *ignore)):
+        ignored = any(pattern.fullmatch(name) for pattern in ignored_by)
+        target = None if ignored else cache_target(name, rules, known, PREFIXES)
+        if target is not None:
+            caches.setdefault(target, []).append(name)
+            continue
+        if ignored or any(re.fullmatch(pattern, name) for pattern in LEFT):
             left.append(name)
             continue
         found = (
@@ -137,7 +151,15 @@ def plan_of(
             held[key] = name, part, of, rule
     made = tuple(_assignment(checkpoint, path, shapes, parts) for path, parts in sorted(taken.items()))
     missing = tuple(path for path in shapes if path not in taken)
-    return LoadPlan(made, tuple(left), missing, tuple(unknown))
+    scales = tuple(CacheScale(target, tuple(held), target in known) for target, held in caches.items())
+    return LoadPlan(made, tuple(left), missing, tuple(unknown), scales)
+
+
+def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
+    try:
+        return [re.compile(pattern) for pattern in ignore]
+    except (re.error, TypeError) as error:
+        raise ValueError(f"ignore is {ignore!r}, expected regular expressions: {error}") from None
 
 
 # A parameter's path; the place in its stack and that of the tensor among those that are joined; which of the parameters
@@ -231,7 +253,10 @@ def _assignment(
     try:
         sizes = axes.sizes(source, own, dict(rule.sizes))
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error} ({first})") from None
+        raise CheckpointError(
+            f"{first}, {source}, does not fit {path}, {own}: {error}.\n"
+            "  cure: a model of the checkpoint's sizes, or a Name with other axes"
+        ) from None
     label = checkpoint.matrices[first].format.label if is_low else checkpoint.tensors[first].dtype.name
     heads = {_heads(checkpoint, rule, name) for name, *_ in ordered}
     if len(heads) > 1:

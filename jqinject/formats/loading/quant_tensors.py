@@ -32,6 +32,7 @@ class Placed:
         scale, zero_point: broadcast against them; in the file's dtype.
         group: elements of a group; None without groups.
         dim: the axis that is cut into groups, counted from the end.
+        in_turn: the axis along which scales and zero points repeat, counted from the end; None for none.
     """
 
     def __init__(self, rows: Rows, axes: Axes, sizes: dict[str, int]) -> None:
@@ -45,6 +46,14 @@ class Placed:
         columns = rows.codes.shape[-1]
         groups = rows.scale.shape[-1]
         codes = axes.apply(rows.codes, outputs, inputs)
+        self.in_turn: int | None = None
+        if rows.in_turn:
+            self.in_turn = axes.target.index(axes.outputs) - len(axes.target)
+            self.codes = codes
+            counts = (rows.scale.shape[-2],)
+            self.scale = axes.apply(rows.scale, counts, inputs)
+            self.zero_point = None if rows.zero_point is None else axes.apply(rows.zero_point, counts, inputs)
+            return
         if groups == 1:
             self.codes = codes
             self.scale, self.zero_point = (
@@ -111,6 +120,11 @@ def numbers_of(
     forms = ScaleForms(None, whole)
     numbers, form = frozen_numbers(quantized, summed, rows.zero_point is not None, axes_of_sums, forms)
     numbers["scale"] = jnp.asarray(placed.scale)
+    if placed.in_turn is not None:
+        if "zero_point" in numbers:
+            numbers["zero_point"] = jnp.asarray(placed.zero_point, jnp.float32)
+        numbers.pop("sums", None)
+        form = replace(form, in_turn=placed.in_turn, names=tuple(sorted(numbers)))
     if rows.factor is not None:
         numbers["scale_factor"] = jnp.asarray(rows.factor, jnp.float32)
         form = replace(form, names=tuple(sorted(numbers)))

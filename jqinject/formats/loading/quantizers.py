@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from jqinject.core.scaling import ConstScaling
@@ -27,8 +28,10 @@ from jqinject.quant import (
     ShiftedUint8DynamicActPerTensorFloat,
 )
 from jqinject.quant.minifloat.nvfp4 import Fp8e4m3Scales
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 LARGEST = 448.0
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 BELOW_ZERO = 128  # a signed zero point, counted from the lowest integer
 
 
@@ -113,16 +116,41 @@ def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...])
     """
     ranges, distances = zip(*map(_range, given), strict=True)
     parts = (
-        (proxy.tensor_quant.scaling_impl, ranges),
-        (getattr(proxy.tensor_quant, "zero_point_impl", None), distances),
+        (vars(proxy.tensor_quant).get("scaling_impl"), ranges),
+        (vars(proxy.tensor_quant).get("zero_point_impl"), distances),
     )
     for part, numbers in parts:
-        if isinstance(part, Collected):
+        if isinstance(part, Collected) and None not in numbers:
             held = part.value.get_value()
-            each = np.asarray(numbers, np.float32).reshape(*depth, *(1,) * (held.ndim - len(depth)))
+            each = np.asarray(numbers, np.float32).reshape((*depth, *(1,) * (held.ndim - len(depth))))
             stored = jnp.broadcast_to(jnp.asarray(each), held.shape)
             part.value.set_value(stored)
             part.buffer.set_value(stored)
+            part.counter.set_value(jnp.full_like(part.counter.get_value(), part.collection.steps + 1))
+
+
+def static_format(proxy: Any) -> InputFormat | None:
+    """A static range with one scale, of 8 bits, as a file says it; None for any others.
+
+    Args:
+        proxy: of activations, whose scale does not depend on them.
+    """
+    known = proxy.sample()
+    if np.size(known.scale) != 1 or np.size(known.zero_point) > 1:
+        return None
+    scale = np.asarray(known.scale, np.float32).reshape(1)
+    zero = np.asarray(known.zero_point, np.float32).reshape(-1)
+    if isinstance(known, FloatQuantTensor):
+        is_e4m3 = np.dtype(known.q_dtype) == E4M3
+        return InputFormat("float", 8, dynamic=False, scale=scale) if is_e4m3 else None
+    if not isinstance(known, IntQuantTensor) or int(known.bit_width) != 8:
+        return None
+    if not known.signed:
+        zero = zero - BELOW_ZERO
+        if np.any(zero != np.round(zero)):
+            return None
+        return InputFormat("int", 8, False, dynamic=False, scale=scale, zero_point=zero)
+    return None if np.any(zero) else InputFormat("int", 8, dynamic=False, scale=scale)
 
 
 def _nvfp4(whole: float) -> Any:

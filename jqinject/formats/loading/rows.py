@@ -25,6 +25,8 @@ class Rows:
         format: what the codes are.
         factor: of all scales; float32, `(...)`.
         table: numbers by their codes.
+        in_turn: whether scales and zero points are those of columns, `(..., count, inputs)`: row `i` has those of `i %
+            count`. Such rows cannot be cut or joined.
         columns: int32, the group of each column, where a file is to say it (`weight_g_idx`); None if groups are
             consecutive columns, as all are that were loaded.
     """
@@ -37,10 +39,19 @@ class Rows:
     factor: np.ndarray | None = None
     table: np.ndarray | None = None
     columns: np.ndarray | None = None
+    in_turn: bool = False
 
     @property
     def whole(self) -> Rows:
-        """The same with a scale for each row."""
+        """The same with a scale for each row.
+
+        Raises:
+            CheckpointError: rows lie in turn.
+        """
+        if self.in_turn:
+            raise CheckpointError(
+                "rows of groups that lie in turn (HQQ's axis 0) cannot be cut, joined or stacked"
+            )
         rows = self.codes.shape[-2]
 
         def each(x: np.ndarray) -> np.ndarray:
@@ -78,7 +89,7 @@ def rows_of(matrix: StoredMatrix) -> Rows | None:
         if order is None:
             return None
         numbers = replace(numbers, codes=numbers.codes[:, order], group_of_column=None)
-    found = _by_rows(numbers, shape)
+    found = _in_turn(numbers, shape) if matrix.in_turn else _by_rows(numbers, shape)
     if found is None:
         return None
     codes, scale, zero, group = found
@@ -93,7 +104,7 @@ def rows_of(matrix: StoredMatrix) -> Rows | None:
         zero = None
     form = replace(form, signed=True, has_zero_point=zero is not None) if form.kind == "int" else form
     factor = None if numbers.factor is None else np.asarray(numbers.factor)
-    return Rows(codes, scale, zero, group, form, factor, numbers.table)
+    return Rows(codes, scale, zero, group, form, factor, numbers.table, in_turn=matrix.in_turn > 0)
 
 
 def order_of_groups(groups: np.ndarray) -> np.ndarray | None:
@@ -116,6 +127,14 @@ def _less(zero: np.ndarray, half: int) -> np.ndarray:
     if np.issubdtype(zero.dtype, np.integer):
         return (zero.astype(np.int16) - half).astype(np.int8)
     return zero.astype(np.float32) - np.float32(half)
+
+
+def _in_turn(
+    numbers: Numbers, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
+    """As `_by_rows`, with a scale for each column of rows that lie in turn."""
+    zero = None if numbers.zero_point is None else numbers.zero_point.reshape(-1, shape[1])
+    return numbers.codes.reshape(shape), numbers.scale.reshape(-1, shape[1]), zero, shape[1]
 
 
 def _by_rows(
@@ -164,6 +183,8 @@ def joined(parts: Sequence[Rows], name: str) -> Rows:
     Raises:
         CheckpointError: they have other formats or groups.
     """
+    if len(parts) == 1:
+        return parts[0]
     return _together([part.whole for part in parts], name, lambda xs: np.concatenate(xs, axis=-2), "joined")
 
 
@@ -180,8 +201,6 @@ def _together(
     parts: Sequence[Rows], name: str, put: Callable[[Sequence[np.ndarray]], np.ndarray], what: str
 ) -> Rows:
     first = parts[0]
-    if len(parts) == 1 and what == "joined":
-        return first
     for part in parts:
         if _kind(part) != _kind(first):
             shown = [f"{one.format.label} in groups of {one.group}" for one in (first, part)]
@@ -197,10 +216,11 @@ def _together(
             raise CheckpointError(f"{name}: matrices whose scales have different factors cannot be joined")
     form = replace(first.format, has_zero_point=with_zero)
     codes, scale = (put([getattr(part, held) for part in parts]) for held in ("codes", "scale"))
-    return Rows(codes, scale, put(zeros) if with_zero else None, first.group, form, factor, first.table)
+    zero = put(zeros) if with_zero else None
+    return Rows(codes, scale, zero, first.group, form, factor, first.table, in_turn=first.in_turn)
 
 
 def _kind(rows: Rows) -> tuple[Any, ...]:
     """What rows that are put together must have in common."""
     form = rows.format
-    return rows.group, form.bits, form.kind, form.name, form.scale, rows.codes.shape[-1]
+    return rows.group, form.bits, form.kind, form.name, form.scale, rows.codes.shape[-1], rows.in_turn

@@ -40,6 +40,11 @@ def rows_of_frozen(weight: Weight) -> Rows:
     found = quant_tensor_of(numbers, form)
     groups = found.groups if isinstance(found, GroupwiseQuantTensor) else None
     inner = found.grouped if isinstance(found, GroupwiseQuantTensor) else found
+    if form.in_turn is not None:
+        raise CheckpointError(
+            f"{path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
+            "  cure: the checkpoint that they came from"
+        )
     if form.cut is not None:
         raise CheckpointError(
             f"{path}: groups that cross shards are not written.\n  cure: gather the model first"

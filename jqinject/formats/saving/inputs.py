@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from flax import nnx
 
 from jqinject.core.scaling import ConstScaling
 from jqinject.core.transforms import Permutation
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.quantizers import BELOW_ZERO, LARGEST
+from jqinject.formats.loading.quantizers import LARGEST, static_format
+from jqinject.formats.saving.caches import CacheQuantizer
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.program import QuantizedProgram
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import (
     Fp8e4m3OCPDynamicActPerGroupFloat,
@@ -31,9 +30,7 @@ from jqinject.quant import (
     ShiftedUint8DynamicActPerRowFloat,
     ShiftedUint8DynamicActPerTensorFloat,
 )
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 # What each class quantizes to, whether without a zero point, and what shares a scale.
 DYNAMIC = {
     Int8DynamicActPerGroupFloat: ("int", True, "group"),
@@ -65,7 +62,7 @@ def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputForma
     if proxy is None or not proxy.is_quant_enabled:
         return None
     declared = proxy.binding.base
-    found = _dynamic(proxy, declared) if proxy.quant_metadata.is_dynamic else _static(proxy)
+    found = _dynamic(proxy, declared) if proxy.quant_metadata.is_dynamic else static_format(proxy)
     if found is None:
         raise CheckpointError(
             f"{path}: no checkpoint can say how {declared.__name__} quantizes the input.\n  cure: {CURE}"
@@ -99,32 +96,15 @@ def _changes(proxy: Any, declared: type, base: type) -> set[str]:
     return (names | {*proxy.binding.overrides}) - {"group_size"}
 
 
-def _static(proxy: Any) -> InputFormat | None:
-    """A static range with one scale, of 8 bits."""
-    known = proxy.sample()
-    if np.size(known.scale) != 1 or np.size(known.zero_point) > 1:
-        return None
-    scale = np.asarray(known.scale, np.float32).reshape(1)
-    zero = np.asarray(known.zero_point, np.float32).reshape(-1)
-    if isinstance(known, FloatQuantTensor):
-        is_e4m3 = np.dtype(known.q_dtype) == E4M3
-        return InputFormat("float", 8, dynamic=False, scale=scale) if is_e4m3 else None
-    if not isinstance(known, IntQuantTensor) or int(known.bit_width) != 8:
-        return None
-    if not known.signed:
-        zero = zero - BELOW_ZERO
-        if np.any(zero != np.round(zero)):
-            return None
-        return InputFormat("int", 8, False, dynamic=False, scale=scale, zero_point=zero)
-    return None if np.any(zero) else InputFormat("int", 8, dynamic=False, scale=scale)
-
-
-def refuse_other_quantizers(model: nnx.Module, weights: Sequence[Weight]) -> None:
-    """Raise if the model quantizes more than what is written: weights, and inputs of their layers.
+def refuse_other_quantizers(
+    model: nnx.Module, weights: Sequence[Weight], caches: Sequence[CacheQuantizer] = ()
+) -> None:
+    """Raise if the model quantizes more than what is written: weights, inputs of their layers, and caches.
 
     Args:
         model: the model.
         weights: what is written.
+        caches: whose scales are written.
 
     Raises:
         CheckpointError: names the quantizers.
@@ -132,6 +112,7 @@ def refuse_other_quantizers(model: nnx.Module, weights: Sequence[Weight]) -> Non
     written = {
         id(getattr(each.stack, name, None)) for each in weights for name in ("weight_quant", "input_quant")
     }
+    written |= {id(each.proxy) for each in caches}
     orders = [each.order for each in weights if each.layer is None and each.order is not None]
     lost = []
     for path, node in ModelIndex(model).places:
@@ -139,8 +120,6 @@ def refuse_other_quantizers(model: nnx.Module, weights: Sequence[Weight]) -> Non
             transform = vars(node).get("pre_transform")
             if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
                 lost.append(dotted(path))
-        if isinstance(node, QuantizedProgram) and node.op_quant.caches:
-            lost.append(f"{dotted((*path, 'op_quant'))} of caches")
     if lost:
         shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
         raise CheckpointError(

@@ -31,6 +31,11 @@ def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np
     """
     numbers, form, name = weight.numbers, weight.form, weight.name
     assert numbers is not None and form is not None, "of a frozen weight"
+    if form.in_turn is not None:
+        raise CheckpointError(
+            f"{weight.path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
+            "  cure: the checkpoint that they came from"
+        )
     if form.cut is not None:
         raise CheckpointError(
             f"{weight.path}: groups that cross shards are not written.\n  cure: gather the model first"

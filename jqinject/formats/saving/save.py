@@ -14,6 +14,7 @@ from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.libraries import library
 from jqinject.formats.loading.gguf_names import gguf_name, heads_in_turn, published_order
 from jqinject.formats.loading.names import Names, checked_names
+from jqinject.formats.saving.caches import cache_quantizers, cache_tensors
 from jqinject.formats.saving.column_orders import in_place
 from jqinject.formats.saving.compressed import compressed, settings_of
 from jqinject.formats.saving.frozen_rows import rows_of_frozen
@@ -47,8 +48,8 @@ def save(
 ) -> Path:
     """Write a frozen model as a checkpoint that other libraries and `load` read.
 
-    Codes and scales are those that the model has. All that is not frozen is written as floats. What a format cannot
-    hold is refused before anything is written.
+    Codes and scales are those that the model has, for compressed-tensors also the static scales of caches (`k_scale`).
+    All that is not frozen is written as floats. What a format cannot hold is refused before anything is written.
 
     | `method`               | weights                                                         | inputs              |
     |------------------------|-----------------------------------------------------------------|---------------------|
@@ -116,10 +117,11 @@ def save(
     rules = None if names is None else checked_names(names)
     own = method == "jqinject"
     weights = list(weights_of(model, rules, as_they_lie=own))
-    refuse_other_quantizers(model, weights)
+    caches = cache_quantizers(model, rules) if method == "compressed-tensors" else []
+    refuse_other_quantizers(model, weights, caches)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
-    tensors: dict[str, np.ndarray] = {}
+    tensors, of_caches = cache_tensors(caches)
     schemes: dict[str, Any] = {}
     for weight in weights:
         if weight.numbers is None:
@@ -134,9 +136,9 @@ def save(
             made, schemes[weight.module] = WRITERS[method](rows, weight, inputs)
         _put(tensors, made)
     written = dict(config or {})
-    if schemes or own:
+    if schemes or of_caches or own:
         floats = [each.module for each in weights if each.numbers is None and np.ndim(each.value) == 2]
-        written["quantization_config"] = SETTINGS[method](schemes, floats)
+        written["quantization_config"] = SETTINGS[method](schemes, floats) | of_caches
     text = json.dumps(written, indent=2) + "\n"
     place.mkdir(parents=True, exist_ok=True)
     write_safetensors(place, tensors, shard_bytes)

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.facts import number_format
-from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
@@ -188,14 +188,17 @@ def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
         return "was not called, or the compiler could do without"
     if "float" not in kinds:
         return ""
-    if isinstance(layer, QuantWeightLayer):
+    op = op_of_weight(layer)
+    if isinstance(layer, QuantWeightLayer) and op is None:
         return _note_of_ours(layer)
-    op = quantized_op(layer)
     if op is None:
         return "fake-quantized by the program around it: see op_quant" if in_program else "is not quantized"
     missing = [side for side, has in zip(("input", "weight"), op.module.quantizes, strict=True) if not has]
     if missing:
         return f"the {' and the '.join(missing)} has no bits in the configuration"
+    if op.module.countdown is not None:
+        spec = op.module.scheme.scheme
+        return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
     if op.module.scheme is not None:
         return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"
     return _NO_UNITS

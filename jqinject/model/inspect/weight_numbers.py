@@ -16,7 +16,7 @@ from flax import nnx
 from jqinject.core import Frozen
 from jqinject.core.facts import number_format
 from jqinject.dot import FrozenParam
-from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Program
@@ -163,6 +163,8 @@ class ModelWeights:
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if layer.frozen is not None:
                 return _of_form(layer.frozen.form)
+            if op_of_weight(layer) is not None:
+                return self._of_op(layer, 1)
             return self.numbers_of(layer.weight_quant, layer.weight_shape, len(stack_of((layer,))))
         if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
             return self._of_op(layer, 1)
@@ -183,7 +185,7 @@ class ModelWeights:
     def input_format(self, name: str) -> NumberFormat | None:
         """The low-bit numbers that a layer makes of its own input; None if it makes none."""
         layer = self.nodes.get(tuple(name.split("."))[:-1])
-        if isinstance(layer, QuantWeightLayer):
+        if isinstance(layer, QuantWeightLayer) and op_of_weight(layer) is None:
             return self.numbers_of(layer.input_quant)
         return None if layer is None or quantized_op(layer) is None else self._of_op(layer, 0)
 

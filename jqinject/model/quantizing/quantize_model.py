@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from flax import nnx
 
+from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
+from jqinject.dot.schemes.weight_operand import spec_of
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.check_rules import check_rules, have_inputs
@@ -30,6 +32,7 @@ from jqinject.model.quantizing.scheme_rules import unstored_weights
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.running.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
+from jqinject.nn.base.layer_scheme import features_of
 from jqinject.program import (
     CALL,
     HELD,
@@ -106,8 +109,9 @@ def quantize(
     Raises:
         TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot; `inputs` are
             not arguments.
-        ValueError: the model has no such method; no layer can be quantized, or none is; a rule matches nothing; no
-            inputs for rules about operations; the model is already quantized.
+        ValueError: the model has no such method; a scheme that draws random numbers without `rngs`, or does not
+            fit; no layer can be quantized, or none is; a rule matches nothing; no inputs for rules about
+            operations; the model is already quantized.
 
     Source: Qwix's `quantize_model`. Differs from Qwix: layers change their class instead of functions being patched.
 
@@ -130,6 +134,9 @@ def quantize(
         return _quantize_by(rules, model, calls)
     given = checked_rules(cast("Rule | Iterable[Rule]", rules))
     check_operations(given)
+    for rule in given:
+        if rule.configures:
+            check_random_numbers(spec_of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))")
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
@@ -250,6 +257,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
     if rule.configures:
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
+        check_features(spec_of(rule.scheme), *features_of(layer), type(layer).__name__)
         # The function there is static; the module that replaces it is data.
         setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
         return

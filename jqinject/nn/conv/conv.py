@@ -13,6 +13,7 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
+from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantConvOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.conv.conv_layer import QuantConvLayer
@@ -48,6 +49,8 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: as for `QuantLinear`: a `jqinject.dot.Scheme`, which quantizes what is convolved, forward and backward;
+            one without transforms (`hadamard=None`).
         contraction: "auto" convolves integers in evaluation and once frozen, floats in training; "int" insists on
             integers; "float" convolves the dequantized floats in any case.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
@@ -119,6 +122,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
         **overrides: Unpack[QuantConvOverrides],
     ) -> None:
         nnx.Conv.__init__(
@@ -154,6 +158,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
+        arguments = by_scheme(self, scheme, arguments, rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:

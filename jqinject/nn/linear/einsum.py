@@ -22,6 +22,7 @@ from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.input_shape import WrongFeaturesError, check_features
 from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantEinsumOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -76,6 +77,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: as for `QuantLinear`: a `jqinject.dot.Scheme`, which quantizes what is contracted, forward and backward.
         contraction: as for `QuantLinear`.
         rngs: for the parameters, and for quantizers that draw random numbers.
         dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, einsum_op, preferred_element_type,
@@ -147,6 +149,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
         **overrides: Unpack[QuantEinsumOverrides],
     ) -> None:
         kernel_shape = tuple(kernel_shape)
@@ -160,6 +163,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
+        arguments = by_scheme(self, scheme, arguments, rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -14,7 +14,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.layer_scheme import contraction_of
+from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantLinearOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -46,7 +46,8 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         scheme: quantizes the operands of the contraction and of its gradients instead: a `jqinject.dot.Scheme`, such as
-            `jqinject.quant.Int8Training`.
+            `jqinject.quant.Int8Training`. Refused here if its transforms or unpadded blocks do not fill features, or
+            it takes a payload that does not fit; rows of a batch are checked by a call in training.
         contraction: "auto" contracts the payloads of an 8-bit float input and weight, integers in evaluation and once
             frozen, and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized
             floats in any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
@@ -111,7 +112,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        scheme: Any = None,
+        scheme: SchemeLike = None,
         **overrides: Unpack[QuantLinearOverrides],
     ) -> None:
         nnx.Linear.__init__(
@@ -140,13 +141,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
-        if scheme is not None:
-            if weight_quant is Int8WeightPerTensorFloat:  # the default
-                arguments["weight_quant"] = None
-            operands = ("weight_quant", "input_quant", "act_quant", "grad_quant")
-            quantizers = {name: arguments[name] for name in operands}
-            own = contraction_of(scheme, type(self).__name__, dot_general, quantizers, rngs)
-            self.dot_general = nnx.data(own)
+        arguments = by_scheme(self, scheme, arguments, rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:

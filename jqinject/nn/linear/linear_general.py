@@ -16,6 +16,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantLinearGeneralOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -44,6 +45,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: as for `QuantLinear`: a `jqinject.dot.Scheme`, which quantizes what is contracted, forward and backward.
         contraction: as for `QuantLinear`.
         rngs: for the parameters, and for quantizers that draw random numbers.
         axis, batch_axis, use_bias, dtype, param_dtype, kernel_init, bias_init, precision, promote_dtype,
@@ -112,6 +114,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
         **overrides: Unpack[QuantLinearGeneralOverrides],
     ) -> None:
         nnx.LinearGeneral.__init__(self, **flax_arguments(nnx.LinearGeneral, locals()))
@@ -124,6 +127,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
+        arguments = by_scheme(self, scheme, arguments, rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     @property
