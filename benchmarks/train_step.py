@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py
     python benchmarks/train_step.py --fp8
+    python benchmarks/train_step.py --schemes
     python benchmarks/train_step.py --int8 --width 2048 --batch 1024
 
 All models have the same widths and the same jitted step, are compiled and calibrated before, and run
@@ -22,6 +23,9 @@ With --fp8 the float step is bfloat16, and the others are 8-bit float training: 
 quantized, statistics through `jqinject.value_and_grad`. `payloads` contracts 8-bit floats in all three places,
 `floats` the dequantized numbers; `no quantization` is the bfloat16 model with the same loop. A GPU with 8-bit
 float units gains from payloads; a CPU has none, and pays for quantization only.
+
+With --schemes the float step is bfloat16 too, and the others train by a scheme for all six operands: in 8 bits, in
+NVFP4, and in NVFP4 without one of its ingredients.
 """
 
 import argparse
@@ -38,7 +42,7 @@ import jqinject
 import jqinject.quant as q
 from _timing import interleaved, print_table
 from jqinject import native
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral, Scheme, config_v4
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 
@@ -127,6 +131,25 @@ def make_float8_models(width: int, depth: int) -> dict[str, nnx.Module]:
     return models
 
 
+def make_scheme_models(width: int, depth: int) -> dict[str, nnx.Module]:
+    """Return the bfloat16 model and those that train by a scheme, by name."""
+
+    def layer(width: int, rngs: nnx.Rngs, scheme: type[Scheme]) -> nnx.Module:
+        return QuantLinear(width, width, dtype=jnp.bfloat16, scheme=scheme, rngs=rngs)
+
+    schemes = {
+        "Fp8CurrentTraining": q.Fp8CurrentTraining,
+        "MXFP8Training": q.MXFP8Training,
+        "NVFP4Training": q.NVFP4Training,
+        "NVFP4Training, nearest": q.NVFP4Training.let(gradient_rounding="round"),
+        "NVFP4Training, not rotated": q.NVFP4Training.let(hadamard=None),
+    }
+    models: dict[str, nnx.Module] = {"float": MLP(bfloat16_layer, width, depth)}
+    return models | {
+        name: MLP(partial(layer, scheme=scheme), width, depth) for name, scheme in schemes.items()
+    }
+
+
 def int8_layer(width: int, rngs: nnx.Rngs, **bits: object) -> nnx.Module:
     """Return Flax's layer with an integer contraction."""
     return nnx.Linear(width, width, dot_general=QDotGeneral(config_v4(**bits), rngs=rngs), rngs=rngs)
@@ -195,11 +218,11 @@ def reporting_train_step(
     return loss
 
 
-def step_for(name: str, fp8: bool) -> Callable[..., object]:
+def step_for(name: str, in_bfloat16: bool) -> Callable[..., object]:
     """Return the step that the model of this name takes."""
     if name == INPUT_GRADIENT:
         return train_step_with_input_gradient
-    return reporting_train_step if fp8 and name != "float" else train_step
+    return reporting_train_step if in_bfloat16 and name != "float" else train_step
 
 
 def stepper(
@@ -224,20 +247,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds (default: %(default)s)")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--fp8", action="store_true", help="8-bit float training against bfloat16")
+    kind.add_argument(
+        "--schemes", action="store_true", help="training by schemes, down to 4 bits, against bfloat16"
+    )
     kind.add_argument("--int8", action="store_true", help="training with integer contractions")
     options = parser.parse_args()
 
     keys = jax.random.split(jax.random.key(0))
     x = jax.random.normal(keys[0], (options.batch, options.width))
     target = jax.random.normal(keys[1], (options.batch, options.width))
-    if options.fp8:
+    in_bfloat16 = options.fp8 or options.schemes
+    if in_bfloat16:
         x, target = x.astype(jnp.bfloat16), target.astype(jnp.bfloat16)
-        models = make_float8_models(options.width, options.depth)
+        make = make_float8_models if options.fp8 else make_scheme_models
+        models = make(options.width, options.depth)
     elif options.int8:
         models = make_int8_models(options.width, options.depth, x)
     else:
         models = make_models(options.width, options.depth, x)
-    steps = {name: stepper(model, step_for(name, options.fp8), x, target) for name, model in models.items()}
+    steps = {name: stepper(model, step_for(name, in_bfloat16), x, target) for name, model in models.items()}
     timings = interleaved(steps, rounds=options.rounds, warmup=CALIBRATION_STEPS + 4)
 
     base = timings["float"]
@@ -248,7 +276,7 @@ def main() -> None:
     print_table(title, ["ms: median [quartiles]", "step", "/ float"], rows)
     if options.int8:
         print(f"compiled kernel: {native.status()}")
-    if not options.fp8 and importlib.util.find_spec("qwix") is None:
+    if not in_bfloat16 and importlib.util.find_spec("qwix") is None:
         print('Qwix is not installed here: pip install ".[bench]"')
 
 

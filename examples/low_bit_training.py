@@ -172,7 +172,7 @@ def plot(losses: Mapping[str, list[float]], noise: Mapping[str, Mapping[str, flo
     left.barh(names, [100 * (np.mean(losses[name]) / base - 1) for name in names])
     left.set_xlabel(f"held-out loss above {FLOAT}'s, %")
     for operand in (*OPERANDS, "all"):
-        ratios = [noise[name].get(operand, np.nan) for name in names]
+        ratios = [noise.get(name, {}).get(operand, np.nan) for name in names]
         right.plot(ratios, names, "k|" if operand == "all" else "o", label=operand)
     right.set_xlabel("SQNR of the gradient, dB")
     right.legend(fontsize=8)
@@ -188,6 +188,14 @@ def options() -> argparse.Namespace:
     for name, default in vars(Settings()).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES), metavar="NAME")
+    parser.add_argument(
+        "--operands",
+        nargs="*",
+        choices=OPERANDS,
+        default=list(OPERANDS),
+        metavar="NAME",
+        help="whose SQNR is measured alone; each compiles the gradient anew (default: all six; no name: no SQNR)",
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model, two steps, one seed, one scheme")
     parser.add_argument("--plot", type=Path, help="a file for the figure; needs matplotlib")
     return parser.parse_args()
@@ -207,7 +215,7 @@ def run(
         losses[name] = [loss for _, loss in runs]
         if reference is None:
             reference = runs[0][0]
-        if scheme is not None:
+        if scheme is not None and operands:
             noise[name] = ratios(scheme, reference, windows, operands)
         print(f"{name}: {', '.join(f'{loss:.4f}' for loss in losses[name])}", flush=True)
     return losses, noise
@@ -216,10 +224,10 @@ def run(
 def main() -> None:
     """Train, print and plot."""
     given = options()
-    settings, names, operands = QUICK, ["Fp8CurrentTraining"], OPERANDS[:1]
+    settings, names, operands = QUICK, ["Fp8CurrentTraining"], list(OPERANDS[:1])
     if not given.quick:
         settings = Settings(**{name: getattr(given, name) for name in vars(Settings())})
-        names, operands = given.schemes, OPERANDS
+        names, operands = given.schemes, given.operands
     losses, noise = run(settings, names, Corpus.of_standard_library(), operands)
     print(table(losses, noise))
     if given.plot is not None:

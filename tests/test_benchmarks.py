@@ -128,6 +128,16 @@ def test_8_bit_float_steps_run() -> None:
         assert row in done.stdout
 
 
+@pytest.mark.slow
+def test_steps_by_schemes_run() -> None:
+    done = run(
+        "train_step.py", "--schemes", "--width", "16", "--depth", "1", "--batch", "16", "--rounds", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("Fp8CurrentTraining", "NVFP4Training, not rotated"):
+        assert row in done.stdout
+
+
 @pytest.mark.parametrize("script", SMALL)
 def test_script_explains_itself(script: str) -> None:
     done = run(script, "--help")

@@ -318,7 +318,11 @@ def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         >>> drawn.shape, bool((drawn > 0).all() and (drawn < 1).all())
         ((8, 4), True)
     """
-    # Two numbers of every 32 bits: drawing 16 at a time costs more than drawing 32.
+    # Two numbers of every 32 bits: drawing 16 at a time costs more than drawing 32. Along the axes that they are for,
+    # so that they are drawn where the shards of a tensor lie.
     size = math.prod(shape)
-    pairs = jax.lax.bitcast_convert_type(jax.random.bits(key, (-(-size // 2),), jnp.uint32), jnp.uint16)
-    return (pairs.reshape(-1)[:size].reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16
+    fits = bool(shape) and shape[-1] % 2 == 0
+    halves = (*shape[:-1], shape[-1] // 2) if fits else (-(-size // 2),)
+    pairs = jax.lax.bitcast_convert_type(jax.random.bits(key, halves, jnp.uint32), jnp.uint16)
+    drawn = pairs if fits else pairs.reshape(-1)[:size]
+    return (drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16

@@ -12,7 +12,16 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject as jq
 import jqinject.quant as q
-from jqinject.core import AbsMeanRange, AbsPercentileRange, CalibratedQuant, MinMaxRange, MSERange, RMSRange
+from jqinject.core import (
+    AbsMeanRange,
+    AbsPercentileRange,
+    CalibratedQuant,
+    GradStat,
+    MinMaxRange,
+    MSERange,
+    QuantStat,
+    RMSRange,
+)
 from jqinject.nn import QuantConv, QuantLinear
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
@@ -376,3 +385,52 @@ def test_a_report_names_groups_that_cross_shards(size, mesh):
     layer.kernel.set_value(jax.device_put(layer.kernel[...], NamedSharding(mesh, P("model", None))))
     said = "groups of 48 cross its shards of 64 along axis 0: integers are contracted in pieces of 16"
     assert (said in jq.report(layer, X).layers[0].note) == (size == 48)
+
+
+TRAINING = [
+    q.NVFP4Training,
+    q.MXFP8Training,
+    q.Fp8CurrentTraining,
+    q.Fp8BlockTraining,
+    q.Fp8DelayedTraining,
+]
+
+
+def unlike(key, rows, columns):
+    """Numbers whose magnitudes differ from shard to shard, so that each has another amax."""
+    powers = [jnp.exp2((jnp.arange(size) * 8 // size).astype(jnp.float32)) for size in (rows, columns)]
+    return jax.random.normal(jax.random.key(key), (rows, columns)) * jnp.outer(*powers)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("scheme", TRAINING, ids=lambda scheme: scheme.__name__)
+def test_a_training_step_is_the_same_over_several_devices(scheme, mesh):
+    """Rows of the batch and both axes of the weight are divided; blocks and tensors cross the shards."""
+    x, g = unlike(0, 32, ROWS), unlike(1, 32, COLUMNS)
+    layer = QuantLinear(ROWS, COLUMNS, scheme=scheme, rngs=nnx.Rngs(0))
+    layer.kernel[...] = unlike(2, ROWS, COLUMNS)
+    layer(x)
+
+    graphdef, state = nnx.split(layer, graph=True)
+
+    @jax.jit
+    def step(state, x, g):
+        model = nnx.merge(graphdef, state)
+
+        def loss(model, x):
+            y = model(x)
+            return jnp.sum(y * g), y
+
+        (_, y), (of_model, dx) = jq.value_and_grad(loss, argnums=(0, 1), has_aux=True)(model, x)
+        return (y, dx, of_model.kernel[...]), jax.tree.leaves(nnx.state(model, nnx.Any(QuantStat, GradStat)))
+
+    expected, statistics = step(state, x, g)
+    batch = NamedSharding(mesh, P("data"))
+    _, shards = placed(layer, mesh, SHARDINGS["both"])
+    found, of_shards = step(shards, jax.device_put(x, batch), jax.device_put(g, batch))
+    # Numbers of 8 and 4 bits are the same to the bit; the sums of their products come in another order.
+    for ours, whole in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=0, atol=1e-6 * float(jnp.abs(whole).max()))
+    assert len(statistics) >= (3 if scheme is q.Fp8DelayedTraining else 0)
+    for ours, whole in zip(of_shards, statistics, strict=True):
+        np.testing.assert_array_equal(ours, whole)

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.groups import elements_axis
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import from_float_codes, to_float_codes
-from jqinject.ops.packing import container_bits, pack, unpack
+from jqinject.ops.packing import pack_halves, unpack_halves
 from jqinject.quant_tensor import FloatQuantTensor, Groups, GroupwiseFloatQuantTensor, Levels, in_groups
 
 BLOCK_DTYPE = jnp.float8_e4m3fn
@@ -51,7 +52,8 @@ class TwoLevels:
     """An operand as the arrays that a derivative rule takes and keeps.
 
     Attributes:
-        numbers: of the forward pass, minifloats in float32; of a backward pass their codes, packed along the last axis.
+        numbers: of the forward pass, minifloats in float32; of a backward pass their codes, of 4 bits two in a
+            byte.
         block: the scales of blocks; of a backward pass one byte each.
         shared: the level that these share.
         groups, dim: how its axis is cut.
@@ -76,7 +78,9 @@ class TwoLevels:
 
     def for_backward(self) -> TwoLevels:
         """What a backward pass keeps: codes and scales in their own bits."""
-        codes = pack(to_float_codes(self.numbers, self.format), container_bits(self.format.bit_width))
+        codes = to_float_codes(self.numbers, self.format)
+        if self.format.bit_width <= 4:
+            codes = pack_halves(codes, elements_axis(self.dim))
         block = self.block.astype(BLOCK_DTYPE)
         rest = (self.shared, self.groups, self.dim, self.format, self.dtype)
         return TwoLevels(codes, block, *rest, packed=self.numbers.shape)
@@ -85,8 +89,10 @@ class TwoLevels:
         """The tensor again."""
         numbers, block = self.numbers, self.block.astype(jnp.float32)
         if self.packed is not None:
-            codes = unpack(numbers, container_bits(self.format.bit_width), self.packed, signed=False)
-            numbers = from_float_codes(codes, self.format)
+            axis = elements_axis(self.dim)
+            if self.format.bit_width <= 4:
+                numbers = unpack_halves(numbers, axis, self.packed[axis])
+            numbers = from_float_codes(numbers, self.format)
         scale = block * self.shared
         made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format)
         whole = in_groups(

@@ -50,6 +50,8 @@ def save(
 
     Codes and scales are those that the model has, for compressed-tensors also the static scales of caches (`k_scale`).
     All that is not frozen is written as floats. What a format cannot hold is refused before anything is written.
+    Columns in activation order are written in compressed-tensors' older way (`weight_g_idx`), which its release 0.20
+    refuses.
 
     | `method`               | weights                                                         | inputs              |
     |------------------------|-----------------------------------------------------------------|---------------------|

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide, exp2
 from jqinject.ops.ste import with_gradient_of
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
+_INF_BITS = 0x7F800000
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
@@ -158,18 +160,35 @@ def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:
         Array([ 0,  2, 15,  1], dtype=uint8)
     """
     x = jax.lax.stop_gradient(x).astype(jnp.float32)
-    mantissa, bias = form.mantissa_bit_width, form.bias
-    rounded = to_float_grid(jnp.where(jnp.isfinite(x), x, 0.0), mantissa, bias, jnp.round)
-    magnitude = jnp.abs(jnp.clip(rounded, form.min_value, form.max_value))
-    step = float_step(magnitude, mantissa, bias)
-    # Subnormal numbers count from 0; the implicit bit of normal ones carries into the exponent field.
-    field = (exponent_of(step) + (mantissa + bias - 1)).astype(jnp.uint32)
-    codes = (magnitude / step).astype(jnp.uint32) + (field << mantissa)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    magnitude, sign = bits & jnp.uint32(2**31 - 1), bits >> 31
+    codes = jnp.minimum(_nearest_code(magnitude, form), jnp.uint32(largest_code(form)))
+    sign_bit = _sign_bit(form)
+    codes = jnp.where(codes > 0, codes | sign * sign_bit, 0) if form.signed else jnp.where(sign > 0, 0, codes)
     special = special_codes(form)
-    negative = (magnitude > 0) & (x < 0) | (jnp.isneginf(x) & (special.inf is not None))
-    codes = jnp.where(jnp.isinf(x), jnp.uint32(special.nan if special.inf is None else special.inf), codes)
-    codes = jnp.where(negative & form.signed, codes | jnp.uint32(_sign_bit(form)), codes)
-    return jnp.where(jnp.isnan(x), jnp.uint32(special.nan), codes).astype(form.code_dtype)
+    inf = jnp.uint32(special.nan if special.inf is None else special.inf)
+    if form.signed and special.inf is not None:
+        inf = inf | sign * sign_bit
+    codes = jnp.where(magnitude == _INF_BITS, inf, codes)
+    return jnp.where(magnitude > _INF_BITS, jnp.uint32(special.nan), codes).astype(form.code_dtype)
+
+
+def _nearest_code(magnitude: jax.Array, form: FloatFormat) -> jax.Array:
+    """The codes of the nearest magnitudes, ties to even, in a format without a largest number.
+
+    Args:
+        magnitude: the bits of float32 numbers without their signs.
+        form: the format.
+    """
+    mantissa, bias = form.mantissa_bit_width, form.bias
+    dropped = 23 - mantissa
+    # The implicit bit of a format without a mantissa is odd.
+    odd = (magnitude >> dropped) & 1 if mantissa else jnp.uint32(1)
+    normal = (magnitude + jnp.uint32(2 ** (dropped - 1) - 1) + odd) >> dropped
+    steps = jax.lax.bitcast_convert_type(magnitude, jnp.float32) * np.float32(1 / form.smallest_subnormal)
+    least_normal = np.float32(2.0 ** (1 - bias)).view(np.uint32)
+    subnormal = jnp.round(jnp.where(magnitude < least_normal, steps, 0.0)).astype(jnp.uint32)
+    return jnp.where(magnitude < least_normal, subnormal, normal - jnp.uint32(127 - bias << mantissa))
 
 
 def payload_of(x: jax.Array, form: FloatFormat) -> jax.Array:
@@ -202,17 +221,17 @@ def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
     wide = codes.astype(jnp.uint32)
     mantissa, bias = form.mantissa_bit_width, form.bias
     magnitude = wide & jnp.uint32(_sign_bit(form) - 1)
-    field = magnitude >> mantissa
-    fraction = (magnitude & jnp.uint32(2**mantissa - 1)).astype(jnp.float32)
-    normal = field > 0
-    steps = jnp.where(normal, fraction + 2.0**mantissa, fraction)
-    exponent = jnp.maximum(field, 1).astype(jnp.float32) - (bias + mantissa)
-    value = steps * exp2(exponent)
-    negative = (wide & jnp.uint32(_sign_bit(form))) > 0 if form.signed else jnp.zeros(wide.shape, bool)
+    normal = (magnitude << (23 - mantissa)) + jnp.uint32(127 - bias << 23)
+    if 2**form.exponent_bit_width - 1 - bias > 127:
+        normal = jnp.where(magnitude >> mantissa > 127 + bias, jnp.uint32(_INF_BITS), normal)
+    subnormal = magnitude.astype(jnp.float32) * np.float32(form.smallest_subnormal)
+    is_normal = magnitude >= 2**mantissa
+    value = jnp.where(is_normal, jax.lax.bitcast_convert_type(normal, jnp.float32), subnormal)
     special = special_codes(form)
     if special.inf is not None:
         value = jnp.where(magnitude == special.inf, jnp.inf, value)
-    value = jnp.where(negative, -value, value)
+    if form.signed:
+        value = jnp.where(wide & jnp.uint32(_sign_bit(form)) > 0, -value, value)
     return jnp.where(_means_nan(wide, magnitude, special, form), jnp.nan, value)
 
 
@@ -230,13 +249,22 @@ class SpecialCodes(NamedTuple):
     least: int
 
 
+def largest_code(form: FloatFormat) -> int:
+    """The code of the largest number of a format.
+
+    Example:
+        >>> largest_code(FloatFormat(2, 1))
+        7
+    """
+    mantissa, exponent = math.frexp(form.max_value)
+    fraction = int((2 * mantissa - 1) * 2**form.mantissa_bit_width)
+    return (exponent - 1 + form.bias << form.mantissa_bit_width) + fraction
+
+
 def special_codes(form: FloatFormat) -> SpecialCodes:
     """The codes of a format that are not numbers."""
     top = (2**form.exponent_bit_width - 1) << form.mantissa_bit_width
-    mantissa, exponent = math.frexp(form.max_value)
-    largest = (exponent - 1 + form.bias << form.mantissa_bit_width) + int(
-        (2 * mantissa - 1) * 2**form.mantissa_bit_width
-    )
+    largest = largest_code(form)
     # If a number has the same code, the code means the number.
     infs = [top + int(code, 2) for code in form.inf_values or () if top + int(code, 2) > largest]
     nans = [top + int(code, 2) for code in form.nan_values or () if top + int(code, 2) > largest]

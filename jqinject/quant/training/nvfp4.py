@@ -27,6 +27,7 @@ class Gradient(NVFP4TrainingGrad):
     """`g` of the product for the input's gradient."""
 
     float_to_int_impl_type = (this << 1).gradient_rounding
+    random_bits = (this << 1).random_bits
 
 
 class RotatedGradient(Gradient):
@@ -56,6 +57,7 @@ class NVFP4Training(Scheme):
     | `weight_block` | blocks of weights: square, the same for both products; 16: along the sum | `(16, 16)` |
     | `hadamard` | what turns both operands of `dw`; None for nothing | `Hadamard(16, NVFP4TrainingSigns)` |
     | `gradient_rounding` | how gradients are rounded: "stochastic_round", "round" | "stochastic_round" |
+    | `random_bits` | of each random number: 16, or 32, which take twice the time | 16 |
 
     Its numbers are TransformerEngine's; block scales are e4m3, and one float32 scale is shared by a tensor. Gradients
     pass the quantizers unchanged. Rounding stochastically needs random numbers: `rngs=` of a `QDotGeneral`, in a layer
@@ -76,6 +78,7 @@ class NVFP4Training(Scheme):
     weight_block = (BLOCK, BLOCK)
     hadamard = Hadamard(BLOCK, NVFP4TrainingSigns)
     gradient_rounding = "stochastic_round"
+    random_bits = 16
     fprop_lhs = NVFP4TrainingAct
     fprop_rhs = WeightInBlocks
     dgrad_grad = Gradient
