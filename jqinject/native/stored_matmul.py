@@ -16,14 +16,18 @@ INT4 = (*range(8), *range(-8, 0))
 """The table of signed integers in 4 bits: what each half of a byte stands for."""
 UINT4 = tuple(range(16))
 """That of unsigned ones."""
+SCALE_DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.float8_e4m3fn, jnp.float8_e8m0fnu)))
+"""What scales may be stored in."""
+ZERO_DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.int8, jnp.uint8)))
+"""What zero points may be stored in."""
 
 
 class Scales(NamedTuple):
     """What stored numbers in groups mean: `(number - zero) * scale`.
 
     Attributes:
-        scale: float32 `(..., groups, n)`, or `(..., n, groups)`.
-        zero: likewise; None for 0.
+        scale: `(..., groups, n)`, or `(..., n, groups)`, of one of `SCALE_DTYPES`.
+        zero: likewise, of one of `ZERO_DTYPES`; None for 0.
     """
 
     scale: jax.Array

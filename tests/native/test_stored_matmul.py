@@ -79,7 +79,7 @@ def test_groups(kernel, k, group, bits, by_column):
     draw = np.random.default_rng(group)
     scale = draw.uniform(0.5, 2, (number, n)).astype(np.float32)
     zero = draw.integers(-8, 8, (number, n)).astype(np.float32)
-    for m, with_zero in ((1, False), (3, True), (6, False), (21, True)):
+    for m, with_zero in ((1, False), (3, True), (6, False), (16, True), (21, False)):
         wide, zeros = (np.repeat(x, k // number, 0).T for x in (scale, zero * with_zero))
         weight = (numbers - zeros.astype(np.float64)) * wide
         laid_out = [jnp.asarray(x.T if by_column else x) for x in (scale, zero)]
@@ -93,6 +93,40 @@ def test_groups(kernel, k, group, bits, by_column):
                 x_scale = draw.uniform(0.5, 2, (m, of_x)).astype(np.float32)
                 got = group_matmul(x, x_scale, payload, scales, stored)
                 close(got, x * np.repeat(x_scale, k // of_x, 1).astype(np.float64), weight)
+
+
+def test_many_rows_of_floats_and_leading_axes(kernel):
+    """More rows than a block has, and several matrices, whose last tiles are cut off."""
+    x = np.random.default_rng(0).normal(size=(2, 1, 205, 130)).astype(np.float32)
+    indices, payload = halves(1, 1, 3, 40, 130)
+    scale = np.random.default_rng(2).uniform(0.5, 2, (1, 3, 1, 40)).astype(np.float32)
+    got = float_matmul(x, payload, Scales(scale), StoredRows(INT4))
+    for i in range(2):
+        for j in range(3):
+            close(got[i, j], x[i, 0], np.asarray(INT4)[indices[0, j]] * scale[0, j].T)
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_scales_and_zero_points_in_a_byte(kernel, by_column):
+    """The same bits as those of the floats that they stand for; every code is one of the scales."""
+    n, k = 37, 256
+    x = np.random.default_rng(0).normal(size=(2, k)).astype(np.float32)
+    _, payload = halves(1, n, k)
+    for group, dtype, of_zero in (
+        (16, jnp.float8_e4m3fn, jnp.int8),
+        (32, jnp.float8_e8m0fnu, jnp.uint8),
+        (128, jnp.float8_e4m3fn, jnp.uint8),
+    ):
+        shape = (n, k // group) if by_column else (k // group, n)
+        codes = np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape) + (119 if group == 128 else 0)
+        zero = jnp.asarray(codes % 23 - (8 if of_zero == jnp.int8 else 0)).astype(of_zero)
+        scale = jax.lax.bitcast_convert_type(jnp.asarray(codes, jnp.uint8), dtype)
+        wide = Scales(scale.astype(jnp.float32), zero.astype(jnp.float32))
+        stored = StoredRows(INT4, group, by_column)
+        for rows in (x[:1], x, np.repeat(x, 4, 0)):
+            if takes_stored(stored, k, len(rows), floats=True):
+                got, wanted = (float_matmul(rows, payload, s, stored) for s in (Scales(scale, zero), wide))
+                np.testing.assert_array_equal(got, wanted)
 
 
 def test_without_avx512(few_rows):
@@ -113,6 +147,7 @@ def test_without_avx512(few_rows):
         (4608, 512, 8),
     ):
         test_groups(few_rows, k, group, bits, by_column=bits == 8)
+    test_scales_and_zero_points_in_a_byte(few_rows, by_column=False)
     assert not takes_stored(StoredRows(), 64, 5, True) and not takes_stored(StoredRows(), 64, 17, False)
 
 

@@ -14,7 +14,7 @@ A layer keeps them in a `FrozenWeight`; a parameter without a layer in a `Frozen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -182,14 +182,39 @@ def stores_last(form: FrozenForm, summed: tuple[int, ...] | None) -> bool:
     return tuple(sorted(stored)) == stored
 
 
-def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Payload, scale and zero point as stored, except for packing and the order of axes; `form` is fitted."""
-    stored, value, scale = form.stored, numbers["value"], numbers["scale"].astype(jnp.float32)
+class StoredParts(NamedTuple):
+    """The arrays of frozen numbers in the weight's order of axes, in the dtypes in which they are stored.
+
+    Attributes:
+        payload: the numbers, unpacked.
+        scale: float32, or 8-bit floats, of which `factor` is a common factor.
+        zero_point: float32, or integers; None for 0.
+        factor: float32; None for 1.
+    """
+
+    payload: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None
+    factor: jax.Array | None
+
+
+def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
+    """Payload, scale, zero point and factor as stored, except for packing and the order of axes; `form` is fitted."""
+    stored, value, scale = form.stored, numbers["value"], numbers["scale"]
     whole_bytes = stored.packed_bits is None
     payload = jax.lax.transpose(value, stored.back) if whole_bytes else stored.payload(value)
-    factor, offset = numbers.get("scale_factor"), numbers.get("zero_point")
+    factor = numbers.get("scale_factor")
     if factor is not None:
-        scale = scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
+        factor = factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
+    return StoredParts(payload, scale, numbers.get("zero_point"), factor)
+
+
+def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Payload, scale and zero point, the latter two in float32 with their factor; `form` is fitted."""
+    payload, scale, offset, factor = stored_parts(numbers, form)
+    scale = scale.astype(jnp.float32)
+    if factor is not None:
+        scale = scale * factor
     zero = known_zero() if offset is None else offset.astype(jnp.float32)
     if form.in_turn is not None:
         scale, zero = form.in_full(scale), zero if offset is None else form.in_full(zero)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import parts_of, quant_tensor_of, stores_last
+from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, stored_parts, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.stored_rows import (
     TABLES,
@@ -174,13 +174,16 @@ def _product(
     rows = rows_of(tuple(x.shape), shape, dims, grouped)
     if rows is None:
         return None
-    payload, scale, zero = parts_of(numbers, form)
+    payload, scale, zero, factor = stored_parts(numbers, form)
+    if factor is not None and factor.size > 1:  # one for each layer of a stack
+        scale, factor = scale.astype(jnp.float32) * factor, None
     packed = numbers["value"] if form.stored.packed_bits else None
     found = stored_rows(payload, packed, _table(form), rows, free)
     if found is None or not fitting(rows, x, shape, found[1], free):
         return None
-    scales, by_column = scales_of(scale, zero if "zero_point" in numbers else None, shape, rows, free)
+    scales, by_column = scales_of(scale, zero, shape, rows, free)
     left = as_rows(x, rows.lhs, len(dims.lhs_free))
     y = float_matmul(left, found[0], scales, StoredRows(found[1], rows.groups, by_column))
+    y = y if factor is None else y * factor.reshape(())
     sizes = [x.shape[axis] for axis in dims.lhs_free] + [shape[axis] for axis in dims.rhs_free]
     return varying_with(y, x, *numbers.values()).reshape(sizes)

@@ -1,10 +1,10 @@
 """Contractions of integers of which one has scales for groups along a summed axis: how, on each platform.
 
-On a CPU with the compiled kernels, up to 16 rows are contracted group by group in one call; with more, a group's sums
-cost more than they save, and the left operand is dequantized, the right one in registers. On a CPU without kernels
-groups of fewer than 128 are dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in groups of 32
-takes 224 ms as integers, 10 ms dequantized. Elsewhere, and in a program for several devices, the integers of each group
-are one contraction.
+On a CPU with the compiled kernels they are contracted group by group in one call. Where these do not take the left
+operand (unsigned integers, zero points, more rows), it is dequantized, and the right one in registers. On a CPU without
+kernels groups of fewer than 128 are dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in
+groups of 32 takes 224 ms as integers, 10 ms dequantized. Elsewhere, and in a program for several devices, the integers
+of each group are one contraction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
 from jqinject.ops.devices.mapped import varying_with
 from jqinject.ops.devices.one_device import on_one_device
 
-FEW_ROWS = 16
 LEAST_GROUP = 128
 """Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit."""
 Contract = Callable[[Any, Any], jax.Array]
@@ -91,21 +90,31 @@ class _Alone:
         shape = rhs.payload.shape
         found = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
         of_rows = [lhs.payload.shape[axis] for axis in rows.lhs[: free[0]]]
-        few = math.prod(of_rows) <= FEW_ROWS and lhs.zero_point is None and lhs.payload.dtype.itemsize == 1
-        few = few and jnp.issubdtype(lhs.payload.dtype, jnp.signedinteger)
-        left = lhs.payload if few else lhs.dequantized()
-        if found is None or not fitting(rows, left, shape, found[1], free[1]):
+        if found is None:
             return None
         payload, table = found
         scales, by_column = scales_of(rhs.scale, rhs.zero_point, shape, rows, free[1])
         static = StoredRows(table, rows.groups, by_column)
-        if few:
-            left = as_rows(left.astype(jnp.int8), rows.lhs, free[0])
-            y = group_matmul(left, _scale_of_rows(lhs, rows, free[0]), payload, scales, static)
-        else:
+
+        def fits(left: jax.Array) -> bool:
+            return fitting(rows, left, shape, table, free[1])
+
+        left = lhs.dequantized()
+        if _is_signed_bytes(lhs) and fits(lhs.payload):
+            integers = as_rows(lhs.payload.astype(jnp.int8), rows.lhs, free[0])
+            y = group_matmul(integers, _scale_of_rows(lhs, rows, free[0]), payload, scales, static)
+        elif fits(left):
             y = float_matmul(as_rows(left, rows.lhs, free[0]), payload, scales, static)
+        else:
+            return None
         y = varying_with(y, *jax.tree.leaves((lhs, rhs)))
         return y.reshape(*of_rows, *(shape[axis] for axis in rows.rhs[: free[1]]))
+
+
+def _is_signed_bytes(x: Any) -> bool:
+    """Whether an operand has signed integers of at most 8 bits and no zero point."""
+    dtype = x.payload.dtype
+    return x.zero_point is None and dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.signedinteger)
 
 
 def _scale_of_rows(lhs: Any, rows: Rows, free: int) -> jax.Array:

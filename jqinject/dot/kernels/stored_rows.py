@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.native.stored_matmul import INT4, UINT4, Scales, StoredRows, takes_stored
+from jqinject.native.stored_matmul import (
+    INT4,
+    SCALE_DTYPES,
+    UINT4,
+    ZERO_DTYPES,
+    Scales,
+    StoredRows,
+    takes_stored,
+)
 
 TABLES = {"int4": INT4, "uint4": UINT4}
 """What integers in 4 bits stand for, by dtype."""
@@ -92,13 +100,14 @@ def scales_of(
     sizes = [size if axis in order else 1 for axis, size in enumerate(shape)]
     count = math.prod(shape[axis] for axis in groups)
 
-    def laid_out(x: jax.Array) -> jax.Array:
-        full = jnp.broadcast_to(x.astype(jnp.float32), sizes)
+    def laid_out(x: jax.Array, dtypes: tuple[Any, ...]) -> jax.Array:
+        full = jnp.broadcast_to(x if x.dtype in dtypes else x.astype(jnp.float32), sizes)
         rest = tuple(axis for axis in range(len(shape)) if axis not in order)
         moved = full.transpose((*order, *rest))
         return moved.reshape((-1, count) if by_column else (count, -1))
 
-    return Scales(laid_out(scale), None if zero is None else laid_out(zero)), by_column
+    zeros = None if zero is None else laid_out(zero, ZERO_DTYPES)
+    return Scales(laid_out(scale, SCALE_DTYPES), zeros), by_column
 
 
 def stored_rows(

@@ -73,11 +73,27 @@ static void* element_of(const work* w, int place, int64_t number, int64_t bytes)
   return (char*)operand->data + matrix_of(operand, w->out, number) * size * bytes;
 }
 
+/* Scales or zero points. */
+static given_numbers numbers_of(const work* w, int place, int64_t number) {
+  const int dtype = w->operands[place]->dtype;
+  return (given_numbers){element_of(w, place, number, dtype == FFI_F32 ? sizeof(float) : 1), dtype};
+}
+
+static int has_zero(const work* w) { return w->operands[ZERO]->dims[w->out->rank - 2] != 0; }
+
 static int64_t step_of(const product* p) { return p->four_bits ? 128 : 64; }
+
+static int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && w->whole.rows > FEW_FLOAT_ROWS; }
+
+/* Of each matrix of lhs; tiles of floats are whole. */
+static int64_t laid_out_rows(const work* w) {
+  const int64_t rows = w->whole.rows, unit = has_float_tiles(w) ? TILE_ROWS_OF_FLOATS : 1;
+  return parts(rows, unit) * unit;
+}
 
 static product product_of(const work* w, int64_t number) {
   product p = w->whole;
-  const int64_t lhs = matrix_of(w->operands[LHS], w->out, number) * p.rows * p.steps;
+  const int64_t lhs = matrix_of(w->operands[LHS], w->out, number) * laid_out_rows(w) * p.steps;
   p.out = (int32_t*)w->out->data + number * p.rows * p.columns;
   p.rhs = element_of(w, RHS, number, 1);
   if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
@@ -90,8 +106,8 @@ static product product_of(const work* w, int64_t number) {
   if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lhs * 16;
   if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lhs * 16;
   if (w->function == INT4_MATMUL) return p;
-  p.scale = element_of(w, SCALE, number, sizeof(float));
-  if (w->operands[ZERO]->dims[w->out->rank - 2] != 0) p.zero = element_of(w, ZERO, number, sizeof(float));
+  p.scale = numbers_of(w, SCALE, number);
+  if (has_zero(w)) p.zero = numbers_of(w, ZERO, number);
   if (w->function == GROUP_MATMUL) p.lhs_scale = element_of(w, LHS_SCALE, number, sizeof(float));
   return p;
 }
@@ -119,11 +135,12 @@ static int has_shape(const ffi_buffer* operand, const ffi_buffer* out, int dtype
   return (rows < 0 || operand->dims[rank - 2] == rows) && (columns < 0 || operand->dims[rank - 1] == columns);
 }
 
-/* Scales or zero points: (groups, columns), or (columns, groups). */
-static int has_groups(const ffi_buffer* operand, const work* w, int by_column) {
+/* Scales or zero points: (groups, columns), or (columns, groups), in one of two dtypes of a byte or in float32. */
+static int has_groups(const ffi_buffer* operand, const work* w, int by_column, int dtype, int other) {
   const product* p = &w->whole;
-  return by_column ? has_shape(operand, w->out, FFI_F32, p->columns, p->groups)
-                   : has_shape(operand, w->out, FFI_F32, p->groups, p->columns);
+  const int found = operand->dtype == dtype || operand->dtype == other ? operand->dtype : FFI_F32;
+  return by_column ? has_shape(operand, w->out, found, p->columns, p->groups)
+                   : has_shape(operand, w->out, found, p->groups, p->columns);
 }
 
 /* Reads `form`: the size of a group, 0 for one group; and whether scales lie column by column. */
@@ -142,9 +159,9 @@ static int read_groups(work* w) {
   if (p->steps_a_group) p->groups_a_step = 0;
   else p->lanes_shift = (uint32_t)__builtin_ctzll((uint64_t)(group * 16 / step));
   p->of_group = by_column ? 1 : p->columns, p->of_column = by_column ? p->groups : 1;
-  const int no_zero = has_shape(zero, w->out, FFI_F32, 0, -1);
-  if (p->groups > MOST_GROUPS || !has_groups(w->operands[SCALE], w, by_column != 0)) return 0;
-  if (!no_zero && !has_groups(zero, w, by_column != 0)) return 0;
+  if (p->groups > MOST_GROUPS) return 0;
+  if (!has_groups(w->operands[SCALE], w, by_column != 0, FFI_F8E4M3FN, FFI_F8E8M0FNU)) return 0;
+  if (!has_shape(zero, w->out, FFI_F32, 0, -1) && !has_groups(zero, w, by_column != 0, FFI_S8, FFI_U8)) return 0;
   if (w->function == FLOAT_MATMUL) return 1;
   const ffi_buffer* lhs_scale = w->operands[LHS_SCALE];
   p->lhs_groups = lhs_scale->dims[lhs_scale->rank - 1];
@@ -198,9 +215,9 @@ static kernel* kernel_of(const work* w) {
                                          : few_rows_of_integers;
 #if defined(__x86_64__)
   const product* p = &w->whole;
-  const int few = p->rows <= (w->function == FLOAT_MATMUL ? FEW_FLOAT_ROWS : FEW_ROWS);
+  const int few = p->rows <= FEW_ROWS;
   if (w->function == GROUP_MATMUL) return group_tiles;
-  if (w->function == FLOAT_MATMUL) return few ? float_rows : float_tiles;
+  if (w->function == FLOAT_MATMUL) return has_float_tiles(w) ? float_tiles : float_rows;
   return !few ? int8_tiles : p->four_bits ? int4_rows : int8_rows;
 #else
   return NULL;
@@ -210,41 +227,49 @@ static kernel* kernel_of(const work* w) {
 static void cut_into_blocks(work* w, int64_t threads) {
   const product* p = &w->whole;
   w->kernel = kernel_of(w);
-  w->block_rows = w->function == FLOAT_MATMUL ? BLOCK_ROWS / 2 : BLOCK_ROWS;
+  w->block_rows = BLOCK_ROWS;
   w->row_blocks = parts(p->rows, w->block_rows);
   /* Narrower blocks where there would be too few for all threads. */
   const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
-  const int64_t narrow = parts(p->columns / pieces, TILE_COLUMNS) * TILE_COLUMNS;
-  w->block_columns = at_most(at_least(narrow, TILE_COLUMNS), BLOCK_COLUMNS);
+  const int64_t narrow = parts(p->columns / pieces, STRIPE) * STRIPE;
+  w->block_columns = at_most(at_least(narrow, STRIPE), BLOCK_COLUMNS);
   w->column_blocks = parts(p->columns, w->block_columns);
 }
 
 /* Lays out lhs for the call; 0 without memory. */
 static int lay_out(work* w) {
+#if defined(__x86_64__)
   const product* p = &w->whole;
   const int floats = w->function == FLOAT_MATMUL, groups = w->function == GROUP_MATMUL;
   const ffi_buffer* lhs = w->operands[LHS];
   if (w->function == INT8_MATMUL || level_here() != AVX512) return 1;
-  const int64_t rows = matrices_of(lhs) * p->rows, steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
-  const int64_t numbers = steps * step_of(p) * (int64_t)(floats ? sizeof(float) : 1);
-  const int has_zero = w->function != INT4_MATMUL && w->operands[ZERO]->dims[lhs->rank - 2] != 0;
-  w->memory = aligned_alloc(LINE, (size_t)(numbers + 3 * of_lanes + LINE));
+  const int64_t matrices = matrices_of(lhs), rows = matrices * laid_out_rows(w), steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
+  const int64_t bytes = steps * step_of(p) * (int64_t)(floats ? sizeof(float) : 1);
+  w->memory = aligned_alloc(LINE, (size_t)(bytes + 3 * of_lanes + LINE));
   if (w->memory == NULL) return 0;
   w->laid_out = w->memory;
-  if (groups || has_zero) w->lane_sums = (float*)(w->memory + numbers);
+  if (has_float_tiles(w)) {
+    for (int64_t n = 0; n < matrices; n++) {
+      float* to = (float*)w->laid_out + n * laid_out_rows(w) * p->steps * step_of(p);
+      lay_out_tiles((const float*)lhs->data + n * p->rows * p->depth, p->rows, p->depth, p->steps * step_of(p), to);
+    }
+    return 1;
+  }
+  if (groups || (floats && has_zero(w))) w->lane_sums = (float*)(w->memory + bytes);
   if (floats) {
     lay_out_floats(lhs->data, rows, p->depth, p->four_bits, (float*)w->laid_out, w->lane_sums);
     return 1;
   }
-  lay_out_bytes(lhs->data, rows, p->depth, p->four_bits, (int8_t*)w->laid_out, w->lane_sums);
-  if (!groups) return 1;
-  product first = product_of(w, 0);
-  const int32_t least = least_of(&first);
-  w->lane_offsets = (int32_t*)(w->memory + numbers + of_lanes);
-  for (int64_t n = 0; n < steps * 16; n++) w->lane_offsets[n] = least * (int32_t)w->lane_sums[n];
-  if (p->lhs_groups == 1) return 1;
-  w->lane_scales = (float*)(w->memory + numbers + 2 * of_lanes);
+  if (groups) w->lane_offsets = (int32_t*)(w->memory + bytes + of_lanes);
+  const product first = product_of(w, 0);
+  const byte_sums sums = {w->lane_sums, w->lane_offsets, least_of(&first)};
+  lay_out_bytes(lhs->data, rows, p->depth, p->four_bits, (int8_t*)w->laid_out, sums);
+  if (!groups || p->lhs_groups == 1) return 1;
+  w->lane_scales = (float*)(w->memory + bytes + 2 * of_lanes);
   lay_out_scales(w->operands[LHS_SCALE]->data, rows, p->groups, p->group, p->steps, (int)step_of(p), w->lane_scales);
+#else
+  (void)w;
+#endif
   return 1;
 }
 

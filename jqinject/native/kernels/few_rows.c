@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include "xla_ffi.h"
+
 enum { CHUNK = 4096 };
 
 #if defined(__x86_64__)
@@ -181,18 +183,46 @@ VECTOR void few_rows_of_integers(const product* p, const block* b, uint8_t* scra
     }
 }
 
-static float of_group(const product* p, const float* from, int64_t group, int64_t column) {
-  return from[group * p->of_group + column * p->of_column];
+static float float_of_bits(uint32_t bits) {
+  float found;
+  memcpy(&found, &bits, sizeof(found));
+  return found;
+}
+
+/* 8 bits without a mantissa: powers of 2 from 2^-127 on, the last one nan. */
+static float of_e8m0(uint32_t code) {
+  return float_of_bits(code == 0 ? 0x00400000 : code == 0xff ? 0x7fc00000 : code << 23);
+}
+
+/* A sign, 4 bits of exponent and 3 of mantissa; only 0x7f and 0xff are nan. */
+static float of_e4m3(uint32_t code) {
+  const uint32_t size = code & 0x7f;
+  const float found = size == 0x7f ? float_of_bits(0x7fc00000)
+                      : size < 8   ? (float)size * 0x1p-9f
+                                   : float_of_bits((size << 20) + (120 << 23));
+  return code & 0x80 ? -found : found;
+}
+
+static float of_group(const product* p, given_numbers from, int64_t group, int64_t column) {
+  const int64_t place = group * p->of_group + column * p->of_column;
+  const uint8_t* codes = from.data;
+  switch (from.dtype) {
+    case FFI_F32: return ((const float*)from.data)[place];
+    case FFI_S8: return ((const int8_t*)from.data)[place];
+    case FFI_F8E8M0FNU: return of_e8m0(codes[place]);
+    case FFI_F8E4M3FN: return of_e4m3(codes[place]);
+    default: return codes[place];
+  }
 }
 
 /* Adds numbers [start, start + count) of group g, whose bytes are w, to the results of a column. */
 static VECTOR void add_group(const product* p, const block* b, int64_t column, int64_t g, int64_t start, int64_t count,
                              const int8_t* w) {
-  const float scale = of_group(p, p->scale, g, column), zero = p->zero == NULL ? 0 : of_group(p, p->zero, g, column);
+  const float scale = of_group(p, p->scale, g, column), zero = p->zero.data == NULL ? 0 : of_group(p, p->zero, g, column);
   for (int64_t i = b->row; i < b->row_end; i++) {
     const int8_t* x = p->lhs + i * p->depth + start;
     float part = (float)dot_bytes(x, w, count);
-    if (p->zero != NULL) {
+    if (p->zero.data != NULL) {
       int32_t total = 0;
       for (int64_t t = 0; t < count; t++) total += x[t];
       part -= zero * (float)total;
@@ -222,7 +252,7 @@ VECTOR void few_rows_of_floats(const product* p, const block* b, uint8_t* scratc
       const int8_t* bytes = bytes_of(p, j, start, count, PLACES, (int8_t*)scratch);
       for (int64_t t = 0, end; t < count; t = end) {
         const int64_t g = (start + t) / size;
-        const float scale = of_group(p, p->scale, g, j), zero = p->zero == NULL ? 0 : of_group(p, p->zero, g, j);
+        const float scale = of_group(p, p->scale, g, j), zero = p->zero.data == NULL ? 0 : of_group(p, p->zero, g, j);
         end = at_most((g + 1) * size - start, count);
         if (p->four_bits) {
           float scaled[16];

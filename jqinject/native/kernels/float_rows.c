@@ -13,11 +13,12 @@
 #if defined(__x86_64__)
 
 enum { COLUMNS = 2 };
-typedef enum { FOUR_BITS, BYTES, SCALED_BYTES } kind;
+/* In 4 bits where groups fill whole steps, and where steps have several; int8, and that in groups below 64. */
+typedef enum { FOUR_BITS, FOUR_BITS_IN_PARTS, INT8, SCALED_INT8 } kind;
 
 /* The numbers of vector n of a step. */
 INLINED __m512 numbers_of(const kind kind, __m512i packed, const uint8_t* line, int64_t left, int n, __m512 table) {
-  if (kind == FOUR_BITS) return _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 4 * n), table);
+  if (kind <= FOUR_BITS_IN_PARTS) return _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 4 * n), table);
   const int64_t rest = left - 16 * n;
   const __mmask16 kept = rest >= 16 ? 0xffff : rest <= 0 ? 0 : (__mmask16)(0xffff >> (16 - rest));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(kept, line + 16 * n)));
@@ -25,10 +26,12 @@ INLINED __m512 numbers_of(const kind kind, __m512i packed, const uint8_t* line, 
 
 INLINED void tile(const kind kind, const int rows, const int columns, const product* p, int64_t column,
                   group_numbers scales, group_numbers zeros) {
-  const int vectors = kind == FOUR_BITS ? 8 : 4, span = 16 * vectors;
-  const int64_t bytes = kind == FOUR_BITS ? (p->depth + 1) / 2 : p->depth, row_size = p->steps * span;
-  const __m512 table = kind == FOUR_BITS ? _mm512_loadu_ps(p->values) : _mm512_setzero_ps();
+  const int four_bits = kind <= FOUR_BITS_IN_PARTS, whole_steps = kind != FOUR_BITS_IN_PARTS;
+  const int vectors = four_bits ? 8 : 4, span = 16 * vectors;
+  const int64_t bytes = four_bits ? (p->depth + 1) / 2 : p->depth, row_size = p->steps * span;
+  const __m512 table = four_bits ? _mm512_loadu_ps(p->values) : _mm512_setzero_ps();
   const float* x = p->laid_out;
+  const __m512i places = groups_of_lanes(p);
   __m512 sums[COLUMNS][FEW_FLOAT_ROWS];
   UNROLLED(int j = 0; j < columns; j++) UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_setzero_ps();
   group_place at = first_group(p);
@@ -40,12 +43,12 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
       const uint8_t* row = (const uint8_t*)p->rhs + (column + j) * p->rhs_stride;
       line[j] = row + step * LINE;
       _mm_prefetch((const char*)line[j] + columns * p->rhs_stride, _MM_HINT_T0);
-      if (kind == FOUR_BITS) packed[j] = packed_line(row, step * LINE, bytes);
+      if (four_bits) packed[j] = packed_line(row, step * LINE, bytes);
       UNROLLED(int i = 0; i < rows; i++) part[j][i] = _mm512_setzero_ps();
     }
     UNROLLED(int n = 0; n < vectors; n++) UNROLLED(int j = 0; j < columns; j++) {
       __m512 w = numbers_of(kind, packed[j], line[j], bytes - step * LINE, n, table);
-      if (kind == SCALED_BYTES) {
+      if (kind == SCALED_INT8) {
         const int64_t place = j * scales.column + group_of_vector(p, at.first, n) * scales.group;
         if (zeros.first != NULL) w = _mm512_sub_ps(w, _mm512_set1_ps(zeros.first[place]));
         w = _mm512_mul_ps(w, _mm512_set1_ps(scales.first[place]));
@@ -54,13 +57,13 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
       part[j][i] = _mm512_fmadd_ps(w, _mm512_load_ps(x + i * row_size + 16 * n), part[j][i]);
     }
     UNROLLED(int j = 0; j < columns; j++) {
-      if (kind == SCALED_BYTES) {
+      if (kind == SCALED_INT8) {
         UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_add_ps(sums[j][i], part[j][i]);
         continue;
       }
-      const __m512 scale = of_lanes(p, scales, j, at.first);
+      const __m512 scale = of_lanes(whole_steps, scales, j, at.first, places);
       if (zeros.first != NULL) {
-        const __m512 zero = of_lanes(p, zeros, j, at.first);
+        const __m512 zero = of_lanes(whole_steps, zeros, j, at.first, places);
         UNROLLED(int i = 0; i < rows; i++)
         part[j][i] =
             _mm512_fnmadd_ps(zero, _mm512_load_ps(p->lane_sums + (i * p->steps + step) * 16), part[j][i]);
@@ -85,17 +88,20 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
   }
 #define ROWS(kind) ROWS_OF(kind, 1) ROWS_OF(kind, 2) ROWS_OF(kind, 3) ROWS_OF(kind, 4)
 ROWS(FOUR_BITS)
-ROWS(BYTES)
-ROWS(SCALED_BYTES)
+ROWS(FOUR_BITS_IN_PARTS)
+ROWS(INT8)
+ROWS(SCALED_INT8)
 
 #define CHOICE(kind) {kind##_1, kind##_2, kind##_3, kind##_4}
 
 /* A block has all rows. */
 void float_rows(const product* p, const block* b, uint8_t* scratch) {
-  static void (*const choices[3][FEW_FLOAT_ROWS])(const product*, int64_t, int64_t, group_numbers, group_numbers) = {
-      CHOICE(FOUR_BITS), CHOICE(BYTES), CHOICE(SCALED_BYTES)};
-  const kind kind = p->four_bits ? FOUR_BITS : p->group >= 64 ? BYTES : SCALED_BYTES;
-  float* of_zeros = (float*)scratch + STRIPE * (p->groups + SPARE);
+  static void (*const choices[4][FEW_FLOAT_ROWS])(const product*, int64_t, int64_t, group_numbers, group_numbers) = {
+      CHOICE(FOUR_BITS), CHOICE(FOUR_BITS_IN_PARTS), CHOICE(INT8), CHOICE(SCALED_INT8)};
+  const kind kind = !p->four_bits          ? p->groups_a_step == 0 ? INT8 : SCALED_INT8
+                    : p->groups_a_step == 0 ? FOUR_BITS
+                                            : FOUR_BITS_IN_PARTS;
+  float* of_zeros = (float*)scratch + STRIPE * stripe_stride(p);
   for (int64_t j = b->column; j < b->column_end; j += STRIPE) {
     const int64_t end = at_most(j + STRIPE, b->column_end);
     const group_numbers scales = stripe_of(p, p->scale, j, end - j, (float*)scratch);

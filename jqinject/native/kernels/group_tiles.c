@@ -5,52 +5,53 @@
  * unsigned operand (its least number is taken off) is put on again beforehand: the sums begin with `lane_offsets`.
  * Zero points are taken off lane by lane, exact as well.
  *
- * A tile is 4 rows times 2 columns, whose sums stay in registers over the whole depth. Two rows of rhs stay in the
- * first-level cache while all rows of a block of lhs pass, which stays in the second-level cache.
+ * A tile is 4 rows or one times 4 columns, whose sums stay in registers over the whole depth. A stripe of 16 columns stays
+ * in the first-level cache while the rows of a block of lhs pass, which stays in the second-level cache.
  */
 #include "avx512.h"
 
 #if defined(__x86_64__)
 
-enum { ROWS = 4, COLUMNS = 2, COLUMNS_OF_ONE = 4, BOTH = COLUMNS * ROWS };
+enum { ROWS = 4, COLUMNS = 4 };
 
-/* One step of rhs as unsigned bytes: one line of bytes, or two of numbers in 4 bits. */
-INLINED void unsigned_step(const int four_bits, const uint8_t* row, int64_t step, int64_t bytes, __m512i table,
-                           __m512i* lines) {
-  const __m512i packed = packed_line(row, step * LINE, bytes);
-  if (!four_bits) {
-    lines[0] = _mm512_xor_si512(packed, _mm512_set1_epi8((char)0x80));
-    return;
-  }
-  split_halves(packed, &lines[0], &lines[1]);
-  lines[0] = _mm512_shuffle_epi8(table, lines[0]), lines[1] = _mm512_shuffle_epi8(table, lines[1]);
-}
+/* Groups that fill whole steps, and steps of several groups; both with zero points; and any, where lhs has a scale for
+ * each group too. */
+typedef enum { WHOLE_STEPS, PARTS_OF_STEPS, WHOLE_WITH_ZEROS, PARTS_WITH_ZEROS, ANY } groups_kind;
 
-INLINED void tile(const int four_bits, const int rows, const int columns, const product* p, int64_t row, int64_t column,
-                  __m512i table, group_numbers scales, group_numbers zeros) {
-  const int lines = four_bits ? 2 : 1, span = lines * LINE;
-  const int64_t bytes = four_bits ? (p->depth + 1) / 2 : p->depth, lanes = row * p->steps * 16;
+/* Scales and zero points of the tile's columns. */
+typedef struct {
+  group_numbers scale, zero;
+} of_columns;
+
+INLINED void tile(const unsigned_kind kind, const groups_kind groups, const int rows, const int columns,
+                  const product* p, int64_t row, int64_t column, __m512i key, of_columns numbers) {
+  const int lines = kind == BYTES ? 1 : 2, span = lines * LINE;
+  const int whole_steps = groups == ANY ? p->groups_a_step == 0 : groups % 2 == WHOLE_STEPS;
+  const int zeros = groups == ANY ? numbers.zero.first != NULL : groups >= WHOLE_WITH_ZEROS;
+  const int64_t bytes = kind == BYTES ? p->depth : (p->depth + 1) / 2, lanes = row * p->steps * 16;
   const int8_t* x = (const int8_t*)p->laid_out + row * p->steps * span;
-  __m512 sums[BOTH];
+  const __m512i places = groups_of_lanes(p);
+  __m512 sums[COLUMNS * ROWS];
   UNROLLED(int n = 0; n < rows * columns; n++) sums[n] = _mm512_setzero_ps();
   group_place at = first_group(p);
   for (int64_t step = 0; step < p->steps; step++, x += span, at = next_group(p, at)) {
     UNROLLED(int j = 0; j < columns; j++) {
       const uint8_t* own = (const uint8_t*)p->rhs + (column + j) * p->rhs_stride;
       __m512i w[2];
-      unsigned_step(four_bits, own, step, bytes, table, w);
+      unsigned_lines(kind, key, packed_line(own, step * LINE, bytes), w);
       _mm_prefetch((const char*)own + columns * p->rhs_stride + step * LINE, _MM_HINT_T0);
-      const __m512 scale = of_lanes(p, scales, j, at.first);
-      const __m512 zero = zeros.first == NULL ? _mm512_setzero_ps()
-                                        : of_lanes(p, zeros, j, at.first);
+      const __m512 scale = of_lanes(whole_steps, numbers.scale, j, at.first, places);
       UNROLLED(int i = 0; i < rows; i++) {
         const int64_t lane = lanes + (i * p->steps + step) * 16;
         __m512i integers = _mm512_load_si512(p->lane_offsets + lane);
         UNROLLED(int n = 0; n < lines; n++)
         ADD_PRODUCTS(integers, w[n], _mm512_load_si512(x + i * p->steps * span + n * LINE));
         __m512 part = _mm512_cvtepi32_ps(integers);
-        if (zeros.first != NULL) part = _mm512_fnmadd_ps(zero, _mm512_load_ps(p->lane_sums + lane), part);
-        if (p->lane_scales != NULL) part = _mm512_mul_ps(part, _mm512_load_ps(p->lane_scales + lane));
+        if (zeros) {
+          const __m512 zero = of_lanes(whole_steps, numbers.zero, j, at.first, places);
+          part = _mm512_fnmadd_ps(zero, _mm512_load_ps(p->lane_sums + lane), part);
+        }
+        if (groups == ANY && p->lane_scales != NULL) part = _mm512_mul_ps(part, _mm512_load_ps(p->lane_scales + lane));
         sums[j * rows + i] = _mm512_fmadd_ps(part, scale, sums[j * rows + i]);
       }
     }
@@ -61,46 +62,47 @@ INLINED void tile(const int four_bits, const int rows, const int columns, const 
   }
 }
 
-#define COLUMNS_OF(name, four_bits, columns)                                                                      \
-  static VNNI __attribute__((noinline)) void name(const product* p, int64_t row, int64_t end, int64_t column,     \
-                                                  __m512i table, group_numbers scales, group_numbers zeros) {       \
-    for (; row + ROWS <= end; row += ROWS) tile(four_bits, ROWS, columns, p, row, column, table, scales, zeros);  \
-    for (; row < end; row++) tile(four_bits, 1, columns, p, row, column, table, scales, zeros);                   \
-  }
-COLUMNS_OF(two_of_four_bits, 1, 2)
-COLUMNS_OF(one_of_four_bits, 1, 1)
-COLUMNS_OF(two_of_bytes, 0, 2)
-COLUMNS_OF(one_of_bytes, 0, 1)
+/* A stripe of columns, whose scales and zero points these are, of all rows of a block. */
+typedef void tiles(const product* p, const block* b, int64_t column, int64_t end, __m512i key, of_columns numbers);
 
-#define ONE_ROW(name, four_bits)                                                                                  \
-  static VNNI __attribute__((noinline)) void name(const product* p, int64_t row, int64_t end, int64_t column,     \
-                                                  __m512i table, group_numbers scales, group_numbers zeros) {       \
-    for (; row < end; row++) tile(four_bits, 1, COLUMNS_OF_ONE, p, row, column, table, scales, zeros);            \
+static inline of_columns from(of_columns n, int64_t column) {
+  return (of_columns){from_column(n.scale, column), from_column(n.zero, column)};
+}
+
+#define ROWS_OF(rows, kind, groups)                                                                                  \
+  for (; i + rows <= b->row_end; i += rows) {                                                                        \
+    int64_t j = column;                                                                                              \
+    for (; j + COLUMNS <= end; j += COLUMNS) tile(kind, groups, rows, COLUMNS, p, i, j, key, from(numbers, j - column)); \
+    for (; j < end; j++) tile(kind, groups, rows, 1, p, i, j, key, from(numbers, j - column));                       \
   }
-ONE_ROW(four_of_four_bits, 1)
-ONE_ROW(four_of_bytes, 0)
+#define TILES(kind, groups)                                                                                         \
+  static VNNI __attribute__((noinline)) void kind##_##groups(const product* p, const block* b, int64_t column,      \
+                                                             int64_t end, __m512i key, of_columns numbers) {        \
+    int64_t i = b->row;                                                                                             \
+    ROWS_OF(ROWS, kind, groups)                                                                                     \
+    ROWS_OF(1, kind, groups)                                                                                        \
+  }
+#define ALL_TILES(kind)                                                                                             \
+  TILES(kind, WHOLE_STEPS) TILES(kind, PARTS_OF_STEPS) TILES(kind, WHOLE_WITH_ZEROS) TILES(kind, PARTS_WITH_ZEROS)  \
+  TILES(kind, ANY)
+ALL_TILES(BYTES)
+ALL_TILES(TURNED)
+ALL_TILES(BY_TABLE)
+
+#define CHOICES(kind) \
+  {kind##_WHOLE_STEPS, kind##_PARTS_OF_STEPS, kind##_WHOLE_WITH_ZEROS, kind##_PARTS_WITH_ZEROS, kind##_ANY}
 
 VNNI void group_tiles(const product* p, const block* b, uint8_t* scratch) {
-  float* of_zeros = (float*)scratch + STRIPE * (p->groups + SPARE);
-  const int8_t least = least_of(p);
-  int8_t differences[16] = {0};
-  if (p->four_bits)
-    for (int n = 0; n < 16; n++) differences[n] = (int8_t)(p->table[n] - least);
-  const __m512i table = table_of(differences);
-  for (int64_t column = b->column; column < b->column_end; column += STRIPE) {
-    const int64_t end = at_most(column + STRIPE, b->column_end);
-    const group_numbers scales = stripe_of(p, p->scale, column, end - column, (float*)scratch);
-    const group_numbers zeros = stripe_of(p, p->zero, column, end - column, of_zeros);
-    for (int64_t j = column, width; j < end; j += width) {
-      const int single = b->row_end - b->row == 1 && j + COLUMNS_OF_ONE <= end, both = j + COLUMNS <= end;
-      const group_numbers own = from_column(scales, j - column), own_zeros = from_column(zeros, j - column);
-      width = single ? COLUMNS_OF_ONE : both ? COLUMNS : 1;
-      if (p->four_bits)
-        (single ? four_of_four_bits : both ? two_of_four_bits : one_of_four_bits)(p, b->row, b->row_end, j, table, own,
-                                                                                  own_zeros);
-      else
-        (single ? four_of_bytes : both ? two_of_bytes : one_of_bytes)(p, b->row, b->row_end, j, table, own, own_zeros);
-    }
+  static tiles* const choices[3][5] = {CHOICES(BYTES), CHOICES(TURNED), CHOICES(BY_TABLE)};
+  const unsigned_form form = unsigned_form_of(p);
+  const int in_parts = p->groups_a_step > 0, zeros = p->zero.data != NULL;
+  const groups_kind groups = p->lane_scales != NULL ? ANY : (groups_kind)(in_parts + 2 * zeros);
+  float* of_zeros = (float*)scratch + STRIPE * stripe_stride(p);
+  for (int64_t stripe = b->column; stripe < b->column_end; stripe += STRIPE) {
+    const int64_t end = at_most(stripe + STRIPE, b->column_end), columns = end - stripe;
+    const of_columns own = {stripe_of(p, p->scale, stripe, columns, (float*)scratch),
+                            stripe_of(p, p->zero, stripe, columns, of_zeros)};
+    choices[form.kind][groups](p, b, stripe, end, form.key, own);
   }
 }
 

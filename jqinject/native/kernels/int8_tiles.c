@@ -84,7 +84,7 @@ INLINED __m512i pack_four_bits(const product* p, int64_t j, int64_t start, int64
   const uint8_t* row = (const uint8_t*)p->rhs + j * p->rhs_stride;
   __m512i sum = _mm512_setzero_si512(), even, odd;
   for (int64_t t = start; t < start + depth; t += 2 * LINE, to += 2 * TILE_COLUMNS * LINE) {
-    split_halves(packed_line(row, t / 2, (p->depth + 1) / 2), &even, &odd);
+    split_halves(packed_line(row, t / 2, (p->depth + 1) / 2), _mm512_setzero_si512(), &even, &odd);
     even = _mm512_shuffle_epi8(table, even), odd = _mm512_shuffle_epi8(table, odd);
     if (fetch) _mm_prefetch((const char*)row + (AHEAD * p->rhs_stride + t / 2), _MM_HINT_T1);
     ADD_PRODUCTS(sum, flip, even);

@@ -10,6 +10,12 @@
 
 enum { LINE = 64 }; /* bytes; what one instruction takes */
 
+/* Numbers as they are given: float32, or a byte each. */
+typedef struct {
+  const void* data; /* NULL for none */
+  int dtype;        /* of ffi_buffer: FFI_F32, FFI_S8, FFI_U8, FFI_F8E4M3FN or FFI_F8E8M0FNU */
+} given_numbers;
+
 /* y[i][j] = sum over t of lhs[i][t] * rhs[j][t]: both operands have the summed axis last.
  *
  * rhs is int8, or in 4 bits: two numbers a byte, the lower half first, each an index into a table of 16. In groups along
@@ -33,8 +39,9 @@ typedef struct {
   /* Groups. */
   int64_t group, groups;
   uint32_t steps_a_group, groups_a_step, lanes_shift; /* of groups that fill steps, or steps groups; see of_lanes */
-  const float *scale, *zero, *lhs_scale; /* zero may be NULL */
-  int64_t of_group, of_column;           /* strides of scale and zero */
+  given_numbers scale, zero;
+  int64_t of_group, of_column; /* strides of scale and zero */
+  const float* lhs_scale;
   int64_t lhs_groups;                    /* scales in a row of lhs: 1 or groups */
   union {
     int32_t* out;
@@ -47,43 +54,15 @@ typedef struct {
   int64_t row, row_end, column, column_end;
 } block;
 
-enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048, FLOAT_DEPTH = 1024 }; /* see int8_tiles.c, float_tiles.c */
+enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };     /* see int8_tiles.c */
+enum { TILE_ROWS_OF_FLOATS = 12, FLOAT_DEPTH = 128 };        /* see float_tiles.c */
 enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, FEW_ROWS = 16, FEW_FLOAT_ROWS = 4 }; /* the largest blocks */
-enum { MOST_GROUPS = 1024, SPARE = 16, STRIPE = 16 }; /* see collect */
+enum { MOST_GROUPS = 1024, SPARE = 16, STRIPE = 16 }; /* see stripes.c */
 enum { OF_SCALES = 2 * STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
 enum { SCRATCH = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH + OF_SCALES }; /* bytes, of each thread */
 
 typedef void kernel(const product* p, const block* b, uint8_t* scratch);
 HIDDEN kernel int8_tiles, int8_rows, int4_rows, group_tiles, float_rows, float_tiles;
-
-/* The scales (or zero points) of up to STRIPE columns: column by column those of the groups, and SPARE zeros, which are
- * read and multiplied by 0. Of several columns at once, as those of one group lie side by side. */
-static inline void collect(const product* p, const float* from, int64_t column, int64_t columns, float* to) {
-  const int64_t stride = p->groups + SPARE;
-  for (int64_t g = 0; g < p->groups; g++)
-    for (int64_t j = 0; j < columns; j++) to[j * stride + g] = from[g * p->of_group + (column + j) * p->of_column];
-  for (int64_t j = 0; j < columns; j++)
-    for (int64_t g = p->groups; g < stride; g++) to[j * stride + g] = 0;
-}
-
-/* Scales or zero points of some columns, and the distances from group to group and from column to column. */
-typedef struct {
-  const float* first; /* NULL for no zero points */
-  int64_t group, column;
-} group_numbers;
-
-/* Those of a stripe: as they are given where a group fills whole steps, so that they are read one by one; else collected
- * into `to`. */
-static inline group_numbers stripe_of(const product* p, const float* from, int64_t column, int64_t columns, float* to) {
-  if (from == NULL) return (group_numbers){NULL, 0, 0};
-  if (p->groups_a_step == 0) return (group_numbers){from + column * p->of_column, p->of_group, p->of_column};
-  collect(p, from, column, columns, to);
-  return (group_numbers){to, 1, p->groups + SPARE};
-}
-
-static inline group_numbers from_column(group_numbers n, int64_t column) {
-  return (group_numbers){n.first == NULL ? NULL : n.first + column * n.column, n.group, n.column};
-}
 
 /* The least number of rhs, where it is integers. */
 static inline int8_t least_of(const product* p) {
@@ -91,6 +70,9 @@ static inline int8_t least_of(const product* p) {
   for (int n = 1; p->four_bits && n < 16; n++) least = p->table[n] < least ? p->table[n] : least;
   return least;
 }
+
+/* The rows of a tile of floats where so many are left. */
+static inline int64_t tile_height(int64_t left) { return left > 8 ? 12 : left > 4 ? 8 : 4; }
 
 static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
 static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }
