@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.golden import _driver
+from tests.golden import _driver, test_lowbit_nvfp4
 from tests.golden.adapters import lowbit_fp8, lowbit_mx
 
 PEER = "lowbit_training"
@@ -31,6 +31,19 @@ CASES = [case for case in _driver.load_cases(PEER) if case["feature"] in FEATURE
 
 def test_a_reference_set_was_found() -> None:
     assert CASES, f"no manifest of {PEER} under {_driver.folder()} (JQINJECT_GOLDEN names the folder)"
+
+
+def test_every_case_of_the_set_is_driven() -> None:
+    """By this file, by that of NVFP4, of optimizers or of QuEST; or named in `out_of_scope.toml`."""
+    driven = {*FEATURES, *test_lowbit_nvfp4.FEATURES}
+    left = [
+        case["id"]
+        for case in _driver.load_cases(PEER)
+        if case["feature"] not in driven
+        and not case["id"].startswith(("optim/", "quest/"))
+        and _driver.reason_to_skip(case, PEER) is None
+    ]
+    assert not left
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 from jqinject import freeze
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral, config_v4, dot_general
+from jqinject.dot.tensors import scaled_product
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
@@ -21,7 +23,9 @@ from jqinject.quant import (
     Int8WeightPerChannelFloat,
     IntWeightSymmetricGroupQuant,
     MXFloat4e2m1Weight,
+    MXFP8Training,
     NF4WeightPerGroupFloat,
+    NVFP4Training,
 )
 
 K, N = 256, 32
@@ -79,3 +83,76 @@ def test_weights_in_4_bits_go_to_a_gpu_packed() -> None:
 def test_what_a_gpu_contracts_by_a_scheme() -> None:
     layer = freeze(nnx.Linear(K, N, dot_general=QDotGeneral(config_v4()), rngs=nnx.Rngs(0)))
     assert set(DOT.findall(for_cuda(layer))) == {("i8", "i8", "i32")}
+
+
+SCALED = re.compile(
+    r"block_scaled_dot.* : \(tensor<([\dx]*)x(\w+)>, tensor<[\dx]*x\w+>, tensor<([\dx]*)x(\w+)>"
+)
+ROWS, WIDTH = 64, 96
+NUMBERS = (((1,), (0,)), ((), ()))
+
+
+def step_of(scheme: Any) -> Any:
+    """A product and its two gradients."""
+
+    def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        y, pull = jax.vjp(lambda x, w: dot_general(x, w, NUMBERS, config=scheme, key=jax.random.key(0)), x, w)
+        return y, *pull(y)
+
+    return step
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    ("scheme", "payload", "scale", "sums"),
+    [
+        (MXFP8Training, "f8E4M3FN", "f8E8M0FNU", ("64x96", "64x32", "32x64")),
+        # Blocks of 16 x 16 serve y = x w alone: dx = g w^T sums over their other side.
+        (NVFP4Training, "f4E2M1FN", "f8E4M3FN", ("64x96", "32x64")),
+    ],
+)
+def test_payloads_and_block_scales_go_to_a_gpu(
+    scheme: Any, payload: str, scale: str, sums: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = jax.random.split(jax.random.key(1))
+    x, w = jax.random.normal(keys[0], (ROWS, WIDTH)), 0.1 * jax.random.normal(keys[1], (WIDTH, N))
+    scaled = step_of(scheme.let(scaled_products=True))
+    program = jax.jit(scaled).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    block = 32 if payload.startswith("f8") else 16
+    wanted = []
+    for shape in sums:
+        rows, depth = map(int, shape.split("x"))
+        wanted.append((f"1x{shape}", payload, f"1x{rows}x{depth // block}", scale))
+    assert sorted(SCALED.findall(program)) == sorted(wanted)
+    explained = QDotGeneral(scheme.let(scaled_products=True), rngs=nnx.Rngs(0)).explain(x, w, NUMBERS)
+    assert str(explained).count("on CUDA by jax.nn.scaled_matmul") == len(sums)
+
+    plain = jax.jit(step_of(scheme))(x, w)
+    for found, expected in zip(jax.jit(scaled)(x, w), plain, strict=True):
+        np.testing.assert_array_equal(found, expected)  # a CPU computes what it did
+
+    called: list[Any] = []
+
+    def reference(a: Any, b: Any, a_scales: Any, b_scales: Any, preferred_element_type: Any) -> Any:
+        """What JAX documents of `scaled_matmul`."""
+        called.append(a.shape)
+        wide = (
+            t.astype(jnp.float32) * jnp.repeat(s.astype(jnp.float32), t.shape[-1] // s.shape[-1], axis=-1)
+            for t, s in ((a, a_scales), (b, b_scales))
+        )
+        return jnp.einsum("BMK,BNK->BMN", *wide).astype(preferred_element_type)
+
+    def on_cuda(default: Any, cuda: Any = None, **others: Any) -> Any:
+        return (cuda or default)()
+
+    monkeypatch.setattr(jax.nn, "scaled_matmul", reference)
+    monkeypatch.setattr(scaled_product, "platform_dependent", on_cuda)
+    found = jax.jit(step_of(scheme.let(scaled_products=True)))(x, w)
+    assert len(called) == len(sums)
+    for one, expected in zip(found, plain, strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scaled_products_is_a_flag() -> None:
+    with pytest.raises(TypeError, match="scaled_products"):
+        QDotGeneral(MXFP8Training.let(scaled_products="yes"))

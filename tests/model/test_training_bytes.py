@@ -1,5 +1,7 @@
 """`report(optimizer=...)`: bytes of a training step, against sizes known by hand."""
 
+import math
+import re
 from typing import Any
 
 import jax
@@ -14,9 +16,56 @@ from jqinject.nn import QuantLinear
 from jqinject.optim import adamw4bit, adamw8bit
 from jqinject.quant import Fp8CurrentTraining, Int8WeightPerChannelFloat, NVFP4Training
 
-ROWS, K, N = 32, 64, 128
+ROWS, K, N, LAYERS = 32, 64, 128, 3
 X = jax.ShapeDtypeStruct((ROWS, K), jnp.float32)
 FLOAT = 4
+
+
+class Block(nnx.Module):
+    def __init__(self, key: jax.Array, scheme: Any) -> None:
+        rngs = nnx.Rngs(key)
+        self.up = QuantLinear(K, N, use_bias=False, scheme=scheme, rngs=rngs)
+        self.down = QuantLinear(N, K, use_bias=False, scheme=scheme, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(jnp.tanh(self.up(x)))
+
+
+class Blocks(nnx.Module):
+    def __init__(self, scheme: Any) -> None:
+        make = nnx.vmap(lambda key: Block(key, scheme), in_axes=0, out_axes=0)
+        self.layers = make(jax.random.split(jax.random.key(0), LAYERS))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nnx.scan(lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(("scheme", "numbers_in_a_byte"), [(Fp8CurrentTraining, 1), (NVFP4Training, 2)])
+def test_a_compiled_step_holds_no_second_copy_of_a_weight(scheme: Any, numbers_in_a_byte: int) -> None:
+    """What the loops over layers carry: each weight as its parameter, or its gradient, and as its payload."""
+    model = Blocks(scheme)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, x: jax.Array) -> Any:
+        loss, gradients = jqinject.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    text = step.lower(model, optimizer, jnp.ones((ROWS, K))).compile().as_text()
+    carried = (line.partition(") while(")[0] for line in text.splitlines() if ") while(" in line)
+    stacks = [re.findall(rf"(\w+)\[({LAYERS},[\d,]+)\]", types) for types in carried]
+    loops = [
+        [(dtype, math.prod(map(int, shape.split(",")))) for dtype, shape in found]
+        for found in stacks
+        if found
+    ]
+    forward, backward = (loop for loop in loops if any(dtype == "u8" for dtype, _ in loop))
+    for loop in (forward, backward):
+        assert [x for x in loop if x[0] == "f32" and x[1] == LAYERS * K * N] == [("f32", LAYERS * K * N)] * 2
+        payload = LAYERS * K * N // numbers_in_a_byte
+        assert [x for x in loop if x[0] != "f32" and x[1] == payload] == [("u8", payload)] * 2
 
 
 def bytes_of(*given: Any, **options: Any) -> Any:

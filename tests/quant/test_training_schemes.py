@@ -267,5 +267,7 @@ def test_experts_take_no_transform_of_rows():
     with pytest.raises(
         TypeError, match=r"wgrad_lhs declares a pre_transform, which would mix rows of several"
     ) as caught:
-        jqinject.quantize(Experts(), Rule(scheme=NVFP4Training), inputs=(X, jnp.array([32, 0, 32])))
+        jqinject.quantize(
+            Experts(), Rule(scheme=NVFP4Training), inputs=(X, jnp.array([32, 0, 32])), rngs=nnx.Rngs(0)
+        )
     assert "hadamard=None" in str(caught.value)

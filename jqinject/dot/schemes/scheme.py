@@ -53,6 +53,8 @@ class Scheme(ExtendedInjector):
 transform of the product | False |
     | `dgrad_source`, `wgrad_source` | what a quantizer in `dgrad_rhs` or `wgrad_lhs` rounds: "original", or \
 "dequantized", what the forward product saw | "original" |
+    | `scaled_products` | whether MXFP8 and NVFP4 operands go to the backend as payloads and block scales where it \
+takes them: on CUDA `jax.nn.scaled_matmul` | False |
     | `quant_delay_steps` | how many calls in training are made by `before` first, which a module counts | 0 |
     | `before` | the scheme of these calls | None: float |
     | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |
@@ -103,6 +105,7 @@ transform of the product | False |
     wgrad_random_signs = False
     dgrad_source = "original"
     wgrad_source = "original"
+    scaled_products = False
     quant_delay_steps = 0
     before = None
     conv_gradients = True
@@ -114,7 +117,7 @@ AGAIN = ("dgrad_rhs", "wgrad_lhs")
 GRADIENTS = ("dgrad_grad", "wgrad_grad")
 OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
 PRODUCTS = (("fprop_lhs", "fprop_rhs"), ("dgrad_grad", "dgrad_rhs"), ("wgrad_grad", "wgrad_lhs"))
-FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", *SIGNS, "conv_gradients")
+FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", *SIGNS, "scaled_products", "conv_gradients")
 SOURCES = ("original", "dequantized")
 SUMS = ("accumulator_dtype", "tile_size")
 OTHERS = (
@@ -172,7 +175,10 @@ class SchemeSpec:
         _check_names(injector)
         operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
         check_transforms(dict(operands), PRODUCTS, name)
-        fprop, dgrad, wgrad = (_sums(injector, prefix, name) for prefix in ("", "dgrad_", "wgrad_"))
+        scaled = kinds.flag(injector.scaled_products, name, "scaled_products")
+        fprop, dgrad, wgrad = (
+            replace(_sums(injector, prefix, name), scaled=scaled) for prefix in ("", "dgrad_", "wgrad_")
+        )
         check_whole(dict(operands), fprop.tiles, name)
         flags = [flag for flag in FLAGS if kinds.flag(getattr(injector, flag), name, flag)]
         check_signs(dict(operands), flags, name)

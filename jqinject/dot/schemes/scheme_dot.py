@@ -36,6 +36,8 @@ from jqinject.dot.tensors.labelled_tensor import (
     scale_beside,
     tiled_label,
 )
+from jqinject.dot.tensors.product import Sums
+from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
     Plan,
@@ -334,7 +336,7 @@ def explain_scheme(
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
         operands = _Operands.of(twin, lhs, rhs, dims, np.dtype(dtype))
         labels = operands.plan.labels
-        found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out))
+        found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out, operands.plan.fprop))
         g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dtype), labels.out)
         for name, taken, kept, out, sums in (
             ("dgrad", operands.dgrad, operands.rhs, labels.lhs, operands.plan.dgrad),
@@ -345,14 +347,15 @@ def explain_scheme(
             if taken.quantizer is not None:
                 quantize = partial(quantized_gradient, gradient.labels, summed)
                 gradient = taken.quantizer(gradient.tensor, None, quantize)[0]  # reports nothing
-            found.append(_explained(name, gradient, beside, out))
+            found.append(_explained(name, gradient, beside, out, sums))
         return jnp.zeros(())
 
     jax.eval_shape(look, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs)))
     return ExplainedScheme(found)
 
 
-def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels) -> ExplainedProduct:
+def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
     a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
     decision = decide(a, b, out)
-    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), decision.kind, decision.why)
+    why = f"{decision.why}; {ON_CUDA}" if sums.scaled and takes_scaled(a, b, out) else decision.why
+    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), decision.kind, why)

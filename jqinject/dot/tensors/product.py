@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -23,6 +24,7 @@ from jqinject.dot.kernels.integer import (
 from jqinject.dot.tensors.decision import decide, varies
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
 from jqinject.dot.tensors.packed_tensor import float32_of
+from jqinject.dot.tensors.scaled_product import scaled_product
 from jqinject.dot.tensors.two_levels import first_level, levels_of
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
@@ -38,11 +40,13 @@ class Sums:
         floats: how operands without a common payload are contracted: "promoted" in their common dtype, a single payload
             scaled after the sum; "float32" dequantized to float32; "first" dequantized to the dtype of the first one,
             which is the gradient in a backward product.
+        scaled: whether payloads with block scales go to the backend where it takes them; see `scaled_product`.
     """
 
     accumulator_dtype: Any = None
     tiles: LocalAqt | None = None
     floats: Literal["promoted", "float32", "first"] = "promoted"
+    scaled: bool = False
 
 
 PLAIN = Sums()
@@ -67,6 +71,9 @@ def product(
         out_sharding: as for `lax.dot_general`.
         sharding_of: gives `out_sharding`, from the permutation that follows; None if that is given.
     """
+    if sums.scaled and out_sharding is None:
+        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
+        return scaled_product(a, b, out, dtype, plain)
     left, right = a.tensor, b.tensor
     integers = isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand)
     if not integers:

@@ -86,7 +86,7 @@ class LayerReport:
     Attributes:
         path: the layer's path in the model.
         layer: its class.
-        contraction: "int", "fp8" or "float", as in the compiled program; "none" if it has none there.
+        contraction: "int", "fp8", "fp4" or "float", as in the compiled program; "none" if it has none there.
         program: dtypes of the operands and of the output, in XLA's notation.
         weight_bytes: of its weight, with scales and zero points.
         note: why quantized numbers are contracted as floats, or why they are not quantized; whether the weight's groups

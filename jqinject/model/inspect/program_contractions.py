@@ -46,10 +46,13 @@ class Contraction:
 
     @property
     def kind(self) -> str:
-        """ "int", "fp8" or "float"."""
+        """ "int", "fp8", "fp4" or "float"."""
         if self.operands and all(INTEGERS.fullmatch(dtype) for dtype in self.operands):
             return "int"
-        return "fp8" if self.operands and all(dtype.startswith("f8") for dtype in self.operands) else "float"
+        for kind in ("fp8", "fp4"):
+            if self.operands and all(dtype.startswith(f"f{kind[-1]}") for dtype in self.operands):
+                return kind
+        return "float"
 
     def __str__(self) -> str:
         summed = f"{' x '.join(self.operands)} -> {self.output}"
