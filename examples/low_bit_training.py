@@ -28,7 +28,8 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule
 from jqinject.dot import Scheme
-from jqinject.dot.schemes.scheme import SchemeSpec, transform_of
+from jqinject.dot.schemes.product_transforms import transform_of
+from jqinject.dot.schemes.scheme import SchemeSpec
 
 FLOAT = "bfloat16"
 OPERANDS = ("fprop_lhs", "fprop_rhs", "dgrad_grad", "dgrad_rhs", "wgrad_lhs", "wgrad_grad")
@@ -93,9 +94,11 @@ def quantized(model: ByteLM, scheme: type[Scheme] | None, seed: int = 0) -> Any:
 def trained(scheme: type[Scheme] | None, settings: Settings, seed: int, corpus: Corpus) -> tuple[Any, float]:
     """A trained model, and its loss on the held-out text in evaluation mode."""
     model = quantized(settings.model(seed), scheme, seed)
+    windows = corpus.validation_windows(settings.windows, settings.context)
+    if scheme is not None:
+        held_out(model, windows[:1])  # the first call makes the quantizers of operands, and their statistics
     Training(model, settings.schedule(seed), corpus).run()
     model.eval()
-    windows = corpus.validation_windows(settings.windows, settings.context)
     return model, float(held_out(model, windows))
 
 

@@ -19,6 +19,7 @@ from jqinject.dot import (
     QuantMode,
     config_v4,
 )
+from jqinject.dot.schemes.held_operand import HeldOperand
 
 STILL = config_v4(rng_type=None)
 X = jax.random.normal(jax.random.key(0), (6, 8))
@@ -253,3 +254,20 @@ def test_what_a_static_range_can_not_be():
         layer_of("linear", lhs_range=CalibratedQuant())
     with pytest.raises(ValueError, match=r"cure: QuantConv\(input_quant"):
         layer_of("conv", config=ranged())
+
+
+def test_stateless_quantizers_are_assembled_once_for_all_traces(monkeypatch):
+    assembled, own = [], HeldOperand.__init__
+
+    def counted(self, *arguments):
+        assembled.append(arguments)
+        own(self, *arguments)
+
+    monkeypatch.setattr(HeldOperand, "__init__", counted)
+    x, w = jnp.ones((3, 11)), jnp.ones((11, 7))
+
+    def traced():
+        jax.make_jaxpr(lambda x: QDotGeneral(STILL)(x, w, (((1,), (0,)), ((), ()))))(x)
+        return len(assembled)
+
+    assert 0 < traced() == traced()

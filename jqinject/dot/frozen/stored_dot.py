@@ -15,6 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, stored_parts, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.stored_rows import (
     TABLES,
     as_rows,
@@ -31,7 +32,8 @@ from jqinject.ops.devices.one_device import on_one_device
 from jqinject.ops.groups import split_groups
 from jqinject.ops.minifloats.float_grid import from_float_codes
 
-FLOAT32 = np.dtype(np.float32)
+FLOATS = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
+BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ class StoredDot:
 def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
     """`lax.dot_general(x, weight)` of a frozen weight, with its gradients.
 
-    On a CPU with compiled kernels, weights of int8, of integers in 4 bits or of tables of 16 numbers are dequantized in
-    registers, and the sums are those of float32 in another order. Anything else is dequantized, and XLA contracts.
+    On a CPU with compiled kernels, weights of 8-bit integers, of integers in 4 bits or of tables of 16 numbers are
+    dequantized in registers, and the sums are those of float32 in another order; bfloat16 and float16 inputs are exact
+    in float32, the weights are not rounded to their dtype, and the output is. Anything else is dequantized, and XLA
+    contracts.
 
     Args:
         x: floats.
@@ -73,8 +77,9 @@ def reads_stored(form: FrozenForm, dtype: Any) -> bool:
         dtype: of the floats.
     """
     four_bits = form.stored.packed_bits == 4 and _table(form) is not None
-    bytes_ = form.stored.packed_bits is None and form.stored.dtype == np.int8 and form.format is None
-    return np.dtype(dtype) == form.value_dtype == FLOAT32 and form.cut is None and (four_bits or bytes_)
+    bytes_ = form.stored.packed_bits is None and form.stored.dtype in BYTES and form.format is None
+    floats = np.dtype(dtype) in FLOATS and form.value_dtype in FLOATS
+    return floats and form.cut is None and (four_bits or bytes_)
 
 
 @lru_cache(maxsize=256)
@@ -132,7 +137,7 @@ class _Plain:
         weight = quant_tensor_of(_numbers(static, arrays), static.form).value
         return jax.lax.dot_general(
             x,
-            weight,
+            weight.astype(x.dtype),
             static.dims.numbers,
             preferred_element_type=static.dtype,
             out_sharding=static.out_sharding,
@@ -160,8 +165,9 @@ def _product(
 ) -> jax.Array | None:
     """The contraction by the kernel; None if it does not take it."""
     groups, shape, free = form.groups, form.stored.shape, len(dims.rhs_free)
-    if x.dtype != FLOAT32 or form.in_turn is not None or not stores_last(form, dims.rhs_contract):
+    if form.in_turn is not None or not stores_last(form, dims.rhs_contract):
         return None
+    x = x.astype(jnp.float32)
     grouped: tuple[int, ...] = ()
     if groups is not None:
         axis = groups.dim % len(form.shape)
@@ -175,6 +181,9 @@ def _product(
     if rows is None:
         return None
     payload, scale, zero, factor = stored_parts(numbers, form)
+    if payload.dtype == jnp.uint8:
+        whole = Affine(payload, scale, None if zero is None else zero.astype(jnp.float32)).signed()
+        payload, zero = whole.payload, whole.zero_point
     if factor is not None and factor.size > 1:  # one for each layer of a stack
         scale, factor = scale.astype(jnp.float32) * factor, None
     packed = numbers["value"] if form.stored.packed_bits else None

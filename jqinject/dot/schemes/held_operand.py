@@ -67,6 +67,20 @@ class HeldOperand(nnx.Module):
         names = {"activation_channel_shape": axes.features, **offered}
         self.quant = proxy_class(binding, self, offered=names, rngs=rngs, where=where)
 
+    def set_modes(self, use_running_average: bool, deterministic: bool) -> None:
+        """Switch the quantizer between training and evaluation.
+
+        Args:
+            use_running_average: evaluation mode.
+            deterministic: round to nearest instead of stochastically.
+        """
+        self.set_attributes(
+            use_running_average=use_running_average,
+            deterministic=deterministic,
+            raise_if_not_found=False,
+            graph=True,
+        )
+
     @property
     def weight(self) -> Any:
         """The operand as known before a call: its shape."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jqinject.core import (
     StochasticRoundSte,
 )
 from jqinject.core.facts import has_zero_point
-from jqinject.dot.schemes.held_operand import HeldOperand
+from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, overrides_given, value
 from jqinject.ops.minifloats.float8_cast import float8_dtype
 
@@ -120,6 +121,28 @@ class OperandProxy(nnx.Module):
         if not self.contracts_payload:
             return quantizer(x).value
         return quantizer.keeping_payload(x).quant_tensor(signed=True, training=False)
+
+
+@lru_cache(maxsize=512)
+def without_state(
+    binding: Binding, axes: OperandAxes, where: str, modes: tuple[bool, bool]
+) -> HeldOperand | None:
+    """The `OperandProxy` of an operand, assembled once for all calls and traces; None if it keeps state or is another.
+
+    Nothing writes to it, and without random numbers its streams stand still, so that layers may share it.
+
+    Args:
+        binding: the injector.
+        axes: of the operand.
+        where: the user's callable and the operand, for error messages.
+        modes: as for `HeldOperand.set_modes`.
+    """
+    with jax.ensure_compile_time_eval():
+        made = HeldOperand(binding, axes, None, (where, ""), {})
+        if type(made.quant) is not OperandProxy or made.keeps_state:
+            return None
+    made.set_modes(*modes)
+    return made
 
 
 class OperandInjector(ExtendedInjector):

@@ -13,6 +13,7 @@ from jqinject.core.state.variables import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.integer import has_integers, known_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
+from jqinject.dot.schemes.operand import without_state
 from jqinject.dot.schemes.product_transforms import random_signs, transform_of, transformed
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers, missing_rngs
 from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
@@ -30,9 +31,10 @@ Taken = tuple[Any, jax.Array | None]
 class SchemeQuantizers(nnx.Module):
     """The six quantizers of a scheme.
 
-    A stateless quantizer is assembled at every call (under `jit`, once per trace) and not kept; so is one that only
-    draws random numbers, with a new key. A stateful one (a learned scale, running ranges, amaxes) is assembled at the
-    first call and kept as an attribute named like its operand: make optimizers and load checkpoints after that.
+    A stateless quantizer is assembled at every call (under `jit`, once per trace; that of an `OperandInjector` once for
+    all) and not kept; so is one that only draws random numbers, with a new key. A stateful one (a learned scale,
+    running ranges, amaxes) is assembled at the first call and kept as an attribute named like its operand: make
+    optimizers and load checkpoints after that.
 
     Args:
         scheme: what the scheme says.
@@ -279,15 +281,18 @@ class SchemeQuantizers(nnx.Module):
             self._check_fits(name, held, axes)
             return held
         where = self._where(name)
+        modes = (self.use_running_average, self.deterministic)
+        rngs = self._rngs()
+        sized = all(isinstance(size, int) for size in axes.shape)  # not in an export for any size
+        if rngs is None and found_in is None and sized:
+            known = without_state(binding, axes, where, modes)
+            if known is not None:
+                self._check(name, known, where)
+                return known
         offered = {} if found_in is None else {"calibration": found_in}
-        made = HeldOperand(binding, axes, self._rngs(), (where, ""), offered)
+        made = HeldOperand(binding, axes, rngs, (where, ""), offered)
         self._check(name, made, where)
-        made.set_attributes(
-            use_running_average=self.use_running_average,
-            deterministic=self.deterministic,
-            raise_if_not_found=False,
-            graph=True,
-        )
+        made.set_modes(*modes)
         if made.keeps_state:
             setattr(self, name, made)
         return made
