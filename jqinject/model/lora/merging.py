@@ -28,10 +28,10 @@ MOST_TOLD = 8
 def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) -> Model:
     """Put adapters into the weights, in place: w becomes `w + (alpha / rank) A B`, and the adapter is removed.
 
-    * An update inside the quantizer (`lora(..., update="inside")`): the model computes the same bits as before. The
+    - An update inside the quantizer (`lora(..., update="inside")`): the model computes the same bits as before. The
       frozen one holds the same integers and scales, and sums their products in its own order.
-    * Beside a float weight: the same up to rounding in the weight's dtype.
-    * Beside a quantized weight: this is dequantized, updated and quantized again by its rule, with new scales. It is
+    - Beside a float weight: the same up to rounding in the weight's dtype.
+    - Beside a quantized weight: this is dequantized, updated and quantized again by its rule, with new scales. It is
       rounded a second time: the error of the format is in the output twice, and updates below half a step are lost. A
       `LossyMergeWarning` tells how much.
 
