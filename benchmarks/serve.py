@@ -13,8 +13,8 @@ second process on the same machine.
 
 jqinject, all frozen: `static` has int8 weights, a scale for each output channel, and int8 inputs whose scale was
 averaged in training, so that nothing is reduced; `dynamic` is Flax's layer with `QDotGeneral(config_v4())`, a scale for
-every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `NF4`, `MXFP4`,
-`NVFP4` have float inputs. Qwix: a model quantized after training, int8 weights stored as integers, int8 inputs. torch:
+every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `int8 weights`,
+`NF4`, `MXFP4`, `NVFP4` have float inputs. Qwix: a model quantized after training, int8 weights stored as integers, int8 inputs. torch:
 float, and dynamic int8. `products` is the integer products alone, of bytes that nobody rounds or scales: what is left
 to win. The ratio is float's median in JAX over this one's: above 1 is faster.
 
@@ -31,7 +31,7 @@ from typing import Any
 from _other_interpreter import Timings, answer, timed_elsewhere
 from _timing import Timing, interleaved, print_table, processor, repeated
 
-MODELS = ("float", "static", "dynamic", "int4", "NF4", "MXFP4", "NVFP4", "Qwix", "products")
+MODELS = ("float", "static", "dynamic", "int4", "int8 weights", "NF4", "MXFP4", "NVFP4", "Qwix", "products")
 BATCHES = (1, 4, 16, 64, 256, 1024)
 SIZES = {"width": 2048, "depth": 4, "rounds": 20}
 QUICK = {"width": 64, "depth": 2, "rounds": 2}
@@ -112,6 +112,7 @@ def layers(width: int) -> dict[str, Callable[[Any], Any]]:
         "static": partial(dense, Int8WeightPerChannelFloat, Averaged),
         "dynamic": dynamic,
         "int4": partial(dense, int4, Int8DynamicActPerRowFloat),
+        "int8 weights": partial(dense, Int8WeightPerChannelFloat, None),
         "NF4": partial(dense, NF4WeightPerGroupFloat, None),
         "MXFP4": partial(dense, MXFloat4e2m1Weight, None),
         "NVFP4": partial(dense, NVFP4Weight, None),
