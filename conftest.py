@@ -45,7 +45,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 ROWS = 3  # of a table that a bare run takes at least
 ONE_OF = 32  # rows of a long table
-MANY = (8, 12)  # the same of `--tables=many`: at least so many rows, one of so many
+MANY = (4, 24)  # the same of `--tables=many`: at least so many rows, one of so many
+LENGTHY = 3  # one of so many lengthy tests that `--tables=many` runs
 MUCH = 1.0 * 2**30
 
 
@@ -54,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tables",
         choices=("whole", "many", "sampled"),
-        help="all rows of parametrized tests and lengthy tests; lengthy tests and many rows of long tables "
+        help="all rows of parametrized tests and lengthy tests; some lengthy tests and rows of long tables "
         "(CI); or rows spread over each table (what a bare run takes)",
     )
 
@@ -87,7 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not few or item.get_closest_marker("lengthy") is None:
             tables[item.nodeid.partition("[")[0]].append(item)
-    kept = {item.nodeid for rows in tables.values() for item in _spread(rows, least, one_of)}
+    chosen = [item for rows in tables.values() for item in _spread(rows, least, one_of)]
+    lengthy = [item for item in chosen if item.get_closest_marker("lengthy") is not None]
+    left = {item.nodeid for item in lengthy} - {item.nodeid for item in lengthy[::LENGTHY]}
+    kept = {item.nodeid for item in chosen} - left
     left_out = [item for item in items if item.nodeid not in kept]
     items[:] = [item for item in items if item.nodeid in kept]
     if left_out:
@@ -109,7 +113,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
         )
     elif config.option.tables == "many":
-        terminalreporter.write_line("of long tables one row of twelve ran; --tables=whole runs all")
+        terminalreporter.write_line(
+            "of long tables one row of 24 ran, and one lengthy test of three; --tables=whole runs all"
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,9 +14,9 @@ second process on the same machine.
 jqinject, all frozen: `static` has int8 weights, a scale for each output channel, and int8 inputs whose scale was
 averaged in training, so that nothing is reduced; `dynamic` is Flax's layer with `QDotGeneral(config_v4())`, a scale for
 every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `int8 weights`,
-`NF4`, `MXFP4`, `NVFP4` have float inputs. Qwix: a model quantized after training, int8 weights stored as integers, int8 inputs. torch:
-float, and dynamic int8. `products` is the integer products alone, of bytes that nobody rounds or scales: what is left
-to win. The ratio is float's median in JAX over this one's: above 1 is faster.
+`NF4`, `MXFP4`, `NVFP4` have float inputs. Qwix: a model quantized after training, int8 weights stored as integers, int8
+inputs. torch: float, and dynamic int8. `products` is the integer products alone, of bytes that nobody rounds or scales:
+what is left to win. The ratio is float's median in JAX over this one's: above 1 is faster.
 
 --conv: one 3 x 3 convolution on 28 x 28 pixels, of 64, 128 and 256 channels.
 """
