@@ -111,7 +111,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
             2,
         )
     _to_evaluation(model, layers)
-    merge_inside(model)
+    merge_inside(index)
     ahead = numbers_of(ours[0]) if ours else None
     for layer, following in itertools.zip_longest(ours, ours[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following)

@@ -97,13 +97,12 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
     return model
 
 
-def merge_inside(model: nnx.Module) -> None:
+def merge_inside(index: ModelIndex) -> None:
     """Put the updates that are inside quantizers into the weights, in place; has no effect without any.
 
     Args:
-        model: an NNX module.
+        index: of the model.
     """
-    index = ModelIndex(model)
     for at, owner, name, adapter in list(_inside(index)):
         _merge_inside(index, at, adapter)
         del owner.op_quant.adapters[name]

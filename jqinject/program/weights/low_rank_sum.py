@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-LOW_BITS = jnp.uint32(0xFFF)
-SIGN_AND_EXPONENT = jnp.uint32(0xFF800000)
+LOW_BITS = np.uint32(0xFFF)
+SIGN_AND_EXPONENT = np.uint32(0xFF800000)
 UNROLLED = 8
 
 
