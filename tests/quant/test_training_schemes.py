@@ -271,3 +271,64 @@ def test_experts_take_no_transform_of_rows():
             Experts(), Rule(scheme=NVFP4Training), inputs=(X, jnp.array([32, 0, 32])), rngs=nnx.Rngs(0)
         )
     assert "hadamard=None" in str(caught.value)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.wide = nnx.Linear(32, 64, rngs=rngs)
+        self.back = nnx.Linear(64, 32, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.back(nnx.gelu(self.wide(x)))
+
+
+class Scanned(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.vmap(Block)(rngs.split(2))
+
+    def __call__(self, x):
+        carry = nnx.Carry
+        return nnx.scan(lambda x, block: block(x), in_axes=(carry, 0), out_axes=carry)(x, self.blocks)
+
+
+class Looped(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Block(rngs), Block(rngs)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("scheme", [MXFP8Training, Fp8DelayedTraining], ids=["MXFP8", "Fp8Delayed"])
+def test_flax_layers_in_a_stack_train_as_in_a_loop(scheme):
+    x = jax.random.normal(jax.random.key(1), (32, 32))
+    scanned, looped = Scanned(nnx.Rngs(0)), Looped(nnx.Rngs(0))
+    for at, block in enumerate(looped.blocks):
+        nnx.update(block, jax.tree.map(lambda leaf, at=at: leaf[at], nnx.state(scanned.blocks)))
+
+    def steps(model):
+        model = jqinject.quantize(model, Rule(scheme=scheme), inputs=x, rngs=nnx.Rngs(7))
+        model(x)
+
+        def loss(model, x):
+            return (model(x) ** 2).mean()
+
+        step = nnx.jit(jqinject.value_and_grad(loss))
+        return [step(model, x * (1 + n)) for n in range(2)]
+
+    for (loss, gradients), (wanted, each) in zip(steps(scanned), steps(looped), strict=True):
+        np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+        one = nnx.to_pure_dict(each)["blocks"]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), one[0], one[1])
+        for name in ("wide", "back"):
+            found = nnx.to_pure_dict(gradients)["blocks"][name]["kernel"]
+            np.testing.assert_allclose(found, stacked[name]["kernel"], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_a_stack_draw_their_own_random_numbers():
+    model = jqinject.quantize(Scanned(nnx.Rngs(0)), Rule(scheme=MXFP4Training), rngs=nnx.Rngs(7))
+    keys = jax.random.key_data(model.blocks.wide.dot_general.scheme.stream.key[...])
+    assert keys.shape[0] == 2 and not np.array_equal(keys[0], keys[1])

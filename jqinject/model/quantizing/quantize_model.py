@@ -32,7 +32,7 @@ from jqinject.model.quantizing.scheme_rules import unstored_weights
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.running.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
-from jqinject.nn.base.layer_scheme import features_of
+from jqinject.nn.base.layer_scheme import features_of, stack_of_layer
 from jqinject.program import (
     CALL,
     HELD,
@@ -43,6 +43,7 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
+from jqinject.proxy import build_stacked
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -252,14 +253,20 @@ def quantize_program(
     setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same, unstored))
 
 
+def _op_of(op: Any, scheme: Any, layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
+    return op(scheme, rngs=rngs)
+
+
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
     """Turn a Flax layer into a jqinject layer, in place, with the quantizers of a rule."""
     if rule.configures:
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
         check_features(spec_of(rule.scheme), *features_of(layer), type(layer).__name__)
-        # The function there is static; the module that replaces it is data.
-        setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
+        # The function there is static; the module that replaces it is data. In a stack each layer has its own stream.
+        stack = stack_of_layer(layer)
+        build = partial(_op_of, op, rule.scheme)
+        setattr(layer, name, nnx.data(build_stacked(build, (), stack, rngs) if stack else build((), rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"

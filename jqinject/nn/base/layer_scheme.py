@@ -74,3 +74,19 @@ def features_of(layer: Any) -> tuple[int | None, int | None]:
         free = [label for label in of_kernel if label in out and label not in of_input]
         return sizes[summed[0]] if len(summed) == 1 else None, sizes[free[-1]] if free else None
     return None, None
+
+
+def stack_of_layer(layer: Any) -> tuple[int, ...]:
+    """The sizes of the leading axes that a Flax layer's kernel has beyond those of one layer.
+
+    Args:
+        layer: of Flax, with a contraction that can be replaced.
+    """
+    if isinstance(layer, nnx.Linear):
+        ndim = 2
+    elif isinstance(layer, nnx.LinearGeneral):
+        ndim = len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
+    else:
+        ndim = len(layer.kernel_shape)
+    shape = layer.kernel.get_value().shape
+    return tuple(shape[: len(shape) - ndim])
