@@ -1,7 +1,7 @@
 """Compiled kernels for CPUs, for products where XLA's own are far below the processor's speed.
 
-Products of int8 or float rows with stored weights, in bytes or in 4 bits, with AVX-512 VNNI, and of a few rows with
-AVX2 or NEON (`kernels/`, a file for each), called by XLA, with helping threads that stay awake between the layers of a
+Products of int8 or float rows with stored weights, in bytes or in 4 bits, with AVX-512 VNNI or AVX2, and of a few rows
+with NEON (`kernels/`, a file for each), called by XLA, with helping threads that stay awake between the layers of a
 model. They are compiled when the package is installed if there is a C compiler, or later by
 `python -m jqinject.native.build`; without them everything works, and XLA contracts. Sums of integers are the same.
 

@@ -17,10 +17,10 @@ PACKAGE = __name__.partition(".")[0]
 FUNCTIONS = ("int8_matmul", "int4_matmul", "group_matmul", "float_matmul")
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
-DOTS, TILES, FEW_ROWS = 1, 2, 4
+DOTS, TILES, FEW_ROWS, AVX2 = 1, 2, 4, 8
 # A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and as it lies; not measured.
 FEW = 4
-# Without AVX-512 VNNI: of integers, and of floats, for which dequantizing once pays with more.
+# With NEON: of integers, and of floats, for which dequantizing once pays with more.
 MOST_ROWS, MOST_ROWS_OF_FLOATS = 16, 4
 
 # Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX recompiles programs
@@ -98,10 +98,12 @@ def _found(path: str, variable: str) -> Library:
     except OSError as error:
         return Library(None, f"the library does not load: {error}\n  cure: python -m jqinject.native.build")
     if features & FEW_ROWS:
-        reason = f"in use up to {MOST_ROWS} rows, without AVX-512: {path}"
+        reason = f"in use up to {MOST_ROWS} rows, without AVX-512 or AVX2: {path}"
         return Library(target, reason, MOST_ROWS, MOST_ROWS_OF_FLOATS)
+    if features & AVX2:
+        return Library(target, f"in use, with AVX2: {path}")
     if not features & DOTS:
-        return Library(None, "this processor has no AVX-512 VNNI, nor AVX2")
+        return Library(None, "this processor has neither AVX-512 VNNI nor AVX2")
     if features & TILES:
         return Library(target, f"in use up to {FEW} rows, XLA's own with AMX tiles above: {path}", FEW)
     return Library(target, f"in use: {path}")

@@ -61,7 +61,10 @@ def check(pair, left, right, numbers, permutation=None, dtype=jnp.float32, sums=
     permuted = jax.jit(lambda x, w: contract(pair, x, w, dims, dtype, permutation, sums))(x, w)
     after = jax.jit(lambda x, w: contract(pair, x, w, dims, dtype, same, sums).transpose(permutation))(x, w)
     assert permuted.dtype == dtype
-    np.testing.assert_array_equal(permuted, after)
+    if sums.tiles is None:
+        np.testing.assert_array_equal(permuted, after)
+    else:  # XLA may fuse the product by the scales of a tile into the float sum over tiles: one rounding less
+        np.testing.assert_allclose(permuted, after, rtol=1e-6, atol=1e-6 * float(jnp.max(jnp.abs(after))))
     assert bool(jnp.any(permuted != 0))
 
 

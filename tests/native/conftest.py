@@ -12,7 +12,7 @@ import pytest
 
 from jqinject import native
 from jqinject.native.build import COMPILERS, MACHINES, build
-from jqinject.native.library import DOTS, FEW_ROWS, MOST_ROWS, VARIABLE, library
+from jqinject.native.library import AVX2, DOTS, FEW_ROWS, VARIABLE, library
 
 TESTED = "TESTED_KERNELS"
 """The variable that names a library to test instead: CI's is compiled with sanitizers."""
@@ -52,7 +52,7 @@ def runs(compiled):
 def kernel(runs, monkeypatch):
     """Contractions go through the kernel, though there is perhaps AMX for many rows; its path."""
     loaded = native.library._loaded
-    known = DOTS | FEW_ROWS
+    known = DOTS | FEW_ROWS | AVX2
     monkeypatch.setattr(
         "jqinject.native.library._loaded", lambda path: (loaded(path)[0] & known, loaded(path)[1])
     )
@@ -62,16 +62,16 @@ def kernel(runs, monkeypatch):
     native.library._found.cache_clear()
 
 
-@pytest.fixture
-def few_rows(runs, monkeypatch, tmp_path):
-    """The kernels of processors without AVX-512, from a copy of the library; its path."""
+@pytest.fixture(params=["avx2", "few"])
+def fewer_vectors(request, runs, monkeypatch, tmp_path):
+    """The kernels of processors without AVX-512, and without AVX2, from a copy of the library; which, and its path."""
     copy = str(shutil.copy(runs, tmp_path / "copy.so"))
-    monkeypatch.setenv("JQINJECT_WITHOUT_AVX512", "1")
+    monkeypatch.setenv("JQINJECT_VECTORS", request.param)
     with native.use(copy):
         found = library()
-        if found.rows != MOST_ROWS:
+        if found.target is None:
             pytest.skip(found.reason)
-        yield copy
+        yield request.param, copy
 
 
 @pytest.fixture

@@ -129,11 +129,18 @@ def test_scales_and_zero_points_in_a_byte(kernel, by_column):
                 np.testing.assert_array_equal(got, wanted)
 
 
-def test_without_avx512(few_rows):
-    """The same of the kernels for other processors, which are for a few rows."""
-    assert native.status().startswith("in use up to 16 rows, without AVX-512: ")
+STATUS = {
+    "avx2": "in use, with AVX2: ",
+    "few": "in use up to 16 rows, without AVX-512 or AVX2: ",
+}
+
+
+def test_without_avx512(fewer_vectors):
+    """The same of the kernels for other processors; those without vectors are for a few rows."""
+    vectors, copy = fewer_vectors
+    assert native.status().startswith(STATUS[vectors])
     for table, (m, n, k) in zip((INT4, UINT4, E2M1_TWICE, WIDE), (SHAPES[1], *SHAPES[3:]), strict=False):
-        test_four_bits_are_exact(few_rows, table, m, n, k)
+        test_four_bits_are_exact(copy, table, m, n, k)
     for m, n, k in ((1, 1, 1), (3, 9, 31), (2, 5, 4200)):
         lhs, rhs = integers(m, m, k), integers(n, n, k)
         lhs[0], rhs[0] = -128, -128  # two such products do not fit in 16 bits
@@ -146,9 +153,12 @@ def test_without_avx512(few_rows):
         (384, 128, 4),
         (4608, 512, 8),
     ):
-        test_groups(few_rows, k, group, bits, by_column=bits == 8)
-    test_scales_and_zero_points_in_a_byte(few_rows, by_column=False)
-    assert not takes_stored(StoredRows(), 64, 5, True) and not takes_stored(StoredRows(), 64, 17, False)
+        test_groups(copy, k, group, bits, by_column=bits == 8)
+    test_scales_and_zero_points_in_a_byte(copy, by_column=False)
+    if vectors == "avx2":
+        test_many_rows_of_floats_and_leading_axes(copy)
+    else:
+        assert not takes_stored(StoredRows(), 64, 5, True) and not takes_stored(StoredRows(), 64, 17, False)
 
 
 def test_which_groups_fit(kernel):

@@ -300,8 +300,11 @@ def test_it_freezes_and_unfreezes(name):
     x = jax.random.normal(jax.random.key(0), (3, INPUTS))
     before = layer(x)
     frozen = jqinject.freeze(nnx.clone(layer))
-    np.testing.assert_allclose(frozen(x), before, rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(as_array(frozen.quant_weight()), as_array(layer.quant_weight()))
+    weight = as_array(layer.quant_weight())
+    # A compiled kernel may sum in another order.
+    rounding = np.abs(x) @ np.abs(weight) * INPUTS * 2.0**-24
+    assert np.all(np.abs(np.asarray(frozen(x)) - np.asarray(before)) <= rounding)
+    np.testing.assert_array_equal(as_array(frozen.quant_weight()), weight)
     unfrozen = jqinject.unfreeze(jqinject.freeze(nnx.clone(layer), keep_masters=True))
     np.testing.assert_array_equal(unfrozen(x), layer(x))
 

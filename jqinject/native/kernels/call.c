@@ -1,6 +1,7 @@
 /* What XLA calls: operands are checked and laid out, products cut into blocks, and the blocks given to threads. */
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "few_rows.h"
 #include "layout.h"
@@ -18,27 +19,72 @@ enum { INT8_MATMUL, INT4_MATMUL, GROUP_MATMUL, FLOAT_MATMUL };
 /* The places of operands. */
 enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
 
-/* Which kernels this processor runs. JQINJECT_WITHOUT_AVX512 is set where the others are tested. */
-typedef enum { NONE, FEW, AVX512 } level;
+/* The kernels for the vectors of a processor: of each kind of product, for a few rows and for more. */
+typedef struct {
+  int64_t line; /* bytes of a vector */
+  int widens;   /* whether integers beside bytes are laid out in 16 bits */
+  kernel *int8[2], *int4[2], *groups, *floats[2];
+  byte_layout* lay_out_bytes; /* NULL if nothing is laid out */
+  float_layout* lay_out_floats;
+  tile_layout* lay_out_tiles;
+} vectors;
 
-static level level_of_processor(void) {
 #if defined(__x86_64__)
+static const vectors AVX512 = {64,
+                               0,
+                               {int8_rows, int8_tiles},
+                               {integer_rows_avx512, int8_tiles},
+                               group_tiles_avx512,
+                               {float_rows_avx512, float_tiles_avx512},
+                               lay_out_bytes_avx512,
+                               lay_out_floats_avx512,
+                               lay_out_tiles_avx512};
+static const vectors AVX2 = {32,
+                             1,
+                             {integer_rows_avx2, integer_rows_avx2},
+                             {integer_rows_avx2, integer_rows_avx2},
+                             group_tiles_avx2,
+                             {float_rows_avx2, float_tiles_avx2},
+                             lay_out_bytes_avx2,
+                             lay_out_floats_avx2,
+                             lay_out_tiles_avx2};
+#endif
+static const vectors FEW = {.line = 64,
+                            .int8 = {few_rows_of_integers, few_rows_of_integers},
+                            .int4 = {few_rows_of_integers, few_rows_of_integers},
+                            .groups = few_rows_of_groups,
+                            .floats = {few_rows_of_floats, few_rows_of_floats}};
+
+/* Those of this processor. Tests set JQINJECT_VECTORS to "avx2", or to "few" for what has none. */
+static const vectors* vectors_of_processor(void) {
+#if defined(__x86_64__)
+  const char* most = getenv("JQINJECT_VECTORS");
   const int dots = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  if (dots && getenv("JQINJECT_WITHOUT_AVX512") == NULL) return AVX512;
+  if (dots && most == NULL) return &AVX512;
+  if (most != NULL && strcmp(most, "few") == 0) return &FEW;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &AVX2 : NULL;
+#elif defined(__aarch64__)
+  return &FEW;
+#else
+  return NULL;
 #endif
-  return few_rows_run_here() ? FEW : NONE;
 }
 
-static level level_here(void) {
-  static atomic_int known; /* more by one */
-  if (atomic_load(&known) == 0) atomic_store(&known, (int)level_of_processor() + 1);
-  return (level)(atomic_load(&known) - 1);
+static const vectors* vectors_here(void) {
+  static _Atomic(const vectors*) known; /* `known` itself for none */
+  const vectors* found = atomic_load(&known);
+  if (found == NULL) {
+    found = vectors_of_processor();
+    atomic_store(&known, found == NULL ? (const vectors*)&known : found);
+  }
+  return found == (const vectors*)&known ? NULL : found;
 }
 
 /* All products of one call. `laid_out` and what follows are of all matrices of lhs, one after the other. */
 typedef struct {
   int function;
+  const vectors* with;
   const ffi_buffer *const *operands, *out;
   kernel* kernel;
   product whole; /* what all products have in common */
@@ -81,30 +127,40 @@ static given_numbers numbers_of(const work* w, int place, int64_t number) {
 
 static int has_zero(const work* w) { return w->operands[ZERO]->dims[w->out->rank - 2] != 0; }
 
-static int64_t step_of(const product* p) { return p->four_bits ? 128 : 64; }
+/* The numbers of rhs in a line, and the lanes of their sums. */
+static int64_t step_of(const work* w) { return w->whole.four_bits ? 2 * w->with->line : w->with->line; }
+static int64_t lanes_of(const work* w) { return w->with->line / 4; }
+
+/* Bytes of a row of lhs that is laid out. */
+static int64_t laid_out_size(const work* w) {
+  const int widened = w->with->widens && !w->whole.four_bits;
+  const int64_t size = w->function == FLOAT_MATMUL ? sizeof(float) : widened ? 2 : 1;
+  return w->whole.steps * step_of(w) * size;
+}
 
 static int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && w->whole.rows > FEW_FLOAT_ROWS; }
 
 /* Of each matrix of lhs; tiles of floats are whole. */
 static int64_t laid_out_rows(const work* w) {
-  const int64_t rows = w->whole.rows, unit = has_float_tiles(w) ? TILE_ROWS_OF_FLOATS : 1;
+  const int64_t rows = w->whole.rows, unit = has_float_tiles(w) ? MOST_TILE_ROWS : 1;
   return parts(rows, unit) * unit;
 }
 
 static product product_of(const work* w, int64_t number) {
   product p = w->whole;
-  const int64_t lhs = matrix_of(w->operands[LHS], w->out, number) * laid_out_rows(w) * p.steps;
+  const int64_t row = matrix_of(w->operands[LHS], w->out, number) * laid_out_rows(w);
+  const int64_t lane = row * p.steps * lanes_of(w);
   p.out = (int32_t*)w->out->data + number * p.rows * p.columns;
   p.rhs = element_of(w, RHS, number, 1);
   if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
   if (w->function == FLOAT_MATMUL) p.floats = element_of(w, LHS, number, sizeof(float));
+  p.laid_out = w->laid_out + row * laid_out_size(w);
   if (w->function == INT8_MATMUL) return p;
   p.table = element_of(w, TABLE, number, 1);
   p.values = element_of(w, TABLE, number, sizeof(float));
-  p.laid_out = w->laid_out + lhs * step_of(&p) * (w->function == FLOAT_MATMUL ? sizeof(float) : 1);
-  if (w->lane_sums != NULL) p.lane_sums = w->lane_sums + lhs * 16;
-  if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lhs * 16;
-  if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lhs * 16;
+  if (w->lane_sums != NULL) p.lane_sums = w->lane_sums + lane;
+  if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lane;
+  if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lane;
   if (w->function == INT4_MATMUL) return p;
   p.scale = numbers_of(w, SCALE, number);
   if (has_zero(w)) p.zero = numbers_of(w, ZERO, number);
@@ -149,15 +205,15 @@ static int read_groups(work* w) {
   const ffi_buffer *form = w->operands[FORM], *zero = w->operands[ZERO];
   if (!has_shape(form, w->out, FFI_S32, 1, 2)) return 0;
   const int64_t group = ((const int32_t*)form->data)[0], by_column = ((const int32_t*)form->data)[1];
-  const int64_t step = step_of(p);
-  if (group < 0 || (group && (p->depth % group || (step % group && group % step) || group * 16 < step))) return 0;
+  const int64_t step = step_of(w), lanes = lanes_of(w);
+  if (group < 0 || (group && (p->depth % group || (step % group && group % step) || group * lanes < step))) return 0;
   if (group && w->function == FLOAT_MATMUL && !p->four_bits && group < 16) return 0;
   p->groups = group ? p->depth / group : 1;
   p->group = p->groups == 1 ? INT64_MAX / 2 : group;
   p->steps_a_group = p->groups == 1 ? UINT32_MAX : (uint32_t)(group / step);
   p->groups_a_step = p->groups == 1 ? 0 : (uint32_t)(step / group);
   if (p->steps_a_group) p->groups_a_step = 0;
-  else p->lanes_shift = (uint32_t)__builtin_ctzll((uint64_t)(group * 16 / step));
+  else p->lanes_shift = (uint32_t)__builtin_ctzll((uint64_t)(group * lanes / step));
   p->of_group = by_column ? 1 : p->columns, p->of_column = by_column ? p->groups : 1;
   if (p->groups > MOST_GROUPS) return 0;
   if (!has_groups(w->operands[SCALE], w, by_column != 0, FFI_F8E4M3FN, FFI_F8E8M0FNU)) return 0;
@@ -175,14 +231,18 @@ static int read_operands(work* w, const ffi_call_frame* call, int function) {
   if (call->args.size != counts[function] || call->results.size != 1) return 0;
   const int floats = function == FLOAT_MATMUL;
   const ffi_buffer *lhs = call->args.buffers[LHS], *rhs = call->args.buffers[RHS], *out = call->results.buffers[0];
-  *w = (work){.function = function, .operands = (const ffi_buffer* const*)call->args.buffers, .out = out};
+  *w = (work){.function = function,
+              .with = vectors_here(),
+              .operands = (const ffi_buffer* const*)call->args.buffers,
+              .out = out};
+  if (w->with == NULL) return 0;
   const int64_t rank = out->rank;
   if (rank < 2 || lhs->rank != rank || out->dtype != (function < GROUP_MATMUL ? FFI_S32 : FFI_F32)) return 0;
   product* p = &w->whole;
   p->rows = out->dims[rank - 2], p->columns = out->dims[rank - 1], p->depth = lhs->dims[rank - 1];
   p->four_bits = function != INT8_MATMUL && rhs->dtype == FFI_U8;
   p->rhs_stride = p->four_bits ? (p->depth + 1) / 2 : p->depth;
-  p->steps = parts(p->depth, step_of(p));
+  p->steps = parts(p->depth, step_of(w));
   if (p->depth < 1 || !has_shape(lhs, out, floats ? FFI_F32 : FFI_S8, p->rows, p->depth)) return 0;
   if (!has_shape(rhs, out, p->four_bits ? FFI_U8 : FFI_S8, p->columns, p->rhs_stride)) return 0;
   if (function == INT8_MATMUL) return 1;
@@ -209,19 +269,11 @@ static int64_t wanted_threads(const work* w, const ffi_call_frame* call) {
 }
 
 static kernel* kernel_of(const work* w) {
-  if (level_here() != AVX512)
-    return w->function == GROUP_MATMUL   ? few_rows_of_groups
-           : w->function == FLOAT_MATMUL ? few_rows_of_floats
-                                         : few_rows_of_integers;
-#if defined(__x86_64__)
-  const product* p = &w->whole;
-  const int few = p->rows <= FEW_ROWS;
-  if (w->function == GROUP_MATMUL) return group_tiles;
-  if (w->function == FLOAT_MATMUL) return has_float_tiles(w) ? float_tiles : float_rows;
-  return !few ? int8_tiles : p->four_bits ? int4_rows : int8_rows;
-#else
-  return NULL;
-#endif
+  const vectors* with = w->with;
+  const int many = w->whole.rows > FEW_ROWS;
+  if (w->function == GROUP_MATMUL) return with->groups;
+  if (w->function == FLOAT_MATMUL) return with->floats[has_float_tiles(w)];
+  return w->whole.four_bits ? with->int4[many] : with->int8[many];
 }
 
 static void cut_into_blocks(work* w, int64_t threads) {
@@ -231,45 +283,56 @@ static void cut_into_blocks(work* w, int64_t threads) {
   w->row_blocks = parts(p->rows, w->block_rows);
   /* Narrower blocks where there would be too few for all threads. */
   const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
-  const int64_t narrow = parts(p->columns / pieces, STRIPE) * STRIPE;
-  w->block_columns = at_most(at_least(narrow, STRIPE), BLOCK_COLUMNS);
+  const int64_t narrow = parts(p->columns / pieces, WIDEST_STRIPE) * WIDEST_STRIPE;
+  w->block_columns = at_most(at_least(narrow, WIDEST_STRIPE), BLOCK_COLUMNS);
   w->column_blocks = parts(p->columns, w->block_columns);
 }
 
+/* A scale for each lane of each step. */
+static void lay_out_scales(const work* w, const float* from, int64_t rows, float* to) {
+  const product* p = &w->whole;
+  const int64_t lanes = w->with->line / 4, numbers = step_of(w) / lanes;
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t lane = 0; lane < p->steps * lanes; lane++)
+      *to++ = from[i * p->groups + at_most(lane * numbers / p->group, p->groups - 1)];
+}
+
+/* MOST_TILE_ROWS rows of lhs, or those that are left of a matrix. */
+static void lay_out_tiles(void* data, int64_t number, uint8_t* scratch) {
+  (void)scratch;
+  const work* w = data;
+  const product* p = &w->whole;
+  const int64_t parts_of_matrix = laid_out_rows(w) / MOST_TILE_ROWS, padded = p->steps * step_of(w);
+  const int64_t row = number % parts_of_matrix * MOST_TILE_ROWS, matrix = number / parts_of_matrix;
+  const float* from = (const float*)w->operands[LHS]->data + (matrix * p->rows + row) * p->depth;
+  float* to = (float*)w->laid_out + number * MOST_TILE_ROWS * padded;
+  w->with->lay_out_tiles(from, at_most(p->rows - row, MOST_TILE_ROWS), p->depth, padded, to);
+}
+
 /* Lays out lhs for the call; 0 without memory. */
-static int lay_out(work* w) {
-#if defined(__x86_64__)
+static int lay_out(work* w, int64_t threads) {
   const product* p = &w->whole;
   const int floats = w->function == FLOAT_MATMUL, groups = w->function == GROUP_MATMUL;
   const ffi_buffer* lhs = w->operands[LHS];
-  if (w->function == INT8_MATMUL || level_here() != AVX512) return 1;
-  const int64_t matrices = matrices_of(lhs), rows = matrices * laid_out_rows(w), steps = rows * p->steps, of_lanes = steps * 16 * (int64_t)sizeof(float);
-  const int64_t bytes = steps * step_of(p) * (int64_t)(floats ? sizeof(float) : 1);
-  w->memory = aligned_alloc(LINE, (size_t)(bytes + 3 * of_lanes + LINE));
+  if (w->with->lay_out_bytes == NULL || (w->function == INT8_MATMUL && !w->with->widens)) return 1;
+  const int64_t matrices = matrices_of(lhs), rows = matrices * laid_out_rows(w);
+  const int64_t bytes = rows * laid_out_size(w), of_lanes = rows * p->steps * w->with->line;
+  w->memory = aligned_alloc(ALIGNMENT, (size_t)(parts(bytes + 3 * of_lanes, ALIGNMENT) * ALIGNMENT));
   if (w->memory == NULL) return 0;
   w->laid_out = w->memory;
-  if (has_float_tiles(w)) {
-    for (int64_t n = 0; n < matrices; n++) {
-      float* to = (float*)w->laid_out + n * laid_out_rows(w) * p->steps * step_of(p);
-      lay_out_tiles((const float*)lhs->data + n * p->rows * p->depth, p->rows, p->depth, p->steps * step_of(p), to);
-    }
-    return 1;
-  }
+  if (has_float_tiles(w)) return share(lay_out_tiles, w, rows / MOST_TILE_ROWS, threads);
   if (groups || (floats && has_zero(w))) w->lane_sums = (float*)(w->memory + bytes);
   if (floats) {
-    lay_out_floats(lhs->data, rows, p->depth, p->four_bits, (float*)w->laid_out, w->lane_sums);
+    w->with->lay_out_floats(lhs->data, rows, p->depth, p->four_bits, (float*)w->laid_out, w->lane_sums);
     return 1;
   }
   if (groups) w->lane_offsets = (int32_t*)(w->memory + bytes + of_lanes);
   const product first = product_of(w, 0);
-  const byte_sums sums = {w->lane_sums, w->lane_offsets, least_of(&first)};
-  lay_out_bytes(lhs->data, rows, p->depth, p->four_bits, (int8_t*)w->laid_out, sums);
+  const byte_sums sums = {w->lane_sums, w->lane_offsets};
+  w->with->lay_out_bytes(&first, lhs->data, rows, (int8_t*)w->laid_out, sums);
   if (!groups || p->lhs_groups == 1) return 1;
   w->lane_scales = (float*)(w->memory + bytes + 2 * of_lanes);
-  lay_out_scales(w->operands[LHS_SCALE]->data, rows, p->groups, p->group, p->steps, (int)step_of(p), w->lane_scales);
-#else
-  (void)w;
-#endif
+  lay_out_scales(w, w->operands[LHS_SCALE]->data, rows, w->lane_scales);
   return 1;
 }
 
@@ -286,7 +349,7 @@ static ffi_error* multiply(ffi_call_frame* call, int function, const char* wante
   const int64_t threads = wanted_threads(&w, call);
   cut_into_blocks(&w, threads);
   const int64_t blocks = w.products * w.row_blocks * w.column_blocks;
-  const int done = blocks == 0 || (lay_out(&w) && share(do_block, &w, blocks, threads));
+  const int done = blocks == 0 || (lay_out(&w, threads) && share(do_block, &w, blocks, threads));
   free(w.memory);
   return done ? NULL : refuse(call, "jqinject's kernels: no memory");
 }
@@ -299,12 +362,15 @@ FUNCTION(int4_matmul, INT4_MATMUL, "int8 (..., m, k), uint8 (..., n, ceil(k / 2)
 FUNCTION(group_matmul, GROUP_MATMUL, "int8, int8 or uint8, an int8 table, scales, zero points, a form, scales of lhs")
 FUNCTION(float_matmul, FLOAT_MATMUL, "float32, int8 or uint8, a float32 table, scales, zero points and a form")
 
-/* 1: AVX-512 VNNI, 2: AMX tiles of int8, 4: kernels for a few rows alone. */
+/* 1: AVX-512 VNNI, 2: AMX tiles of int8, 4: kernels for a few rows alone, 8: AVX2. */
 EXPORTED int jqinject_cpu_features(void) {
+  const vectors* here = vectors_here();
   int tiles = 0;
 #if defined(__x86_64__)
   unsigned a, b, c, d;
   tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1);
+  if (here == &AVX512) return 1 | tiles << 1;
+  if (here == &AVX2) return 8 | tiles << 1;
 #endif
-  return (level_here() == AVX512) | tiles << 1 | (level_here() == FEW) << 2;
+  return (here == &FEW) << 2 | tiles << 1;
 }

@@ -1,8 +1,8 @@
-/* All products, of a few rows, on processors without AVX-512 VNNI: with AVX2, or with NEON.
+/* All products, of a few rows, with NEON.
  *
  * Column by column: CHUNK numbers of a row of rhs are unpacked, if they are not bytes already, and multiplied by the same
- * part of each row of lhs while they are in the first-level cache. Sums of integers are exact: bytes are widened to 16
- * bits before they are multiplied (the instruction of AVX2 for bytes saturates), or multiplied by `sdot`. In groups, the
+ * part of each row of lhs while they are in the first-level cache. Sums of integers are exact: bytes are
+ * multiplied by `sdot`, or into 16 bits. In groups, the
  * sum of each group is multiplied by its scale and added up in float32.
  */
 #include "few_rows.h"
@@ -13,63 +13,12 @@
 
 enum { CHUNK = 4096 };
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-
-#define VECTOR __attribute__((target("avx2,fma")))
-#define SDOT VECTOR
-
-static VECTOR int32_t dot_bytes(const int8_t* a, const int8_t* b, int64_t count) {
-  __m256i sums = _mm256_setzero_si256(), more = _mm256_setzero_si256();
-  int64_t t = 0;
-  for (; t + 32 <= count; t += 32) {
-    const __m256i a0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(a + t)));
-    const __m256i a1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(a + t + 16)));
-    const __m256i b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(b + t)));
-    const __m256i b1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(b + t + 16)));
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a0, b0));
-    more = _mm256_add_epi32(more, _mm256_madd_epi16(a1, b1));
-  }
-  uint32_t lanes[8], found = 0;
-  _mm256_storeu_si256((__m256i*)lanes, _mm256_add_epi32(sums, more));
-  for (int n = 0; n < 8; n++) found += lanes[n];
-  for (; t < count; t++) found += (uint32_t)(a[t] * b[t]);
-  return (int32_t)found;
-}
-
-static VECTOR float dot_floats(const float* a, const float* b, int64_t count) {
-  __m256 sums = _mm256_setzero_ps(), more = _mm256_setzero_ps();
-  int64_t t = 0;
-  for (; t + 16 <= count; t += 16) {
-    sums = _mm256_fmadd_ps(_mm256_loadu_ps(a + t), _mm256_loadu_ps(b + t), sums);
-    more = _mm256_fmadd_ps(_mm256_loadu_ps(a + t + 8), _mm256_loadu_ps(b + t + 8), more);
-  }
-  float lanes[8], found = 0;
-  _mm256_storeu_ps(lanes, _mm256_add_ps(sums, more));
-  for (int n = 0; n < 8; n++) found += lanes[n];
-  for (; t < count; t++) found += a[t] * b[t];
-  return found;
-}
-
-/* 32 numbers from 16 bytes. */
-static VECTOR void unpack_bytes(const uint8_t* from, const int8_t* table, int8_t* to) {
-  const __m128i packed = _mm_loadu_si128((const __m128i*)from), low = _mm_set1_epi8(0x0f);
-  const __m128i numbers = _mm_loadu_si128((const __m128i*)table);
-  const __m128i even = _mm_shuffle_epi8(numbers, _mm_and_si128(packed, low));
-  const __m128i odd = _mm_shuffle_epi8(numbers, _mm_and_si128(_mm_srli_epi16(packed, 4), low));
-  _mm_storeu_si128((__m128i*)to, _mm_unpacklo_epi8(even, odd));
-  _mm_storeu_si128((__m128i*)(to + 16), _mm_unpackhi_epi8(even, odd));
-}
-
-int few_rows_run_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-#elif defined(__aarch64__)
+#if defined(__aarch64__)
 #include <arm_neon.h>
 #if defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
-#define VECTOR
 #define SDOT __attribute__((target("arch=armv8.2-a+dotprod")))
 
 static SDOT int32_t dot_bytes_sdot(const int8_t* a, const int8_t* b, int64_t count) {
@@ -132,10 +81,7 @@ static void unpack_bytes(const uint8_t* from, const int8_t* table, int8_t* to) {
   vst1q_s8(to + 16, vzip2q_s8(even, odd));
 }
 
-int few_rows_run_here(void) { return 1; }
-
 #else
-#define VECTOR
 
 static int32_t dot_bytes(const int8_t* a, const int8_t* b, int64_t count) {
   uint32_t found = 0;
@@ -152,14 +98,12 @@ static float dot_floats(const float* a, const float* b, int64_t count) {
 static void unpack_bytes(const uint8_t* from, const int8_t* table, int8_t* to) {
   for (int n = 0; n < 32; n++) to[n] = table[from[n / 2] >> n % 2 * 4 & 15];
 }
-
-int few_rows_run_here(void) { return 0; }
 #endif
 
 static const int8_t PLACES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* `count` numbers of a column from `start` (even) on, as bytes: those of the table, or bytes themselves. */
-static VECTOR const int8_t* bytes_of(const product* p, int64_t column, int64_t start, int64_t count,
+static const int8_t* bytes_of(const product* p, int64_t column, int64_t start, int64_t count,
                                      const int8_t* table, int8_t* to) {
   const int8_t* row = p->rhs + column * p->rhs_stride;
   if (!p->four_bits) return row + start;
@@ -170,7 +114,7 @@ static VECTOR const int8_t* bytes_of(const product* p, int64_t column, int64_t s
   return to;
 }
 
-VECTOR void few_rows_of_integers(const product* p, const block* b, uint8_t* scratch) {
+void few_rows_of_integers(const product* p, const block* b, uint8_t* scratch) {
   for (int64_t j = b->column; j < b->column_end; j++)
     for (int64_t start = 0; start < p->depth; start += CHUNK) {
       const int64_t count = at_most(p->depth - start, CHUNK);
@@ -216,7 +160,7 @@ static float of_group(const product* p, given_numbers from, int64_t group, int64
 }
 
 /* Adds numbers [start, start + count) of group g, whose bytes are w, to the results of a column. */
-static VECTOR void add_group(const product* p, const block* b, int64_t column, int64_t g, int64_t start, int64_t count,
+static void add_group(const product* p, const block* b, int64_t column, int64_t g, int64_t start, int64_t count,
                              const int8_t* w) {
   const float scale = of_group(p, p->scale, g, column), zero = p->zero.data == NULL ? 0 : of_group(p, p->zero, g, column);
   for (int64_t i = b->row; i < b->row_end; i++) {
@@ -233,7 +177,7 @@ static VECTOR void add_group(const product* p, const block* b, int64_t column, i
   }
 }
 
-VECTOR void few_rows_of_groups(const product* p, const block* b, uint8_t* scratch) {
+void few_rows_of_groups(const product* p, const block* b, uint8_t* scratch) {
   const int64_t size = p->groups == 1 ? p->depth : p->group;
   for (int64_t j = b->column; j < b->column_end; j++)
     for (int64_t start = 0, count; start < p->depth; start += count) {
@@ -243,7 +187,7 @@ VECTOR void few_rows_of_groups(const product* p, const block* b, uint8_t* scratc
     }
 }
 
-VECTOR void few_rows_of_floats(const product* p, const block* b, uint8_t* scratch) {
+void few_rows_of_floats(const product* p, const block* b, uint8_t* scratch) {
   const int64_t size = p->groups == 1 ? p->depth : p->group;
   float* w = (float*)(scratch + CHUNK);
   for (int64_t j = b->column; j < b->column_end; j++)

@@ -1,87 +1,88 @@
-/* Floats times stored numbers (int8, or in 4 bits): at most FEW_FLOAT_ROWS rows, with AVX-512.
+/* Floats times stored numbers (int8, or in 4 bits): at most FEW_FLOAT_ROWS rows.
  *
- * rhs is read once, as it lies, and becomes floats in registers. Of 4 bits, 64 bytes are 16 words of 8 indices: shifted
- * right by 4 n, the lowest bits of each word are its n-th index, by which one permutation takes 16 numbers of the table.
+ * rhs is read once, as it lies, and becomes floats in registers. Of 4 bits, a line is LANES words of 8 indices: shifted
+ * right by 4 n, the lowest bits of each word are its n-th index, by which a permutation takes numbers of the table.
  * lhs is laid out in that order (see layout.c) and stays in the first-level cache.
  *
- * A tile is all rows times two columns, whose sums of 16 lanes stay in registers. The sums of a step are multiplied by
- * the scales of the lanes' groups and added to those of the whole depth. Of int8 in groups below 64, where the lanes of
+ * A tile is all rows times one or two columns, whose sums stay in registers. The sums of a step are multiplied by
+ * the scales of the lanes' groups and added to those of the whole depth. Of int8 in groups below a line, where the lanes of
  * one sum have several groups, the numbers themselves are scaled.
  */
-#include "avx512.h"
+#include "stripes.h"
 
 #if defined(__x86_64__)
 
-enum { COLUMNS = 2 };
-/* In 4 bits where groups fill whole steps, and where steps have several; int8, and that in groups below 64. */
+enum { MOST_COLUMNS = 2 };
+/* In 4 bits where groups fill whole steps, and where steps have several; int8, and that in
+ * smaller groups. */
+static const float NONE[16];
 typedef enum { FOUR_BITS, FOUR_BITS_IN_PARTS, INT8, SCALED_INT8 } kind;
 
-/* The numbers of vector n of a step. */
-INLINED __m512 numbers_of(const kind kind, __m512i packed, const uint8_t* line, int64_t left, int n, __m512 table) {
-  if (kind <= FOUR_BITS_IN_PARTS) return _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 4 * n), table);
-  const int64_t rest = left - 16 * n;
-  const __mmask16 kept = rest >= 16 ? 0xffff : rest <= 0 ? 0 : (__mmask16)(0xffff >> (16 - rest));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(kept, line + 16 * n)));
+/* The numbers of a step, vector by vector. */
+INLINED void numbers_of(const kind kind, ivec packed, const uint8_t* line, int64_t left, float_table table, fvec* found) {
+  if (kind <= FOUR_BITS_IN_PARTS) {
+    looked_up(table, packed, found);
+  } else {
+    UNROLLED(int n = 0; n < 4; n++) found[n] = bytes_as_floats(packed, line, left, n);
+  }
 }
 
 INLINED void tile(const kind kind, const int rows, const int columns, const product* p, int64_t column,
                   group_numbers scales, group_numbers zeros) {
   const int four_bits = kind <= FOUR_BITS_IN_PARTS, whole_steps = kind != FOUR_BITS_IN_PARTS;
-  const int vectors = four_bits ? 8 : 4, span = 16 * vectors;
+  const int vectors = four_bits ? 8 : 4, span = LANES * vectors;
   const int64_t bytes = four_bits ? (p->depth + 1) / 2 : p->depth, row_size = p->steps * span;
-  const __m512 table = four_bits ? _mm512_loadu_ps(p->values) : _mm512_setzero_ps();
+  const float_table table = float_table_of(four_bits ? p->values : NONE);
   const float* x = p->laid_out;
-  const __m512i places = groups_of_lanes(p);
-  __m512 sums[COLUMNS][FEW_FLOAT_ROWS];
-  UNROLLED(int j = 0; j < columns; j++) UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_setzero_ps();
+  const ivec places = groups_of_lanes(p);
+  fvec sums[MOST_COLUMNS][FEW_FLOAT_ROWS];
+  UNROLLED(int j = 0; j < columns; j++) UNROLLED(int i = 0; i < rows; i++) sums[j][i] = V(setzero_ps)();
   group_place at = first_group(p);
   for (int64_t step = 0; step < p->steps; step++, x += span, at = next_group(p, at)) {
-    __m512i packed[COLUMNS];
-    __m512 part[COLUMNS][FEW_FLOAT_ROWS];
-    const uint8_t* line[COLUMNS];
+    fvec w[MOST_COLUMNS][8], part[MOST_COLUMNS][FEW_FLOAT_ROWS];
     UNROLLED(int j = 0; j < columns; j++) {
       const uint8_t* row = (const uint8_t*)p->rhs + (column + j) * p->rhs_stride;
-      line[j] = row + step * LINE;
-      _mm_prefetch((const char*)line[j] + columns * p->rhs_stride, _MM_HINT_T0);
-      if (four_bits) packed[j] = packed_line(row, step * LINE, bytes);
-      UNROLLED(int i = 0; i < rows; i++) part[j][i] = _mm512_setzero_ps();
+      const uint8_t* line = row + step * LINE;
+      _mm_prefetch((const char*)line + columns * p->rhs_stride, _MM_HINT_T0);
+      const ivec packed = four_bits || BYTES_FROM_LINE ? packed_line(row, step * LINE, bytes) : no_integers();
+      numbers_of(kind, packed, line, bytes - step * LINE, table, w[j]);
+      UNROLLED(int i = 0; i < rows; i++) part[j][i] = V(setzero_ps)();
     }
     UNROLLED(int n = 0; n < vectors; n++) UNROLLED(int j = 0; j < columns; j++) {
-      __m512 w = numbers_of(kind, packed[j], line[j], bytes - step * LINE, n, table);
       if (kind == SCALED_INT8) {
         const int64_t place = j * scales.column + group_of_vector(p, at.first, n) * scales.group;
-        if (zeros.first != NULL) w = _mm512_sub_ps(w, _mm512_set1_ps(zeros.first[place]));
-        w = _mm512_mul_ps(w, _mm512_set1_ps(scales.first[place]));
+        if (zeros.first != NULL) w[j][n] = V(sub_ps)(w[j][n], V(set1_ps)(zeros.first[place]));
+        w[j][n] = V(mul_ps)(w[j][n], V(set1_ps)(scales.first[place]));
       }
       UNROLLED(int i = 0; i < rows; i++)
-      part[j][i] = _mm512_fmadd_ps(w, _mm512_load_ps(x + i * row_size + 16 * n), part[j][i]);
+      part[j][i] = V(fmadd_ps)(w[j][n], V(load_ps)(x + i * row_size + LANES * n), part[j][i]);
     }
     UNROLLED(int j = 0; j < columns; j++) {
       if (kind == SCALED_INT8) {
-        UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_add_ps(sums[j][i], part[j][i]);
+        UNROLLED(int i = 0; i < rows; i++) sums[j][i] = V(add_ps)(sums[j][i], part[j][i]);
         continue;
       }
-      const __m512 scale = of_lanes(whole_steps, scales, j, at.first, places);
+      const fvec scale = of_lanes(whole_steps, scales, j, at.first, places);
       if (zeros.first != NULL) {
-        const __m512 zero = of_lanes(whole_steps, zeros, j, at.first, places);
+        const fvec zero = of_lanes(whole_steps, zeros, j, at.first, places);
         UNROLLED(int i = 0; i < rows; i++)
         part[j][i] =
-            _mm512_fnmadd_ps(zero, _mm512_load_ps(p->lane_sums + (i * p->steps + step) * 16), part[j][i]);
+            V(fnmadd_ps)(zero, V(load_ps)(p->lane_sums + (i * p->steps + step) * LANES), part[j][i]);
       }
-      UNROLLED(int i = 0; i < rows; i++) sums[j][i] = _mm512_fmadd_ps(part[j][i], scale, sums[j][i]);
+      UNROLLED(int i = 0; i < rows; i++) sums[j][i] = V(fmadd_ps)(part[j][i], scale, sums[j][i]);
     }
   }
   UNROLLED(int j = 0; j < columns; j++)
-  UNROLLED(int i = 0; i < rows; i++) p->y[i * p->columns + column + j] = _mm512_reduce_add_ps(sums[j][i]);
+  UNROLLED(int i = 0; i < rows; i++) p->y[i * p->columns + column + j] = total(sums[j][i]);
 }
 
 #define ROWS_OF(kind, rows)                                                                                       \
-  static VNNI __attribute__((noinline)) void kind##_##rows(const product* p, int64_t column, int64_t end,         \
+  static TARGET __attribute__((noinline)) void kind##_##rows(const product* p, int64_t column, int64_t end,         \
                                                            group_numbers scales, group_numbers zeros) {             \
-    for (int64_t j = column; j < end; j += COLUMNS) {                                                             \
+    for (int64_t j = column; j < end; j += FLOAT_COLUMNS(rows)) {                                                 \
       const group_numbers own = from_column(scales, j - column), own_zeros = from_column(zeros, j - column);      \
-      if (j + COLUMNS <= end)                                                                                     \
-        tile(kind, rows, COLUMNS, p, j, own, own_zeros);                                                          \
+      if (j + FLOAT_COLUMNS(rows) <= end)                                                                         \
+        tile(kind, rows, FLOAT_COLUMNS(rows), p, j, own, own_zeros);                                                       \
       else                                                                                                        \
         tile(kind, rows, 1, p, j, own, own_zeros);                                                                \
     }                                                                                                             \
@@ -95,7 +96,7 @@ ROWS(SCALED_INT8)
 #define CHOICE(kind) {kind##_1, kind##_2, kind##_3, kind##_4}
 
 /* A block has all rows. */
-void float_rows(const product* p, const block* b, uint8_t* scratch) {
+TARGET void NAMED(float_rows)(const product* p, const block* b, uint8_t* scratch) {
   static void (*const choices[4][FEW_FLOAT_ROWS])(const product*, int64_t, int64_t, group_numbers, group_numbers) = {
       CHOICE(FOUR_BITS), CHOICE(FOUR_BITS_IN_PARTS), CHOICE(INT8), CHOICE(SCALED_INT8)};
   const kind kind = !p->four_bits          ? p->groups_a_step == 0 ? INT8 : SCALED_INT8

@@ -1,18 +1,18 @@
-/* int8 times int8 or numbers in 4 bits, in groups along the depth, with the dot product instruction of AVX-512 VNNI.
+/* int8 times int8 or numbers in 4 bits, in groups along the depth.
  *
- * A step is 64 bytes of rhs. Each lane of its sums belongs to one group (see layout.c); the sums of a step, exact
- * integers, are multiplied by the scales of the lanes' groups and added up in float32. What makes rhs the instruction's
+ * A step is a line of rhs. Each lane of its sums belongs to one group (see layout.c); the sums of a step, exact
+ * integers, are multiplied by the scales of the lanes' groups and added up in float32. What makes rhs an instruction's
  * unsigned operand (its least number is taken off) is put on again beforehand: the sums begin with `lane_offsets`.
  * Zero points are taken off lane by lane, exact as well.
  *
- * A tile is 4 rows or one times 4 columns, whose sums stay in registers over the whole depth. A stripe of 16 columns stays
- * in the first-level cache while the rows of a block of lhs pass, which stays in the second-level cache.
+ * A tile is a few rows or one times a few columns, whose sums stay in registers over the whole depth. A stripe of columns
+ * stays in the first-level cache while the rows of a block of lhs pass, which stays in the second-level cache.
  */
-#include "avx512.h"
+#include "stripes.h"
 
 #if defined(__x86_64__)
 
-enum { ROWS = 4, COLUMNS = 4 };
+enum { COLUMNS_OF_ONE_ROW = 4 };
 
 /* Groups that fill whole steps, and steps of several groups; both with zero points; and any, where lhs has a scale for
  * each group too. */
@@ -24,76 +24,72 @@ typedef struct {
 } of_columns;
 
 INLINED void tile(const unsigned_kind kind, const groups_kind groups, const int rows, const int columns,
-                  const product* p, int64_t row, int64_t column, __m512i key, of_columns numbers) {
-  const int lines = kind == BYTES ? 1 : 2, span = lines * LINE;
+                  const product* p, int64_t row, int64_t column, ivec key, of_columns numbers) {
+  const int span = LINES(kind) * LINE;
   const int whole_steps = groups == ANY ? p->groups_a_step == 0 : groups % 2 == WHOLE_STEPS;
   const int zeros = groups == ANY ? numbers.zero.first != NULL : groups >= WHOLE_WITH_ZEROS;
-  const int64_t bytes = kind == BYTES ? p->depth : (p->depth + 1) / 2, lanes = row * p->steps * 16;
+  const int64_t bytes = kind == BYTES ? p->depth : (p->depth + 1) / 2, lanes = row * p->steps * LANES;
   const int8_t* x = (const int8_t*)p->laid_out + row * p->steps * span;
-  const __m512i places = groups_of_lanes(p);
-  __m512 sums[COLUMNS * ROWS];
-  UNROLLED(int n = 0; n < rows * columns; n++) sums[n] = _mm512_setzero_ps();
+  const ivec places = groups_of_lanes(p);
+  fvec sums[GROUP_COLUMNS * GROUP_ROWS];
+  UNROLLED(int n = 0; n < rows * columns; n++) sums[n] = V(setzero_ps)();
   group_place at = first_group(p);
   for (int64_t step = 0; step < p->steps; step++, x += span, at = next_group(p, at)) {
     UNROLLED(int j = 0; j < columns; j++) {
       const uint8_t* own = (const uint8_t*)p->rhs + (column + j) * p->rhs_stride;
-      __m512i w[2];
+      ivec w[2];
       unsigned_lines(kind, key, packed_line(own, step * LINE, bytes), w);
       _mm_prefetch((const char*)own + columns * p->rhs_stride + step * LINE, _MM_HINT_T0);
-      const __m512 scale = of_lanes(whole_steps, numbers.scale, j, at.first, places);
+      const fvec scale = of_lanes(whole_steps, numbers.scale, j, at.first, places);
       UNROLLED(int i = 0; i < rows; i++) {
-        const int64_t lane = lanes + (i * p->steps + step) * 16;
-        __m512i integers = _mm512_load_si512(p->lane_offsets + lane);
-        UNROLLED(int n = 0; n < lines; n++)
-        ADD_PRODUCTS(integers, w[n], _mm512_load_si512(x + i * p->steps * span + n * LINE));
-        __m512 part = _mm512_cvtepi32_ps(integers);
+        const int64_t lane = lanes + (i * p->steps + step) * LANES;
+        const ivec offsets = load_line(p->lane_offsets + lane);
+        fvec part = V(cvtepi32_ps)(with_products(kind, offsets, w, x + i * p->steps * span));
         if (zeros) {
-          const __m512 zero = of_lanes(whole_steps, numbers.zero, j, at.first, places);
-          part = _mm512_fnmadd_ps(zero, _mm512_load_ps(p->lane_sums + lane), part);
+          const fvec zero = of_lanes(whole_steps, numbers.zero, j, at.first, places);
+          part = V(fnmadd_ps)(zero, V(load_ps)(p->lane_sums + lane), part);
         }
-        if (groups == ANY && p->lane_scales != NULL) part = _mm512_mul_ps(part, _mm512_load_ps(p->lane_scales + lane));
-        sums[j * rows + i] = _mm512_fmadd_ps(part, scale, sums[j * rows + i]);
+        if (groups == ANY && p->lane_scales != NULL) part = V(mul_ps)(part, V(load_ps)(p->lane_scales + lane));
+        sums[j * rows + i] = V(fmadd_ps)(part, scale, sums[j * rows + i]);
       }
     }
   }
   UNROLLED(int j = 0; j < columns; j++) UNROLLED(int i = 0; i < rows; i++) {
     const float of_row = p->lane_scales == NULL ? p->lhs_scale[row + i] : 1.0f;
-    p->y[(row + i) * p->columns + column + j] = _mm512_reduce_add_ps(sums[j * rows + i]) * of_row;
+    p->y[(row + i) * p->columns + column + j] = total(sums[j * rows + i]) * of_row;
   }
 }
 
 /* A stripe of columns, whose scales and zero points these are, of all rows of a block. */
-typedef void tiles(const product* p, const block* b, int64_t column, int64_t end, __m512i key, of_columns numbers);
+typedef void tiles(const product* p, const block* b, int64_t column, int64_t end, ivec key, of_columns numbers);
 
 static inline of_columns from(of_columns n, int64_t column) {
   return (of_columns){from_column(n.scale, column), from_column(n.zero, column)};
 }
 
-#define ROWS_OF(rows, kind, groups)                                                                                  \
+#define ROWS_OF(rows, columns, kind, groups)                                                                         \
   for (; i + rows <= b->row_end; i += rows) {                                                                        \
     int64_t j = column;                                                                                              \
-    for (; j + COLUMNS <= end; j += COLUMNS) tile(kind, groups, rows, COLUMNS, p, i, j, key, from(numbers, j - column)); \
+    for (; j + columns <= end; j += columns) tile(kind, groups, rows, columns, p, i, j, key, from(numbers, j - column)); \
     for (; j < end; j++) tile(kind, groups, rows, 1, p, i, j, key, from(numbers, j - column));                       \
   }
 #define TILES(kind, groups)                                                                                         \
-  static VNNI __attribute__((noinline)) void kind##_##groups(const product* p, const block* b, int64_t column,      \
-                                                             int64_t end, __m512i key, of_columns numbers) {        \
+  static TARGET __attribute__((noinline)) void kind##_##groups(const product* p, const block* b, int64_t column,      \
+                                                             int64_t end, ivec key, of_columns numbers) {        \
     int64_t i = b->row;                                                                                             \
-    ROWS_OF(ROWS, kind, groups)                                                                                     \
-    ROWS_OF(1, kind, groups)                                                                                        \
+    ROWS_OF(GROUP_ROWS, GROUP_COLUMNS, kind, groups)                                                                \
+    ROWS_OF(1, COLUMNS_OF_ONE_ROW, kind, groups)                                                                    \
   }
 #define ALL_TILES(kind)                                                                                             \
   TILES(kind, WHOLE_STEPS) TILES(kind, PARTS_OF_STEPS) TILES(kind, WHOLE_WITH_ZEROS) TILES(kind, PARTS_WITH_ZEROS)  \
   TILES(kind, ANY)
-ALL_TILES(BYTES)
-ALL_TILES(TURNED)
-ALL_TILES(BY_TABLE)
+KINDS(ALL_TILES)
 
 #define CHOICES(kind) \
-  {kind##_WHOLE_STEPS, kind##_PARTS_OF_STEPS, kind##_WHOLE_WITH_ZEROS, kind##_PARTS_WITH_ZEROS, kind##_ANY}
+  {kind##_WHOLE_STEPS, kind##_PARTS_OF_STEPS, kind##_WHOLE_WITH_ZEROS, kind##_PARTS_WITH_ZEROS, kind##_ANY},
 
-VNNI void group_tiles(const product* p, const block* b, uint8_t* scratch) {
-  static tiles* const choices[3][5] = {CHOICES(BYTES), CHOICES(TURNED), CHOICES(BY_TABLE)};
+TARGET void NAMED(group_tiles)(const product* p, const block* b, uint8_t* scratch) {
+  static tiles* const choices[3][5] = {KINDS(CHOICES)};
   const unsigned_form form = unsigned_form_of(p);
   const int in_parts = p->groups_a_step > 0, zeros = p->zero.data != NULL;
   const groups_kind groups = p->lane_scales != NULL ? ANY : (groups_kind)(in_parts + 2 * zeros);

@@ -5,7 +5,7 @@
  * depth. Here rhs is taken as rhs + 128 (the instruction's unsigned operand), so that 128 * (sum of a row of lhs) is
  * taken off again, once for each row.
  */
-#include "avx512.h"
+#include "vectors.h"
 
 #if defined(__x86_64__)
 
@@ -52,7 +52,7 @@ INLINED void tile(const int rows, const int columns, const product* p, int64_t r
 }
 
 #define ROWS_OF(rows, columns)                                                                            \
-  static VNNI __attribute__((noinline)) void rows_##rows(const product* p, const block* b, int64_t row,   \
+  static TARGET __attribute__((noinline)) void rows_##rows(const product* p, const block* b, int64_t row,   \
                                                          const int32_t* excess) {                         \
     int64_t j = b->column;                                                                                \
     for (; j + columns <= b->column_end; j += columns) tile(rows, columns, p, row, j, excess);            \
@@ -64,7 +64,7 @@ ROWS_OF(4, 4)
 ROWS_OF(8, 2)
 
 /* The columns in pieces whose rhs stays in the first-level cache, if the rows need several tiles. */
-VNNI void int8_rows(const product* p, const block* b, uint8_t* scratch) {
+TARGET void int8_rows(const product* p, const block* b, uint8_t* scratch) {
   (void)scratch;
   int32_t excess[FEW_ROWS];
   for (int64_t i = b->row; i < b->row_end; i++) 

@@ -8,7 +8,7 @@
  * cache) and a block of lhs (second level) are copied line by line into the order in which the tile reads them, zero
  * where they end early. Numbers in 4 bits become bytes there, beside an lhs that is laid out for it (see layout.c).
  */
-#include "avx512.h"
+#include "vectors.h"
 
 #if defined(__x86_64__)
 
@@ -43,7 +43,7 @@ INLINED void tile(const int rows, const uint8_t* lhs, const int8_t* rhs, int64_t
 }
 
 #define TILE(rows)                                                                                                    \
-  static VNNI __attribute__((noinline)) void tile_##rows(const uint8_t* lhs, const int8_t* rhs, int64_t lines,        \
+  static TARGET __attribute__((noinline)) void tile_##rows(const uint8_t* lhs, const int8_t* rhs, int64_t lines,        \
                                                          __m256i excess, int32_t* out, int64_t stride, __mmask8 kept, \
                                                          int add, const char* ahead, int64_t ahead_stride) {          \
     tile(rows, lhs, rhs, lines, excess, out, stride, kept, add, ahead, ahead_stride);                                 \
@@ -53,7 +53,7 @@ TILE(2)
 TILE(3)
 
 /* `rows` rows of lhs, flipped, in the order of tiles. */
-static VNNI void pack_lhs(const int8_t* from, int64_t rows, int64_t stride, int64_t depth, uint8_t* to) {
+static TARGET void pack_lhs(const int8_t* from, int64_t rows, int64_t stride, int64_t depth, uint8_t* to) {
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   const int64_t lines = parts(depth, LINE);
   for (int64_t i = 0; i < rows; i++) {
@@ -97,7 +97,7 @@ INLINED __m512i pack_four_bits(const product* p, int64_t j, int64_t start, int64
 
 /* At most TILE_COLUMNS rows of rhs (the last one again where there are fewer) in the order of tiles, and 128 times their
  * sums. */
-static VNNI __m256i pack_rhs(const product* p, int64_t column, int64_t columns, int64_t start, int64_t depth,
+static TARGET __m256i pack_rhs(const product* p, int64_t column, int64_t columns, int64_t start, int64_t depth,
                              int8_t* to) {
   __m512i sums[TILE_COLUMNS];
   for (int j = 0; j < TILE_COLUMNS; j++)
@@ -106,7 +106,7 @@ static VNNI __m256i pack_rhs(const product* p, int64_t column, int64_t columns, 
   return lane_sums(sums);
 }
 
-VNNI void int8_tiles(const product* p, const block* b, uint8_t* scratch) {
+TARGET void int8_tiles(const product* p, const block* b, uint8_t* scratch) {
   int8_t* packed_rhs = (int8_t*)scratch + BLOCK_ROWS * DEPTH;
   const int8_t* lhs = p->four_bits ? p->laid_out : p->lhs;
   const int64_t whole = p->four_bits ? p->steps * 2 * LINE : p->depth, a_byte = p->four_bits ? 2 : 1;

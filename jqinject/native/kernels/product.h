@@ -8,7 +8,7 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { LINE = 64 }; /* bytes; what one instruction takes */
+enum { ALIGNMENT = 64 }; /* bytes; of memory that kernels read in whole vectors */
 
 /* Numbers as they are given: float32, or a byte each. */
 typedef struct {
@@ -55,24 +55,22 @@ typedef struct {
 } block;
 
 enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };     /* see int8_tiles.c */
-enum { TILE_ROWS_OF_FLOATS = 12, FLOAT_DEPTH = 128 };        /* see float_tiles.c */
+enum { MOST_TILE_ROWS = 12 };                                 /* see float_tiles.c */
 enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, FEW_ROWS = 16, FEW_FLOAT_ROWS = 4 }; /* the largest blocks */
-enum { MOST_GROUPS = 1024, SPARE = 16, STRIPE = 16 }; /* see stripes.c */
-enum { OF_SCALES = 2 * STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
+enum { MOST_GROUPS = 1024, SPARE = 16, WIDEST_STRIPE = 16 }; /* see stripes.c */
+enum { OF_SCALES = 2 * WIDEST_STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
 enum { SCRATCH = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH + OF_SCALES }; /* bytes, of each thread */
 
 typedef void kernel(const product* p, const block* b, uint8_t* scratch);
-HIDDEN kernel int8_tiles, int8_rows, int4_rows, group_tiles, float_rows, float_tiles;
+HIDDEN kernel int8_tiles, int8_rows;
+HIDDEN kernel integer_rows_avx512, group_tiles_avx512, float_rows_avx512, float_tiles_avx512;
+HIDDEN kernel integer_rows_avx2, group_tiles_avx2, float_rows_avx2, float_tiles_avx2;
 
-/* The least number of rhs, where it is integers. */
-static inline int8_t least_of(const product* p) {
-  int8_t least = p->four_bits ? p->table[0] : -128;
-  for (int n = 1; p->four_bits && n < 16; n++) least = p->table[n] < least ? p->table[n] : least;
+static inline int8_t least_of_table(const int8_t* table) {
+  int8_t least = table[0];
+  for (int n = 1; n < 16; n++) least = table[n] < least ? table[n] : least;
   return least;
 }
-
-/* The rows of a tile of floats where so many are left. */
-static inline int64_t tile_height(int64_t left) { return left > 8 ? 12 : left > 4 ? 8 : 4; }
 
 static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
 static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }

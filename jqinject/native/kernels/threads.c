@@ -57,7 +57,7 @@ static uint8_t* scratch_memory(void) {
   pthread_once(&once, prepare);
   uint8_t* scratch = pthread_getspecific(scratch_of_thread);
   if (scratch != NULL) return scratch;
-  scratch = aligned_alloc(LINE, SCRATCH);
+  scratch = aligned_alloc(ALIGNMENT, SCRATCH);
   if (scratch != NULL) pthread_setspecific(scratch_of_thread, scratch);
   return scratch;
 }
