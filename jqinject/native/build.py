@@ -11,13 +11,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "kernels"
 NAME = "kernels.so"
-FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
+FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden")
 MACHINES = ("x86_64", "AMD64", "aarch64", "arm64")
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -49,19 +51,26 @@ def build(folder: Path | str = HERE, flags: Sequence[str] = ()) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r} to compile into")
-    # Compiled to a temporary file and renamed: another process may have the old library open.
-    target, fresh = folder / NAME, folder / f"{NAME}.{os.getpid()}"
-    command = [*_compiler(), *FLAGS, *flags, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(fresh)]
+    compiler = [*_compiler(), *FLAGS, *flags]
+    # Made in a temporary folder and renamed: another process may have the old library open.
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}.", dir=folder) as made:
+        objects = {source: f"{made}/{source.stem}.o" for source in sorted(SOURCES.glob("*.c"))}
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            commands = ([*compiler, "-c", str(source), "-o", to] for source, to in objects.items())
+            list(threads.map(_run, commands))
+        fresh = Path(made, NAME)
+        _run([*compiler, "-shared", *objects.values(), "-o", str(fresh)])
+        return fresh.replace(folder / NAME)
+
+
+def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise BuildError(f"the C compiler {command[0]!r} does not run: {error.strerror}") from None
     if done.returncode:
-        fresh.unlink(missing_ok=True)
         said = done.stderr.strip() or f"exit status {done.returncode}"
         raise BuildError(f"{shlex.join(command)} failed:\n{said}")
-    fresh.replace(target)
-    return target
 
 
 def _compiler() -> list[str]:

@@ -134,9 +134,9 @@ INLINED void totals(const __m512i* sums, const int count, int32_t* found) {
  * turned. */
 INLINED void split_halves(__m512i packed, __m512i flip, __m512i* even, __m512i* odd) {
   const __m512i low = _mm512_set1_epi8(0x0f);
-  const int flipped_and = 0x28; /* (a ^ b) & c */
-  *even = _mm512_ternarylogic_epi32(packed, flip, low, flipped_and);
-  *odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(packed, 4), flip, low, flipped_and);
+  enum { FLIPPED_AND = 0x28 }; /* (a ^ b) & c */
+  *even = _mm512_ternarylogic_epi32(packed, flip, low, FLIPPED_AND);
+  *odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(packed, 4), flip, low, FLIPPED_AND);
 }
 
 /* A table of 16 bytes in each quarter. */
