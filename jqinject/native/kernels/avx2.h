@@ -191,23 +191,27 @@ INLINED void unsigned_lines(const unsigned_kind kind, ivec key, ivec packed, ive
   lines[1] = _mm256_shuffle_epi8(key, _mm256_and_si256(_mm256_srli_epi16(packed, 4), low));
 }
 
+/* sums += more. Of the intrinsic GCC makes sums of two new ones and copies them, which then do not fit the registers. */
+#define ADD(sums, more) __asm__("vpaddd %1, %0, %0" : "+x"(sums) : "x"(more))
+
 /* sums += lines * what of lhs lies at x, as it was laid out. */
 INLINED ivec with_products(const unsigned_kind kind, ivec sums, const ivec* lines, const int8_t* x) {
   if (kind == NEAR) {
     const ivec first = _mm256_maddubs_epi16(lines[0], load_line(x));
     const ivec both = _mm256_add_epi16(first, _mm256_maddubs_epi16(lines[1], load_line(x + LINE)));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
+    ADD(sums, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
+    return sums;
   }
   UNROLLED(int n = 0; n < 2; n++) {
     ivec bytes[2] = {load_line(x + n * LINE), no_integers()};
     if (kind == BYTES) {
-      sums = _mm256_add_epi32(sums, _mm256_madd_epi16(lines[n], bytes[0]));
+      ADD(sums, _mm256_madd_epi16(lines[n], bytes[0]));
       continue;
     }
     spread_bytes(bytes);
     const ivec even = _mm256_and_si256(lines[n], _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(lines[n], 8);
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(even, bytes[0]));
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(odd, bytes[1]));
+    ADD(sums, _mm256_madd_epi16(even, bytes[0]));
+    ADD(sums, _mm256_madd_epi16(odd, bytes[1]));
   }
   return sums;
 }
@@ -229,10 +233,10 @@ INLINED ivec sum_of_lanes(const unsigned_kind kind, const int8_t* x) {
   return with_products(kind, no_integers(), ones, x);
 }
 
-/* Rows and columns of tiles whose sums stay in registers: of integers, and of integers in groups; and whether the lines
- * of all columns fit beside them. */
+/* Rows and columns of tiles whose sums stay in registers: of integers, and of integers in groups; whether the lines of all
+ * columns fit beside them; and how many steps of 8 rows of lhs stay in the first-level cache. */
 #define INTEGER_TILES(kind) ROWS_OF(kind, 1, 4) ROWS_OF(kind, 2, 4) ROWS_OF(kind, 4, 2) ROWS_OF(kind, 8, 1)
-enum { HOLDS_LINES = 0, GROUP_ROWS = 4, GROUP_COLUMNS = 2 };
+enum { PIECE_OF_STEPS = 64, HOLDS_LINES = 0, GROUP_ROWS = 4, GROUP_COLUMNS = 2 };
 /* The columns of a tile of a few rows of floats. */
 #define FLOAT_COLUMNS(rows) 1
 /* The heights of tiles of floats, the one for so many rows that are left, and the depth that stays in the first-level

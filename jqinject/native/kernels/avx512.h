@@ -205,10 +205,10 @@ INLINED __m512i sum_of_lanes(const unsigned_kind kind, const int8_t* x) {
   return with_products(kind, _mm512_setzero_si512(), ones, x);
 }
 
-/* Rows and columns of tiles whose sums stay in registers: of integers, and of integers in groups; and whether the lines
- * of all columns fit beside them. */
+/* Rows and columns of tiles whose sums stay in registers: of integers, and of integers in groups; whether the lines of all
+ * columns fit beside them; and how many steps of 8 rows of lhs stay in the first-level cache. */
 #define INTEGER_TILES(kind) ROWS_OF(kind, 1, 8) ROWS_OF(kind, 2, 4) ROWS_OF(kind, 4, 4) ROWS_OF(kind, 8, 2)
-enum { HOLDS_LINES = 1, GROUP_ROWS = 4, GROUP_COLUMNS = 4 };
+enum { PIECE_OF_STEPS = 1 << 30, HOLDS_LINES = 1, GROUP_ROWS = 4, GROUP_COLUMNS = 4 };
 /* The columns of a tile of a few rows of floats. */
 #define FLOAT_COLUMNS(rows) 2
 /* The heights of tiles of floats, the one for so many rows that are left, and the depth that stays in the first-level

@@ -23,6 +23,7 @@ enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
 typedef struct {
   int64_t line; /* bytes of a vector */
   int widens;   /* whether integers beside bytes are laid out in 16 bits */
+  int64_t gap;  /* bytes after a row of integers: rows of a tile a power of 2 apart would share few places of a cache */
   kernel *int8[2], *int4[2], *groups, *floats[2];
   byte_layout* lay_out_bytes; /* NULL if nothing is laid out */
   float_layout* lay_out_floats;
@@ -31,6 +32,7 @@ typedef struct {
 
 #if defined(__x86_64__)
 static const vectors AVX512 = {64,
+                               0,
                                0,
                                {int8_rows, int8_tiles},
                                {integer_rows_avx512, int8_tiles},
@@ -41,6 +43,7 @@ static const vectors AVX512 = {64,
                                lay_out_tiles_avx512};
 static const vectors AVX2 = {32,
                              1,
+                             ALIGNMENT,
                              {integer_rows_avx2, integer_rows_avx2},
                              {integer_rows_avx2, integer_rows_avx2},
                              group_tiles_avx2,
@@ -134,8 +137,9 @@ static int64_t lanes_of(const work* w) { return w->with->line / 4; }
 /* Bytes of a row of lhs that is laid out. */
 static int64_t laid_out_size(const work* w) {
   const int widened = w->with->widens && !w->whole.four_bits;
-  const int64_t size = w->function == FLOAT_MATMUL ? sizeof(float) : widened ? 2 : 1;
-  return w->whole.steps * step_of(w) * size;
+  const int64_t numbers = w->whole.steps * step_of(w);
+  if (w->function == FLOAT_MATMUL) return numbers * (int64_t)sizeof(float);
+  return numbers * (widened ? 2 : 1) + w->with->gap;
 }
 
 static int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && w->whole.rows > FEW_FLOAT_ROWS; }
@@ -242,7 +246,7 @@ static int read_operands(work* w, const ffi_call_frame* call, int function) {
   p->rows = out->dims[rank - 2], p->columns = out->dims[rank - 1], p->depth = lhs->dims[rank - 1];
   p->four_bits = function != INT8_MATMUL && rhs->dtype == FFI_U8;
   p->rhs_stride = p->four_bits ? (p->depth + 1) / 2 : p->depth;
-  p->steps = parts(p->depth, step_of(w));
+  p->steps = parts(p->depth, step_of(w)), p->laid_out_stride = laid_out_size(w);
   if (p->depth < 1 || !has_shape(lhs, out, floats ? FFI_F32 : FFI_S8, p->rows, p->depth)) return 0;
   if (!has_shape(rhs, out, p->four_bits ? FFI_U8 : FFI_S8, p->columns, p->rhs_stride)) return 0;
   if (function == INT8_MATMUL) return 1;
@@ -291,16 +295,14 @@ static void cut_into_blocks(work* w, int64_t threads) {
 /* A scale for each lane of each step. */
 static void lay_out_scales(const work* w, const float* from, int64_t rows, float* to) {
   const product* p = &w->whole;
-  const int64_t lanes = w->with->line / 4, numbers = step_of(w) / lanes;
+  const int64_t lanes = lanes_of(w), numbers = step_of(w) / lanes;
   for (int64_t i = 0; i < rows; i++)
     for (int64_t lane = 0; lane < p->steps * lanes; lane++)
       *to++ = from[i * p->groups + at_most(lane * numbers / p->group, p->groups - 1)];
 }
 
-/* MOST_TILE_ROWS rows of lhs, or those that are left of a matrix. */
-static void lay_out_tiles(void* data, int64_t number, uint8_t* scratch) {
-  (void)scratch;
-  const work* w = data;
+/* MOST_TILE_ROWS rows of lhs, or those that are left of a matrix, as tiles of floats. */
+static void lay_out_tiles(const work* w, int64_t number) {
   const product* p = &w->whole;
   const int64_t parts_of_matrix = laid_out_rows(w) / MOST_TILE_ROWS, padded = p->steps * step_of(w);
   const int64_t row = number % parts_of_matrix * MOST_TILE_ROWS, matrix = number / parts_of_matrix;
@@ -309,31 +311,47 @@ static void lay_out_tiles(void* data, int64_t number, uint8_t* scratch) {
   w->with->lay_out_tiles(from, at_most(p->rows - row, MOST_TILE_ROWS), p->depth, padded, to);
 }
 
+/* So many rows of all matrices of lhs, or those that are left. */
+static void lay_out_rows(void* data, int64_t number, uint8_t* scratch) {
+  (void)scratch;
+  const work* w = data;
+  if (has_float_tiles(w)) {
+    lay_out_tiles(w, number);
+    return;
+  }
+  const product* p = &w->whole;
+  const ffi_buffer* lhs = w->operands[LHS];
+  const int64_t row = number * MOST_TILE_ROWS, lane = row * p->steps * lanes_of(w);
+  const int64_t rows = at_most(matrices_of(lhs) * p->rows - row, MOST_TILE_ROWS);
+  float* sums = w->lane_sums == NULL ? NULL : w->lane_sums + lane;
+  char* to = w->laid_out + row * laid_out_size(w);
+  if (w->function == FLOAT_MATMUL) {
+    const float* from = (const float*)lhs->data + row * p->depth;
+    w->with->lay_out_floats(from, rows, p->depth, p->four_bits, (float*)to, sums);
+    return;
+  }
+  const product first = product_of(w, 0);
+  const byte_sums found = {sums, w->lane_offsets == NULL ? NULL : w->lane_offsets + lane};
+  w->with->lay_out_bytes(&first, (const int8_t*)lhs->data + row * p->depth, rows, (int8_t*)to, found);
+  if (w->lane_scales == NULL) return;
+  const float* scales = w->operands[LHS_SCALE]->data;
+  lay_out_scales(w, scales + row * p->groups, rows, w->lane_scales + lane);
+}
+
 /* Lays out lhs for the call; 0 without memory. */
 static int lay_out(work* w, int64_t threads) {
   const product* p = &w->whole;
-  const int floats = w->function == FLOAT_MATMUL, groups = w->function == GROUP_MATMUL;
-  const ffi_buffer* lhs = w->operands[LHS];
+  const int groups = w->function == GROUP_MATMUL;
   if (w->with->lay_out_bytes == NULL || (w->function == INT8_MATMUL && !w->with->widens)) return 1;
-  const int64_t matrices = matrices_of(lhs), rows = matrices * laid_out_rows(w);
+  const int64_t rows = matrices_of(w->operands[LHS]) * laid_out_rows(w);
   const int64_t bytes = rows * laid_out_size(w), of_lanes = rows * p->steps * w->with->line;
   w->memory = aligned_alloc(ALIGNMENT, (size_t)(parts(bytes + 3 * of_lanes, ALIGNMENT) * ALIGNMENT));
   if (w->memory == NULL) return 0;
   w->laid_out = w->memory;
-  if (has_float_tiles(w)) return share(lay_out_tiles, w, rows / MOST_TILE_ROWS, threads);
-  if (groups || (floats && has_zero(w))) w->lane_sums = (float*)(w->memory + bytes);
-  if (floats) {
-    w->with->lay_out_floats(lhs->data, rows, p->depth, p->four_bits, (float*)w->laid_out, w->lane_sums);
-    return 1;
-  }
+  if (groups || (w->function == FLOAT_MATMUL && has_zero(w))) w->lane_sums = (float*)(w->memory + bytes);
   if (groups) w->lane_offsets = (int32_t*)(w->memory + bytes + of_lanes);
-  const product first = product_of(w, 0);
-  const byte_sums sums = {w->lane_sums, w->lane_offsets};
-  w->with->lay_out_bytes(&first, lhs->data, rows, (int8_t*)w->laid_out, sums);
-  if (!groups || p->lhs_groups == 1) return 1;
-  w->lane_scales = (float*)(w->memory + bytes + 2 * of_lanes);
-  lay_out_scales(w, w->operands[LHS_SCALE]->data, rows, w->lane_scales);
-  return 1;
+  if (groups && p->lhs_groups > 1) w->lane_scales = (float*)(w->memory + bytes + 2 * of_lanes);
+  return share(lay_out_rows, w, parts(rows, MOST_TILE_ROWS), threads);
 }
 
 static ffi_error* multiply(ffi_call_frame* call, int function, const char* wanted) {

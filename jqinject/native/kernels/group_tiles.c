@@ -29,7 +29,7 @@ INLINED void tile(const unsigned_kind kind, const groups_kind groups, const int 
   const int whole_steps = groups == ANY ? p->groups_a_step == 0 : groups % 2 == WHOLE_STEPS;
   const int zeros = groups == ANY ? numbers.zero.first != NULL : groups >= WHOLE_WITH_ZEROS;
   const int64_t bytes = kind == BYTES ? p->depth : (p->depth + 1) / 2, lanes = row * p->steps * LANES;
-  const int8_t* x = (const int8_t*)p->laid_out + row * p->steps * span;
+  const int8_t* x = (const int8_t*)p->laid_out + row * p->laid_out_stride;
   const ivec places = groups_of_lanes(p);
   fvec sums[GROUP_COLUMNS * GROUP_ROWS];
   UNROLLED(int n = 0; n < rows * columns; n++) sums[n] = V(setzero_ps)();
@@ -44,7 +44,7 @@ INLINED void tile(const unsigned_kind kind, const groups_kind groups, const int 
       UNROLLED(int i = 0; i < rows; i++) {
         const int64_t lane = lanes + (i * p->steps + step) * LANES;
         const ivec offsets = load_line(p->lane_offsets + lane);
-        fvec part = V(cvtepi32_ps)(with_products(kind, offsets, w, x + i * p->steps * span));
+        fvec part = V(cvtepi32_ps)(with_products(kind, offsets, w, x + i * p->laid_out_stride));
         if (zeros) {
           const fvec zero = of_lanes(whole_steps, numbers.zero, j, at.first, places);
           part = V(fnmadd_ps)(zero, V(load_ps)(p->lane_sums + lane), part);

@@ -60,12 +60,13 @@ void NAMED(lay_out_tiles)(const float* from, int64_t rows, int64_t depth, int64_
   }
 }
 
-TARGET void NAMED(lay_out_bytes)(const product* p, const int8_t* from, int64_t rows, int8_t* to, byte_sums found) {
+TARGET void NAMED(lay_out_bytes)(const product* p, const int8_t* from, int64_t rows, int8_t* start, byte_sums found) {
   const unsigned_form form = unsigned_form_of(p);
   const int four_bits = p->four_bits;
   const int64_t count = four_bits ? 2 : 1;
   const ivec least = V(set1_epi32)(form.least);
-  for (int64_t i = 0; i < rows; i++, from += p->depth)
+  for (int64_t i = 0; i < rows; i++, from += p->depth) {
+    int8_t* to = start + i * p->laid_out_stride;
     for (int64_t t = 0; t < p->depth; t += count * LINE) {
       const int64_t left = p->depth - t;
       ivec lines[2] = {line_of(from + t, left), no_integers()};
@@ -80,6 +81,7 @@ TARGET void NAMED(lay_out_bytes)(const product* p, const int8_t* from, int64_t r
       store_line(found.offsets, V(mullo_epi32)(sum, least));
       found.sums += LANES, found.offsets += LANES;
     }
+  }
 }
 
 #endif

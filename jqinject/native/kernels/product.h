@@ -35,7 +35,8 @@ typedef struct {
   const void* laid_out;
   const float *lane_sums, *lane_scales;
   const int32_t* lane_offsets;
-  int64_t steps; /* of laid_out in a row, see there */
+  int64_t steps;    /* of laid_out in a row, see there */
+  int64_t laid_out_stride; /* bytes from row to row of it */
   /* Groups. */
   int64_t group, groups;
   uint32_t steps_a_group, groups_a_step, lanes_shift; /* of groups that fill steps, or steps groups; see of_lanes */
