@@ -24,6 +24,8 @@ _FLAGS = {"--xla_force_host_platform_device_count": "8"}
 if version("jaxlib").startswith("0.10."):
     # XLA's older way to make loops compiles sooner. Later releases do not know the flag and refuse to start.
     _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+    # These would be unrolled for every reduction over more than 32 numbers, which compiles for seconds.
+    _FLAGS["--xla_disable_hlo_passes"] = "tree_reduction_rewriter"
 _given = os.environ.get("XLA_FLAGS", "")
 _added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
 os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
