@@ -31,26 +31,24 @@ typedef struct {
 } vectors;
 
 #if defined(__x86_64__)
-static const vectors AVX512 = {64,
-                               0,
-                               0,
-                               {int8_rows, int8_tiles},
-                               {integer_rows_avx512, int8_tiles},
-                               group_tiles_avx512,
-                               {float_rows_avx512, float_tiles_avx512},
-                               lay_out_bytes_avx512,
-                               lay_out_floats_avx512,
-                               lay_out_tiles_avx512};
-static const vectors AVX2 = {32,
-                             1,
-                             ALIGNMENT,
-                             {integer_rows_avx2, integer_rows_avx2},
-                             {integer_rows_avx2, integer_rows_avx2},
-                             group_tiles_avx2,
-                             {float_rows_avx2, float_tiles_avx2},
-                             lay_out_bytes_avx2,
-                             lay_out_floats_avx2,
-                             lay_out_tiles_avx2};
+static const vectors AVX512 = {.line = 64,
+                               .int8 = {int8_rows, int8_tiles},
+                               .int4 = {integer_rows_avx512, int8_tiles},
+                               .groups = group_tiles_avx512,
+                               .floats = {float_rows_avx512, float_tiles_avx512},
+                               .lay_out_bytes = lay_out_bytes_avx512,
+                               .lay_out_floats = lay_out_floats_avx512,
+                               .lay_out_tiles = lay_out_tiles_avx512};
+static const vectors AVX2 = {.line = 32,
+                             .widens = 1,
+                             .gap = ALIGNMENT,
+                             .int8 = {integer_rows_avx2, integer_rows_avx2},
+                             .int4 = {integer_rows_avx2, integer_rows_avx2},
+                             .groups = group_tiles_avx2,
+                             .floats = {float_rows_avx2, float_tiles_avx2},
+                             .lay_out_bytes = lay_out_bytes_avx2,
+                             .lay_out_floats = lay_out_floats_avx2,
+                             .lay_out_tiles = lay_out_tiles_avx2};
 #endif
 static const vectors FEW = {.line = 64,
                             .int8 = {few_rows_of_integers, few_rows_of_integers},

@@ -13,9 +13,7 @@
 #if defined(__x86_64__)
 
 enum { MOST_COLUMNS = 2 };
-/* In 4 bits where groups fill whole steps, and where steps have several; int8, and that in
- * smaller groups. */
-static const float NONE[16];
+/* In 4 bits where groups fill whole steps, and where steps have several; int8, and that in smaller groups. */
 typedef enum { FOUR_BITS, FOUR_BITS_IN_PARTS, INT8, SCALED_INT8 } kind;
 
 /* The numbers of a step, vector by vector. */
@@ -28,11 +26,11 @@ INLINED void numbers_of(const kind kind, ivec packed, const uint8_t* line, int64
 }
 
 INLINED void tile(const kind kind, const int rows, const int columns, const product* p, int64_t column,
-                  group_numbers scales, group_numbers zeros) {
+                  const float_table* of_four_bits, group_numbers scales, group_numbers zeros) {
   const int four_bits = kind <= FOUR_BITS_IN_PARTS, whole_steps = kind != FOUR_BITS_IN_PARTS;
   const int vectors = four_bits ? 8 : 4, span = LANES * vectors;
   const int64_t bytes = four_bits ? (p->depth + 1) / 2 : p->depth, row_size = p->steps * span;
-  const float_table table = float_table_of(four_bits ? p->values : NONE);
+  const float_table table = *of_four_bits;
   const float* x = p->laid_out;
   const ivec places = groups_of_lanes(p);
   fvec sums[MOST_COLUMNS][FEW_FLOAT_ROWS];
@@ -76,16 +74,20 @@ INLINED void tile(const kind kind, const int rows, const int columns, const prod
   UNROLLED(int i = 0; i < rows; i++) p->y[i * p->columns + column + j] = total(sums[j][i]);
 }
 
-#define ROWS_OF(kind, rows)                                                                                       \
+typedef void rows_of_columns(const product* p, int64_t column, int64_t end, const float_table* table,
+                             group_numbers scales, group_numbers zeros);
+
+#define ROWS_OF(kind, rows)                                                                                          \
   static TARGET __attribute__((noinline)) void kind##_##rows(const product* p, int64_t column, int64_t end,         \
-                                                           group_numbers scales, group_numbers zeros) {             \
-    for (int64_t j = column; j < end; j += FLOAT_COLUMNS(rows)) {                                                 \
-      const group_numbers own = from_column(scales, j - column), own_zeros = from_column(zeros, j - column);      \
-      if (j + FLOAT_COLUMNS(rows) <= end)                                                                         \
-        tile(kind, rows, FLOAT_COLUMNS(rows), p, j, own, own_zeros);                                                       \
-      else                                                                                                        \
-        tile(kind, rows, 1, p, j, own, own_zeros);                                                                \
-    }                                                                                                             \
+                                                             const float_table* table, group_numbers scales,        \
+                                                             group_numbers zeros) {                                 \
+    for (int64_t j = column; j < end; j += FLOAT_COLUMNS(rows)) {                                                   \
+      const group_numbers own = from_column(scales, j - column), own_zeros = from_column(zeros, j - column);        \
+      if (j + FLOAT_COLUMNS(rows) <= end)                                                                           \
+        tile(kind, rows, FLOAT_COLUMNS(rows), p, j, table, own, own_zeros);                                         \
+      else                                                                                                          \
+        tile(kind, rows, 1, p, j, table, own, own_zeros);                                                           \
+    }                                                                                                               \
   }
 #define ROWS(kind) ROWS_OF(kind, 1) ROWS_OF(kind, 2) ROWS_OF(kind, 3) ROWS_OF(kind, 4)
 ROWS(FOUR_BITS)
@@ -97,17 +99,18 @@ ROWS(SCALED_INT8)
 
 /* A block has all rows. */
 TARGET void NAMED(float_rows)(const product* p, const block* b, uint8_t* scratch) {
-  static void (*const choices[4][FEW_FLOAT_ROWS])(const product*, int64_t, int64_t, group_numbers, group_numbers) = {
-      CHOICE(FOUR_BITS), CHOICE(FOUR_BITS_IN_PARTS), CHOICE(INT8), CHOICE(SCALED_INT8)};
+  static rows_of_columns* const choices[4][FEW_FLOAT_ROWS] = {CHOICE(FOUR_BITS), CHOICE(FOUR_BITS_IN_PARTS), CHOICE(INT8),
+                                                              CHOICE(SCALED_INT8)};
   const kind kind = !p->four_bits          ? p->groups_a_step == 0 ? INT8 : SCALED_INT8
                     : p->groups_a_step == 0 ? FOUR_BITS
                                             : FOUR_BITS_IN_PARTS;
+  const float_table table = float_table_of(p->values);
   float* of_zeros = (float*)scratch + STRIPE * stripe_stride(p);
   for (int64_t j = b->column; j < b->column_end; j += STRIPE) {
     const int64_t end = at_most(j + STRIPE, b->column_end);
     const group_numbers scales = stripe_of(p, p->scale, j, end - j, (float*)scratch);
     const group_numbers zeros = stripe_of(p, p->zero, j, end - j, of_zeros);
-    choices[kind][b->row_end - b->row - 1](p, j, end, scales, zeros);
+    choices[kind][b->row_end - b->row - 1](p, j, end, &table, scales, zeros);
   }
 }
 

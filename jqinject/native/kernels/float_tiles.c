@@ -13,7 +13,6 @@
 #if defined(__x86_64__)
 
 enum { PANEL = 2 * STRIPE };
-static const float NONE[16];
 
 INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t depth, float* y, int64_t stride, int add) {
   fvec sums[MOST_TILE_ROWS][2];
@@ -69,11 +68,11 @@ INLINED void unpack_word(const int four_bits, ivec word, float_table table, fvec
 }
 
 /* Steps [step, end) of a stripe whose scales and zero points these are. */
-INLINED void unpack_stripe(const int four_bits, const product* p, stripe s, int64_t step, int64_t end,
-                           group_numbers scales, group_numbers zeros, float* to) {
+INLINED void unpack_stripe(const int four_bits, const float_table* of_four_bits, const product* p, stripe s,
+                           int64_t step, int64_t end, group_numbers scales, group_numbers zeros, float* to) {
   const int count = four_bits ? 8 : 4;
   const int64_t bytes = four_bits ? (p->depth + 1) / 2 : p->depth;
-  const float_table table = float_table_of(four_bits ? p->values : NONE);
+  const float_table table = *of_four_bits;
   int64_t group = 0, left = (s.group + 1) * p->group - step * LANES * count;
   for (; step < end; step++) {
     fvec words[LANES];
@@ -92,28 +91,29 @@ INLINED void unpack_stripe(const int four_bits, const product* p, stripe s, int6
   }
 }
 
-static TARGET void unpack(const product* p, int64_t column, int64_t columns, int64_t step, int64_t end, float* of_groups,
-                        float* to) {
+static TARGET void unpack(const product* p, const float_table* table, int64_t column, int64_t columns, int64_t step,
+                          int64_t end, float* of_groups, float* to) {
   const int64_t size = p->four_bits ? 2 * LINE : LINE, first = step * size / p->group;
   const int64_t last = at_most((end * size - 1) / p->group, p->groups - 1);
   const stripe s = {column, columns, first, last + 1 - first};
   const group_numbers scales = read_stripe(p, p->scale, GROUP_BY_GROUP, s, of_groups);
   const group_numbers zeros = read_stripe(p, p->zero, GROUP_BY_GROUP, s, of_groups + STRIPE * stripe_stride(p));
   if (p->four_bits)
-    unpack_stripe(1, p, s, step, end, scales, zeros, to);
+    unpack_stripe(1, table, p, s, step, end, scales, zeros, to);
   else
-    unpack_stripe(0, p, s, step, end, scales, zeros, to);
+    unpack_stripe(0, table, p, s, step, end, scales, zeros, to);
 }
 
 TARGET void NAMED(float_tiles)(const product* p, const block* b, uint8_t* scratch) {
+  const float_table table = float_table_of(p->values);
   float *unpacked = (float*)scratch, *of_groups = unpacked + PANEL * FLOAT_DEPTH;
   const int64_t size = p->four_bits ? 2 * LINE : LINE, at_once = FLOAT_DEPTH / size, depth = p->steps * size;
   for (int64_t step = 0; step < p->steps; step += at_once) {
     const int64_t end = at_most(step + at_once, p->steps);
     for (int64_t j = b->column; j < b->column_end; j += PANEL) {
       const int64_t columns = at_most(b->column_end - j, PANEL), first = at_most(columns, STRIPE);
-      unpack(p, j, first, step, end, of_groups, unpacked);
-      if (columns > STRIPE) unpack(p, j + STRIPE, columns - STRIPE, step, end, of_groups, unpacked + STRIPE);
+      unpack(p, &table, j, first, step, end, of_groups, unpacked);
+      if (columns > STRIPE) unpack(p, &table, j + STRIPE, columns - STRIPE, step, end, of_groups, unpacked + STRIPE);
       for (int64_t i = b->row, rows; i < b->row_end; i += rows) {
         const int64_t height = tile_height(p->rows - i);
         const float* lhs = (const float*)p->laid_out + i * depth + step * size * height;

@@ -31,11 +31,11 @@ typedef struct {
   int four_bits;
   const int8_t* table; /* of 16, of integers in 4 bits */
   const float* values; /* of 16, of floats in 4 bits */
-  /* Rows of floats, and of integers in 4 bits or in groups, are laid out anew for each call; see layout.c. */
+  /* Rows of lhs are laid out anew for each call, but for int8 beside int8 with AVX-512; see layout.c. */
   const void* laid_out;
   const float *lane_sums, *lane_scales;
   const int32_t* lane_offsets;
-  int64_t steps;    /* of laid_out in a row, see there */
+  int64_t steps;           /* of laid_out in a row, see there */
   int64_t laid_out_stride; /* bytes from row to row of it */
   /* Groups. */
   int64_t group, groups;
