@@ -56,7 +56,7 @@ static const vectors FEW = {.line = 64,
                             .groups = few_rows_of_groups,
                             .floats = {few_rows_of_floats, few_rows_of_floats}};
 
-/* Those of this processor. Tests set JQINJECT_VECTORS to "avx2", or to "few" for what has none. */
+/* Those of this processor. Tests set JQINJECT_VECTORS to "few", for what has no vectors, or else for AVX2. */
 static const vectors* vectors_of_processor(void) {
 #if defined(__x86_64__)
   const char* most = getenv("JQINJECT_VECTORS");
