@@ -146,12 +146,15 @@ INLINED int32_t row_sum(const int8_t* row, int64_t depth) {
   return integer_total(sum);
 }
 
-/* How a line of rhs is multiplied by bytes, two lines at a time and exactly. Bytes are widened to 16 bits. Numbers in 4 bits
- * are looked up in a table of differences from the least of them, as unsigned bytes; up to NEAREST of them, four products
- * of such a byte by a signed one fit in 16 bits, else they are widened as well. */
-typedef enum { BYTES, NEAR, FAR } unsigned_kind;
-#define KINDS(of) of(BYTES) of(NEAR) of(FAR)
-#define LINES(kind) 2
+/* How a line of rhs is multiplied by bytes, exactly: the instruction adds two products of an unsigned byte by a signed one
+ * in 16 bits.
+ *
+ * BYTES: the sizes of rhs are the unsigned ones, and lhs takes over the signs: 2 * 128 * 127 fits. WIDENED: lhs has a -128,
+ * whose sign cannot be turned, so both are widened to 16 bits. Numbers in 4 bits are looked up in a table of differences
+ * from the least of them, as unsigned bytes. NEAR: up to NEAREST of them, four products fit. FAR: they are widened. */
+typedef enum { BYTES, WIDENED, NEAR, FAR } unsigned_kind;
+#define KINDS(of) of(BYTES) of(WIDENED) of(NEAR) of(FAR)
+#define LINES(kind) ((kind) <= WIDENED ? 1 : 2)
 enum { NEAREST = 63 };
 
 typedef struct {
@@ -173,17 +176,29 @@ INLINED unsigned_form unsigned_form_of(const product* p) {
   return (unsigned_form){near ? NEAR : FAR, least, _mm256_broadcastsi128_si256(table)};
 }
 
+/* What multiplies some rows of lhs, which lie side by side: `depth` numbers in all. */
+INLINED unsigned_kind kind_for(unsigned_kind kind, const int8_t* lhs, int64_t depth) {
+  if (kind != BYTES) return kind;
+  ivec found = no_integers();
+  for (int64_t t = 0; t < depth; t += LINE)
+    found = _mm256_or_si256(found, _mm256_cmpeq_epi8(line_of(lhs + t, depth - t), _mm256_set1_epi8(-128)));
+  return _mm256_testz_si256(found, found) ? BYTES : WIDENED;
+}
+
 /* The bytes at even places of a line, with their signs, in 16 bits, and those at odd ones. */
-INLINED void spread_bytes(ivec* lines) {
-  const ivec both = lines[0];
-  lines[0] = _mm256_srai_epi16(_mm256_slli_epi16(both, 8), 8);
-  lines[1] = _mm256_srai_epi16(both, 8);
+INLINED void spread(ivec both, ivec* bytes) {
+  bytes[0] = _mm256_srai_epi16(_mm256_slli_epi16(both, 8), 8);
+  bytes[1] = _mm256_srai_epi16(both, 8);
 }
 
 INLINED void unsigned_lines(const unsigned_kind kind, ivec key, ivec packed, ivec* lines) {
   if (kind == BYTES) {
-    lines[0] = packed;
-    spread_bytes(lines);
+    lines[0] = _mm256_abs_epi8(packed);
+    lines[1] = packed;
+    return;
+  }
+  if (kind == WIDENED) {
+    spread(packed, lines);
     return;
   }
   const ivec low = _mm256_set1_epi8(0x0f);
@@ -193,25 +208,25 @@ INLINED void unsigned_lines(const unsigned_kind kind, ivec key, ivec packed, ive
 
 /* sums += more. Of the intrinsic GCC makes sums of two new ones and copies them, which then do not fit the registers. */
 #define ADD(sums, more) __asm__("vpaddd %1, %0, %0" : "+x"(sums) : "x"(more))
+#define ADD_PAIRS(sums, pairs) ADD(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 
 /* sums += lines * what of lhs lies at x, as it was laid out. */
 INLINED ivec with_products(const unsigned_kind kind, ivec sums, const ivec* lines, const int8_t* x) {
+  if (kind == BYTES) {
+    ADD_PAIRS(sums, _mm256_maddubs_epi16(lines[0], _mm256_sign_epi8(load_line(x), lines[1])));
+    return sums;
+  }
   if (kind == NEAR) {
     const ivec first = _mm256_maddubs_epi16(lines[0], load_line(x));
-    const ivec both = _mm256_add_epi16(first, _mm256_maddubs_epi16(lines[1], load_line(x + LINE)));
-    ADD(sums, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
+    ADD_PAIRS(sums, _mm256_add_epi16(first, _mm256_maddubs_epi16(lines[1], load_line(x + LINE))));
     return sums;
   }
   UNROLLED(int n = 0; n < 2; n++) {
-    ivec bytes[2] = {load_line(x + n * LINE), no_integers()};
-    if (kind == BYTES) {
-      ADD(sums, _mm256_madd_epi16(lines[n], bytes[0]));
-      continue;
-    }
-    spread_bytes(bytes);
-    const ivec even = _mm256_and_si256(lines[n], _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(lines[n], 8);
-    ADD(sums, _mm256_madd_epi16(even, bytes[0]));
-    ADD(sums, _mm256_madd_epi16(odd, bytes[1]));
+    if (n == LINES(kind)) break;
+    ivec bytes[2], own[2] = {lines[0], lines[1]};
+    spread(load_line(x + n * LINE), bytes);
+    if (kind == FAR) own[0] = _mm256_and_si256(lines[n], _mm256_set1_epi16(0xff)), own[1] = _mm256_srli_epi16(lines[n], 8);
+    UNROLLED(int half = 0; half < 2; half++) ADD(sums, _mm256_madd_epi16(own[half], bytes[half]));
   }
   return sums;
 }
@@ -228,15 +243,14 @@ INLINED void byte_pairs(ivec* lines) {
 /* The sums of the lanes of what was laid out at x, beside numbers in 4 bits or bytes. */
 #define OF_FOUR_BITS NEAR
 INLINED ivec sum_of_lanes(const unsigned_kind kind, const int8_t* x) {
-  const ivec one = kind == BYTES ? _mm256_set1_epi16(1) : _mm256_set1_epi8(1);
-  const ivec ones[2] = {one, one};
+  const ivec ones[2] = {_mm256_set1_epi8(1), _mm256_set1_epi8(1)};
   return with_products(kind, no_integers(), ones, x);
 }
 
-/* Rows and columns of tiles whose sums stay in registers: of integers, and of integers in groups; whether the lines of all
- * columns fit beside them; and how many steps of 8 rows of lhs stay in the first-level cache. */
+/* Rows and columns of tiles whose sums stay in registers: of integers; whether the lines of all
+ * columns fit beside them; and how many bytes of each of 8 rows of lhs stay in the first-level cache. */
 #define INTEGER_TILES(kind) ROWS_OF(kind, 1, 4) ROWS_OF(kind, 2, 4) ROWS_OF(kind, 4, 2) ROWS_OF(kind, 8, 1)
-enum { PIECE_OF_STEPS = 64, HOLDS_LINES = 0, GROUP_ROWS = 4, GROUP_COLUMNS = 2 };
+enum { PIECE_OF_ROW = 4096, HOLDS_LINES = 0 };
 /* The columns of a tile of a few rows of floats. */
 #define FLOAT_COLUMNS(rows) 1
 /* The heights of tiles of floats, the one for so many rows that are left, and the depth that stays in the first-level

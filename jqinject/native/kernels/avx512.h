@@ -168,6 +168,12 @@ INLINED unsigned_form unsigned_form_of(const product* p) {
                 : (unsigned_form){BY_TABLE, least, table_of(differences)};
 }
 
+/* What multiplies some rows of lhs: any. */
+INLINED unsigned_kind kind_for(unsigned_kind kind, const int8_t* lhs, int64_t depth) {
+  (void)lhs, (void)depth;
+  return kind;
+}
+
 /* One line of bytes, or two of numbers in 4 bits. */
 #define LINES(kind) ((kind) == BYTES ? 1 : 2)
 INLINED void unsigned_lines(const unsigned_kind kind, __m512i key, __m512i packed, __m512i* lines) {
@@ -195,9 +201,6 @@ INLINED void byte_pairs(__m512i* lines) {
   lines[1] = _mm512_permutexvar_epi64(quarters, odd);
 }
 
-/* Beside bytes it lies as it is. */
-INLINED void spread_bytes(__m512i* lines) { (void)lines; }
-
 /* The sums of the lanes of what was laid out at x, beside numbers in 4 bits or bytes. */
 #define OF_FOUR_BITS TURNED
 INLINED __m512i sum_of_lanes(const unsigned_kind kind, const int8_t* x) {
@@ -205,10 +208,10 @@ INLINED __m512i sum_of_lanes(const unsigned_kind kind, const int8_t* x) {
   return with_products(kind, _mm512_setzero_si512(), ones, x);
 }
 
-/* Rows and columns of tiles whose sums stay in registers: of integers, and of integers in groups; whether the lines of all
- * columns fit beside them; and how many steps of 8 rows of lhs stay in the first-level cache. */
+/* Rows and columns of tiles whose sums stay in registers: of integers; whether the lines of all
+ * columns fit beside them; and how many bytes of each of 8 rows of lhs stay in the first-level cache. */
 #define INTEGER_TILES(kind) ROWS_OF(kind, 1, 8) ROWS_OF(kind, 2, 4) ROWS_OF(kind, 4, 4) ROWS_OF(kind, 8, 2)
-enum { PIECE_OF_STEPS = 1 << 30, HOLDS_LINES = 1, GROUP_ROWS = 4, GROUP_COLUMNS = 4 };
+enum { PIECE_OF_ROW = 1 << 30, HOLDS_LINES = 1 };
 /* The columns of a tile of a few rows of floats. */
 #define FLOAT_COLUMNS(rows) 2
 /* The heights of tiles of floats, the one for so many rows that are left, and the depth that stays in the first-level

@@ -22,10 +22,11 @@ enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
 /* The kernels for the vectors of a processor: of each kind of product, for a few rows and for more. */
 typedef struct {
   int64_t line; /* bytes of a vector */
-  int widens;   /* whether integers beside bytes are laid out in 16 bits */
+  int64_t block; /* bytes of integers of lhs in a block, which the second-level cache holds; 0 if BLOCK_ROWS rows fit */
   int64_t gap;  /* bytes after a row of integers: rows of a tile a power of 2 apart would share few places of a cache */
   kernel *int8[2], *int4[2], *groups, *floats[2];
   byte_layout* lay_out_bytes; /* NULL if nothing is laid out */
+  int as_they_lie;            /* whether int8 beside int8 is not */
   float_layout* lay_out_floats;
   tile_layout* lay_out_tiles;
 } vectors;
@@ -37,10 +38,11 @@ static const vectors AVX512 = {.line = 64,
                                .groups = group_tiles_avx512,
                                .floats = {float_rows_avx512, float_tiles_avx512},
                                .lay_out_bytes = lay_out_bytes_avx512,
+                               .as_they_lie = 1,
                                .lay_out_floats = lay_out_floats_avx512,
                                .lay_out_tiles = lay_out_tiles_avx512};
 static const vectors AVX2 = {.line = 32,
-                             .widens = 1,
+                             .block = 1 << 17,
                              .gap = ALIGNMENT,
                              .int8 = {integer_rows_avx2, integer_rows_avx2},
                              .int4 = {integer_rows_avx2, integer_rows_avx2},
@@ -134,10 +136,9 @@ static int64_t lanes_of(const work* w) { return w->with->line / 4; }
 
 /* Bytes of a row of lhs that is laid out. */
 static int64_t laid_out_size(const work* w) {
-  const int widened = w->with->widens && !w->whole.four_bits;
   const int64_t numbers = w->whole.steps * step_of(w);
   if (w->function == FLOAT_MATMUL) return numbers * (int64_t)sizeof(float);
-  return numbers * (widened ? 2 : 1) + w->with->gap;
+  return numbers + w->with->gap;
 }
 
 static int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && w->whole.rows > FEW_FLOAT_ROWS; }
@@ -278,10 +279,17 @@ static kernel* kernel_of(const work* w) {
   return w->whole.four_bits ? with->int4[many] : with->int8[many];
 }
 
+/* The most rows of a block. */
+static int64_t rows_of_block(const work* w) {
+  if (w->with->block == 0 || w->function == FLOAT_MATMUL) return BLOCK_ROWS;
+  const int64_t size = laid_out_size(w) + (w->function == GROUP_MATMUL ? w->whole.steps * w->with->line : 0);
+  return at_most(at_least(w->with->block / size / 8, 1) * 8, BLOCK_ROWS);
+}
+
 static void cut_into_blocks(work* w, int64_t threads) {
   const product* p = &w->whole;
   w->kernel = kernel_of(w);
-  w->block_rows = BLOCK_ROWS;
+  w->block_rows = rows_of_block(w);
   w->row_blocks = parts(p->rows, w->block_rows);
   /* Narrower blocks where there would be too few for all threads. */
   const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
@@ -340,7 +348,7 @@ static void lay_out_rows(void* data, int64_t number, uint8_t* scratch) {
 static int lay_out(work* w, int64_t threads) {
   const product* p = &w->whole;
   const int groups = w->function == GROUP_MATMUL;
-  if (w->with->lay_out_bytes == NULL || (w->function == INT8_MATMUL && !w->with->widens)) return 1;
+  if (w->with->lay_out_bytes == NULL || (w->function == INT8_MATMUL && w->with->as_they_lie)) return 1;
   const int64_t rows = matrices_of(w->operands[LHS]) * laid_out_rows(w);
   const int64_t bytes = rows * laid_out_size(w), of_lanes = rows * p->steps * w->with->line;
   w->memory = aligned_alloc(ALIGNMENT, (size_t)(parts(bytes + 3 * of_lanes, ALIGNMENT) * ALIGNMENT));

@@ -4,15 +4,14 @@
  *
  * Few rows of floats, rhs int8: as they lie. Few rows of floats, rhs in 4 bits: 8 vectors, the n-th of which has the
  * numbers n, n + 8, n + 16, ... of the step, because shifting words of 8 indices makes these. Bytes, rhs int8: as they
- * lie, or with AVX2 widened to 16 bits, those at even places first. Bytes, rhs in 4 bits: those at even places, then those
- * at odd ones.
+ * lie. Bytes, rhs in 4 bits: those at even places, then those at odd ones.
  *
  * Many rows of floats: tile by tile, the last one lower where that is enough, zero beyond the rows; the numbers of a
  * tile's rows at one place of the depth lie side by side.
  *
  * Each lane of what a kernel sums then has the same numbers of every step: neighbours, 8 in 4 bits or 4 bytes; but floats
  * beside int8 one of each vector. In groups, and where rhs has zero points, the sums of the lanes are needed too, LANES
- * for each step: `sums`.
+ * for each step: `sums`. Those of a group of bytes that fills several steps stand at its first step.
  */
 #include "layout.h"
 
@@ -67,18 +66,24 @@ TARGET void NAMED(lay_out_bytes)(const product* p, const int8_t* from, int64_t r
   const ivec least = V(set1_epi32)(form.least);
   for (int64_t i = 0; i < rows; i++, from += p->depth) {
     int8_t* to = start + i * p->laid_out_stride;
+    ivec sum = no_integers();
+    byte_sums of_group = found;
+    uint32_t left_of_group = 0; /* steps */
     for (int64_t t = 0; t < p->depth; t += count * LINE) {
       const int64_t left = p->depth - t;
       ivec lines[2] = {line_of(from + t, left), no_integers()};
       if (left > LINE && four_bits) lines[1] = line_of(from + t + LINE, left - LINE);
       if (four_bits) byte_pairs(lines);
-      else spread_bytes(lines);
-      int8_t* own = to;
-      for (int n = 0; n < (four_bits ? LINES(OF_FOUR_BITS) : LINES(BYTES)); n++, to += LINE) store_line(to, lines[n]);
+      const int8_t* own = to;
+      for (int n = 0; n < count; n++, to += LINE) store_line(to, lines[n]);
       if (found.sums == NULL) continue;
-      const ivec sum = four_bits ? sum_of_lanes(OF_FOUR_BITS, own) : sum_of_lanes(BYTES, own);
-      V(store_ps)(found.sums, V(cvtepi32_ps)(sum));
-      store_line(found.offsets, V(mullo_epi32)(sum, least));
+      if (left_of_group-- == 0) {
+        left_of_group = p->steps_a_group > 0 ? p->steps_a_group - 1 : 0;
+        of_group = found, sum = no_integers();
+      }
+      sum = V(add_epi32)(sum, four_bits ? sum_of_lanes(OF_FOUR_BITS, own) : sum_of_lanes(BYTES, own));
+      V(store_ps)(of_group.sums, V(cvtepi32_ps)(sum));
+      store_line(of_group.offsets, V(mullo_epi32)(sum, least));
       found.sums += LANES, found.offsets += LANES;
     }
   }
