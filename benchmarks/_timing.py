@@ -1,4 +1,4 @@
-"""Interleaved timing: every callable once a round, in shuffled order; the machine's drift hits all alike.
+"""Interleaved timing: every callable has its turn in a round, in shuffled order; the machine's drift hits all alike.
 
 Uses the standard library alone (and `rich` for tables where it is installed), so that the same file runs in
 an interpreter that holds another framework.
@@ -49,7 +49,12 @@ class Timing:
 
 
 def interleaved(
-    callables: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 3, seed: int = 0
+    callables: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 3,
+    in_a_row: int = 1,
+    seed: int = 0,
 ) -> dict[str, Timing]:
     """Time several callables in one process.
 
@@ -57,8 +62,10 @@ def interleaved(
 
     Args:
         callables: name -> what to time.
-        rounds: how many times each is timed.
+        rounds: how many turns each has.
         warmup: untimed rounds before (compilation, caches).
+        in_a_row: how often a callable is timed in its turn. More than once: after a call that is not timed, so that its
+            data is in the processor's caches as far as it fits.
         seed: of the order within a round.
     """
     for _ in range(warmup):
@@ -76,39 +83,18 @@ def interleaved(
             callables[order[-1]]()  # the collection emptied the processor's caches; nobody is to pay for that
             for name in order:
                 call = callables[name]
-                start = time.perf_counter()
-                call()
-                seconds[name].append(time.perf_counter() - start)
+                if in_a_row > 1:
+                    call()
+                for _ in range(in_a_row):
+                    start = time.perf_counter()
+                    call()
+                    seconds[name].append(time.perf_counter() - start)
             if enabled:
                 gc.enable()
     finally:
         if enabled:
             gc.enable()
     return {name: Timing(tuple(seconds[name])) for name in callables}
-
-
-def repeated(
-    callables: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 3
-) -> dict[str, Timing]:
-    """Time several callables one after the other, each again and again: its data stays in the processor's caches.
-
-    Args:
-        callables: name -> what to time; it must wait for its own result.
-        rounds: how many times each is timed.
-        warmup: untimed calls before.
-    """
-    found = {}
-    for name, call in callables.items():
-        for _ in range(warmup):
-            call()
-        gc.collect()
-        seconds = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        found[name] = Timing(tuple(seconds))
-    return found
 
 
 def processor() -> str:

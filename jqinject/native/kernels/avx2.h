@@ -151,27 +151,30 @@ INLINED int32_t row_sum(const int8_t* row, int64_t depth) {
  *
  * BYTES: the sizes of rhs are the unsigned ones, and lhs takes over the signs: 2 * 128 * 127 fits. WIDENED: lhs has a -128,
  * whose sign cannot be turned, so both are widened to 16 bits. Numbers in 4 bits are looked up in a table of differences
- * from the least of them, as unsigned bytes. NEAR: up to NEAREST of them, four products fit. FAR: they are widened. */
-typedef enum { BYTES, WIDENED, NEAR, FAR } unsigned_kind;
-#define KINDS(of) of(BYTES) of(WIDENED) of(NEAR) of(FAR)
+ * from the least of them, as unsigned bytes. NEAR: up to NEAREST of them, four products fit. TURNED: the same without a
+ * table, as the order of integers in 4 bits differs from that of their indices by some bits. FAR: they are widened. */
+typedef enum { BYTES, WIDENED, TURNED, NEAR, FAR } unsigned_kind;
+#define KINDS(of) of(BYTES) of(WIDENED) of(TURNED) of(NEAR) of(FAR)
 #define LINES(kind) ((kind) <= WIDENED ? 1 : 2)
 enum { NEAREST = 63 };
 
 typedef struct {
   unsigned_kind kind;
   int8_t least;
-  ivec key; /* the table */
+  ivec key; /* the bits of two numbers, or the table */
 } unsigned_form;
 
 INLINED unsigned_form unsigned_form_of(const product* p) {
   if (!p->four_bits) return (unsigned_form){BYTES, 0, no_integers()};
   const int8_t least = least_of_table(p->table);
   int8_t differences[16];
-  int near = 1;
+  int turned = 1, near = 1;
   for (int n = 0; n < 16; n++) {
     differences[n] = (int8_t)(p->table[n] - least);
+    turned &= differences[n] == (n ^ differences[0]);
     near &= p->table[n] - least <= NEAREST;
   }
+  if (turned) return (unsigned_form){TURNED, least, _mm256_set1_epi8((char)(differences[0] * 0x11))};
   const __m128i table = _mm_loadu_si128((const __m128i*)differences);
   return (unsigned_form){near ? NEAR : FAR, least, _mm256_broadcastsi128_si256(table)};
 }
@@ -202,8 +205,10 @@ INLINED void unsigned_lines(const unsigned_kind kind, ivec key, ivec packed, ive
     return;
   }
   const ivec low = _mm256_set1_epi8(0x0f);
-  lines[0] = _mm256_shuffle_epi8(key, _mm256_and_si256(packed, low));
-  lines[1] = _mm256_shuffle_epi8(key, _mm256_and_si256(_mm256_srli_epi16(packed, 4), low));
+  if (kind == TURNED) packed = _mm256_xor_si256(packed, key);
+  lines[0] = _mm256_and_si256(packed, low);
+  lines[1] = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
+  if (kind != TURNED) lines[0] = _mm256_shuffle_epi8(key, lines[0]), lines[1] = _mm256_shuffle_epi8(key, lines[1]);
 }
 
 /* sums += more. Of the intrinsic GCC makes sums of two new ones and copies them, which then do not fit the registers. */
@@ -216,7 +221,7 @@ INLINED ivec with_products(const unsigned_kind kind, ivec sums, const ivec* line
     ADD_PAIRS(sums, _mm256_maddubs_epi16(lines[0], _mm256_sign_epi8(load_line(x), lines[1])));
     return sums;
   }
-  if (kind == NEAR) {
+  if (kind == TURNED || kind == NEAR) {
     const ivec first = _mm256_maddubs_epi16(lines[0], load_line(x));
     ADD_PAIRS(sums, _mm256_add_epi16(first, _mm256_maddubs_epi16(lines[1], load_line(x + LINE))));
     return sums;

@@ -83,9 +83,9 @@ INLINED void unpack_stripe(const int four_bits, const float_table* of_four_bits,
     }
     turn(words);
     for (int n = 0; n < LANES; n++, to += count * PANEL) {
-      const int64_t own = at_most(group, s.groups - 1) * STRIPE; /* the last step may go on behind the groups */
-      const fvec zero = zeros.first == NULL ? V(setzero_ps)() : V(loadu_ps)(zeros.first + own);
-      unpack_word(four_bits, as_integers(words[n]), table, V(loadu_ps)(scales.first + own), zero, to);
+      const int64_t own = at_most(group, s.groups - 1); /* the last step may go on behind the groups */
+      const fvec zero = zeros.first == NULL ? V(setzero_ps)() : V(loadu_ps)(zeros.first + own * zeros.group);
+      unpack_word(four_bits, as_integers(words[n]), table, V(loadu_ps)(scales.first + own * scales.group), zero, to);
       if ((left -= count) <= 0) left = p->group, group++;
     }
   }

@@ -30,33 +30,36 @@ INLINED void tile(const unsigned_kind kind, const groups_kind groups, const int 
   const int whole_steps = groups == ANY ? p->groups_a_step == 0 : groups % 2 == WHOLE_STEPS;
   const int zeros = groups == ANY ? numbers.zero.first != NULL : groups >= WHOLE_WITH_ZEROS;
   const int64_t row_lanes = p->steps * LANES, next = whole_steps ? 1 : p->groups_a_step;
-  const int8_t* x = (const int8_t*)p->laid_out + row * p->laid_out_stride;
+  const int64_t steps = whole_steps ? at_most(p->steps_a_group, p->steps) : 1; /* between two scales */
   const ivec places = groups_of_lanes(p);
+  const int8_t *x = (const int8_t*)p->laid_out + row * p->laid_out_stride, *x_end = x + p->steps * span;
   run_of_lines rhs = lines_from(p, numbers.copies, b, column, 0);
+  const uint8_t *line = rhs.first, *run_end = rhs.first + rhs.end;
   fvec sums[MOST_OF_TILE];
   UNROLLED(int n = 0; n < rows * columns; n++) sums[n] = V(setzero_ps)();
-  for (int64_t step = 0, end, group = 0, lane = row * row_lanes; step < p->steps; group += next) {
-    end = whole_steps ? at_most(step + p->steps_a_group, p->steps) : step + 1;
+  for (int64_t group = 0, lane = row * row_lanes; x < x_end; group += next, lane += steps * LANES) {
     ivec products[MOST_OF_TILE];
     UNROLLED(int j = 0; j < columns; j++) UNROLLED(int i = 0; i < rows; i++)
     products[j * rows + i] = load_line(p->lane_offsets + lane + i * row_lanes);
-    const int64_t first = lane;
-    do {
-      if (step * LINE == rhs.end) rhs = lines_from(p, numbers.copies, b, column, step * LINE);
+    for (const int8_t* end = x + steps * span; x < end; x += span, line += LINE) {
+      if (line == run_end) {
+        rhs = lines_from(p, numbers.copies, b, column, rhs.end);
+        line = rhs.first + rhs.end - LINE, run_end = line + LINE;
+      }
       UNROLLED(int j = 0; j < columns; j++) {
-        const uint8_t* line = rhs.first + j * rhs.stride + step * LINE;
+        const uint8_t* own = line + j * rhs.stride;
         ivec w[2];
-        unsigned_lines(kind, key, loadu_line(line), w);
-        _mm_prefetch((const char*)line + columns * rhs.stride, _MM_HINT_T0);
+        unsigned_lines(kind, key, loadu_line(own), w);
+        _mm_prefetch((const char*)own + columns * rhs.stride, _MM_HINT_T0);
         UNROLLED(int i = 0; i < rows; i++)
         products[j * rows + i] = with_products(kind, products[j * rows + i], w, x + i * p->laid_out_stride);
       }
-      x += span, lane += LANES;
-    } while (++step < end);
+    }
+    if (whole_steps) _mm_prefetch((const char*)(numbers.scale.first + group * numbers.scale.group) + ALIGNMENT, _MM_HINT_T0);
     UNROLLED(int j = 0; j < columns; j++) {
       const fvec scale = of_lanes(whole_steps, numbers.scale, j, group, places);
       UNROLLED(int i = 0; i < rows; i++) {
-        const int64_t own = first + i * row_lanes;
+        const int64_t own = lane + i * row_lanes;
         fvec part = V(cvtepi32_ps)(products[j * rows + i]);
         if (zeros) {
           const fvec zero = of_lanes(whole_steps, numbers.zero, j, group, places);

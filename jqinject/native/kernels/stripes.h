@@ -25,7 +25,7 @@ typedef struct {
   int64_t column, columns, group, groups;
 } stripe;
 
-/* Their numbers, written to `to`, which holds STRIPE * stripe_stride(p). */
+/* Their numbers: where they lie, or written to `to`, which holds STRIPE * stripe_stride(p). */
 #define read_stripe NAMED(read_stripe)
 HIDDEN group_numbers read_stripe(const product* p, given_numbers from, stripe_order order, stripe s, float* to);
 
@@ -64,7 +64,7 @@ INLINED ivec groups_of_lanes(const product* p) {
 
 /* The numbers of a column's groups, one for each lane of a step whose first group is `first`. */
 INLINED fvec of_lanes(const int whole_steps, group_numbers n, int64_t column, int64_t first, ivec places) {
-  if (whole_steps) return V(set1_ps)(n.first[first * STRIPE + column]);
+  if (whole_steps) return V(set1_ps)(n.first[first * n.group + column]);
   return permuted(V(loadu_ps)(n.first + column * n.column + first), places);
 }
 
