@@ -117,7 +117,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             table.add_column(escape(column), justify="right" if number else "left", no_wrap=True)
         for row in rows:
             table.add_row(*map(escape, row))
-        Console(width=max(110, 14 * len(columns))).print(table)
+        Console(width=max(110, 17 * len(columns))).print(table)
         return
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     print(f"\n{title}")

@@ -1,8 +1,8 @@
 /* int8 times int8 or numbers in 4 bits, in groups along the depth.
  *
- * A step is a line of rhs. Each lane of its sums belongs to one group (see layout.c); the sums of a step, or of all steps of
- * a group, exact integers, are multiplied by the scales of the lanes' groups and added up in float32. What makes rhs an
- * instruction's unsigned operand (its least number is taken off) is put on again beforehand: the sums begin with
+ * A step is a line of rhs. Each lane of its sums belongs to one group (see layout.c); the sums of a step, or of all steps
+ * of a group, exact integers, are multiplied by the scales of the lanes' groups and added up in float32. What makes rhs
+ * an instruction's unsigned operand (its least number is taken off) is put on again beforehand: the sums begin with
  * `lane_offsets`. Zero points are taken off lane by lane, exact as well.
  *
  * A tile is a few rows or one times a few columns, whose sums stay in registers as far as these go. A stripe of columns
@@ -55,7 +55,8 @@ INLINED void tile(const unsigned_kind kind, const groups_kind groups, const int 
         products[j * rows + i] = with_products(kind, products[j * rows + i], w, x + i * p->laid_out_stride);
       }
     }
-    if (whole_steps) _mm_prefetch((const char*)(numbers.scale.first + group * numbers.scale.group) + ALIGNMENT, _MM_HINT_T0);
+    const float* scales = numbers.scale.first + group * numbers.scale.group;
+    if (whole_steps) _mm_prefetch((const char*)scales + ALIGNMENT, _MM_HINT_T0);
     UNROLLED(int j = 0; j < columns; j++) {
       const fvec scale = of_lanes(whole_steps, numbers.scale, j, group, places);
       UNROLLED(int i = 0; i < rows; i++) {

@@ -1,10 +1,10 @@
 /* int8 times numbers in 4 bits, summed in int32; with AVX2 int8 times int8 as well.
  *
- * rhs is read once, row by row as it lies. A line of it are twice as many indices as bytes, which become bytes in registers:
- * differences from the least number of the table, an instruction's unsigned operand (see unsigned_lines). What that takes
- * off is put on again: the least number times the sum of the row of lhs. lhs is laid out as the halves of a byte are: the
- * numbers at even places, then those at odd ones (see layout.c), and stays in the first-level cache. A tile is a few rows
- * times a few columns, whose sums stay in registers over the whole depth.
+ * rhs is read once, row by row as it lies. A line of it in 4 bits are twice as many indices as bytes, which become bytes
+ * in registers: differences from the least number of the table, an instruction's unsigned operand (see unsigned_lines,
+ * also for int8). What that takes off is put on again: the least number times the sum of the row of lhs. lhs is laid out
+ * as the halves of a byte are: the numbers at even places, then those at odd ones (see layout.c), and stays in the
+ * first-level cache. A tile is a few rows times a few columns, whose sums stay in registers over the whole depth.
  */
 #include "vectors.h"
 

@@ -1,9 +1,10 @@
 /* Scales and zero points of a stripe of columns, in float32 and in the order in which a kernel reads them.
  *
- * They are given group by group, or column by column, some of them in a byte each. Squares of STRIPE groups x STRIPE
- * columns are read in vectors, turned where they lie the other way than they are read, and written to the thread's memory. Numbers
- * of one group that lie side by side are a line or less of every stripe: those of the next stripe are fetched meanwhile,
- * because lines so far apart are not foreseen by the processor.
+ * They are given group by group, or column by column, some of them in a byte each. Floats that lie as they are read are
+ * left where they are. Of others, squares of STRIPE groups x STRIPE columns are read in vectors, turned where they lie the
+ * other way than they are read, and written to the thread's memory. Numbers of one group that lie side by side are a line
+ * or less of every stripe: those of the next stripe are fetched meanwhile, because lines so far apart are not foreseen by
+ * the processor.
  */
 #include "stripes.h"
 #include "xla_ffi.h"
