@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.libraries import library
 from jqinject.formats.loading.gguf_names import gguf_name, heads_in_turn, published_order
 from jqinject.formats.loading.names import Names, checked_names
+from jqinject.formats.loading.rows import Rows
 from jqinject.formats.saving.caches import cache_quantizers, cache_tensors
-from jqinject.formats.saving.column_orders import in_place
 from jqinject.formats.saving.compressed import compressed, settings_of
-from jqinject.formats.saving.frozen_rows import rows_of_frozen
 from jqinject.formats.saving.gguf_file import checked, write_gguf
 from jqinject.formats.saving.inputs import input_format_of, refuse_other_quantizers
+from jqinject.formats.saving.matrices import matrices_of
 from jqinject.formats.saving.other_layouts import (
     bitsandbytes,
     bitsandbytes_settings,
@@ -29,7 +29,8 @@ from jqinject.formats.saving.other_layouts import (
 )
 from jqinject.formats.saving.own import own_layout, own_settings
 from jqinject.formats.saving.safetensors_file import write_safetensors
-from jqinject.formats.saving.weights import Weight, array_of, weights_of
+from jqinject.formats.saving.weights import Weight, weights_of
+from jqinject.formats.stored_matrix import InputFormat
 from jqinject.inject.errors import did_you_mean
 
 METHODS = ("compressed-tensors", "bitsandbytes", "fp8", "gguf", "jqinject")
@@ -69,8 +70,9 @@ def save(
         folder: is made; files of a checkpoint that it has are not overwritten.
         method: as `read_checkpoint(folder).method` says it.
         names: rules as for `load`, from names of the file to paths of the model. None calls a `kernel`, an `embedding`
-            and a norm's `scale` `weight`. For GGUF, names of published checkpoints become llama.cpp's, and so
-            does the order of the rows of Llama's queries and keys.
+            and a norm's `scale` `weight`. What a rule divides is joined, and what it joins is divided, if its axes
+            begin with an axis of the tensors. For GGUF, names of published checkpoints become llama.cpp's, and so does
+            the order of the rows of Llama's queries and keys.
         config: further entries of `config.json` (`{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}`); of
             GGUF, its values (`{"general.architecture": "llama", "llama.attention.head_count": 32, ...}`).
         round_scales: whether scales are rounded to the float16 of GGUF, which changes weights by up to 1 in 2048;
@@ -125,21 +127,19 @@ def save(
         return _gguf(weights, place, dict(config or {}), round_scales)
     tensors, of_caches = cache_tensors(caches)
     schemes: dict[str, Any] = {}
-    for weight in weights:
-        if weight.numbers is None:
-            _put(tensors, {weight.name: np.asarray(weight.value) if own else array_of(weight)})
-            continue
-        inputs = input_format_of(weight.layer, weight.path, permuted=weight.order is not None)
+    floats = []
+    for weight, held, inputs in _as_they_lie(weights) if own else matrices_of(weights):
         made: dict[str, np.ndarray]
-        if own:
-            made, schemes[weight.name] = own_layout(weight, inputs)
+        if isinstance(held, np.ndarray):
+            made = {weight.name: held}
+            floats += [weight.module] if np.ndim(weight.value) == 2 else []
+        elif isinstance(held, Rows):
+            made, schemes[weight.module] = WRITERS[method](held, weight, inputs)
         else:
-            rows = in_place(rows_of_frozen(weight), weight.order)
-            made, schemes[weight.module] = WRITERS[method](rows, weight, inputs)
+            made, schemes[weight.name] = own_layout(weight, inputs)
         _put(tensors, made)
     written = dict(config or {})
     if schemes or of_caches or own:
-        floats = [each.module for each in weights if each.numbers is None and np.ndim(each.value) == 2]
         written["quantization_config"] = SETTINGS[method](schemes, floats) | of_caches
     text = json.dumps(written, indent=2) + "\n"
     place.mkdir(parents=True, exist_ok=True)
@@ -161,19 +161,31 @@ SETTINGS: dict[str, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {
 }
 
 
+def _as_they_lie(weights: list[Weight]) -> Iterator[tuple[Weight, np.ndarray | None, InputFormat | None]]:
+    """The weights of the model, floats as arrays."""
+    for weight in weights:
+        if len(weight.names) > 1 or weight.parts > 1:
+            raise CheckpointError(
+                f"{weight.path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
+                "  cure: no names"
+            )
+        if weight.numbers is None:
+            yield weight, np.asarray(weight.value), None
+        else:
+            yield weight, None, input_format_of(weight.layer, weight.path, weight.order is not None)
+
+
 def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scales: bool) -> Path:
     tensors: dict[str, Any] = {}
-    for weight in weights:
+    for weight, held, inputs in matrices_of(weights):
         name = gguf_name(weight.name)
         heads = heads_in_turn(name, values) if name != weight.name else 0
-        rows = None if weight.numbers is None else in_place(rows_of_frozen(weight), weight.order)
-        array = array_of(weight) if rows is None else rows.codes
-        order = np.argsort(published_order(array.shape[0], heads, name)) if heads else slice(None)
-        if rows is None:
-            _put(tensors, {name: np.ascontiguousarray(array[order] if heads else array)})
-            continue
-        inputs = input_format_of(weight.layer, weight.path)
-        _put(tensors, {name: gguf_blocks(rows.cut(order), weight, inputs, round_scales)})
+        rows = held.shape[0] if isinstance(held, np.ndarray) else held.codes.shape[0]
+        order = np.argsort(published_order(rows, heads, name)) if heads else slice(None)
+        if isinstance(held, np.ndarray):
+            _put(tensors, {name: np.ascontiguousarray(held[order] if heads else held)})
+        else:
+            _put(tensors, {name: gguf_blocks(held.cut(order), weight, inputs, round_scales)})
     checked(tensors, values, place)
     place.mkdir(parents=True, exist_ok=True)
     write_gguf(place / GGUF, tensors, values)

@@ -30,7 +30,7 @@ class Weight:
 
     Attributes:
         path: in the model.
-        name: in the file.
+        names: in the file: one, or those of the matrices that were joined to make the weight.
         axes: how the matrix of the file became the weight's axes.
         sizes: of axes that its shape leaves open.
         value: of floats, the array; None for frozen numbers.
@@ -38,10 +38,11 @@ class Weight:
         layer: that holds it; None for a parameter without one.
         order: of the columns of a frozen weight, by which its input is permuted; None if it is not.
         stack: the layer of the model that `layer` is, or is one of.
+        part, parts: which of the weights that divide the matrix of the file this is, and of how many.
     """
 
     path: str
-    name: str
+    names: tuple[str, ...]
     axes: Axes
     sizes: Mapping[str, int] = field(default_factory=dict)
     value: Any = None
@@ -50,6 +51,13 @@ class Weight:
     layer: Any = None
     order: np.ndarray | None = None
     stack: Any = None
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def name(self) -> str:
+        """The only name, or the first."""
+        return self.names[0]
 
     @property
     def module(self) -> str:
@@ -85,33 +93,33 @@ def weights_of(
             yield from _of_parameter(node, _Called.by(own, rules, as_they_lie), orders.order(own))
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
             called, value = _Called.by(dotted(path), rules, as_they_lie), node.get_value()
-            for at, name in called.each(value.shape):
+            for at, names in called.each(value.shape):
                 axes = called.axes or _plain(called.path, value.ndim - len(at))
-                yield Weight(called.path, name, axes, called.sizes, value[at] if at else value)
+                yield called.weight(names, axes, value=value[at] if at else value)
         else:
             continue
         seen.add(id(node))
 
 
 def _of_layer(layer: Any, called: _Called) -> Iterator[Weight]:
-    for at, name in called.each(layer.frozen.shape):
+    for at, names in called.each(layer.frozen.shape):
         one = sliced(layer, at)
         axes = called.axes or _axes_of(one, called)
-        numbers, form = one.frozen.numbers, one.frozen.form
         order = order_before_layer(one, called.path)
-        yield Weight(called.path, name, axes, called.sizes, None, numbers, form, one, order, layer)
+        held = {"numbers": one.frozen.numbers, "form": one.frozen.form}
+        yield called.weight(names, axes, **held, layer=one, order=order, stack=layer)
 
 
 def _of_parameter(node: FrozenParam, called: _Called, order: np.ndarray | None) -> Iterator[Weight]:
-    for at, name in called.each(node.shape):
+    for at, names in called.each(node.shape):
         if called.axes is None:
             raise CheckpointError(
                 f"{called.path} is contracted by the model itself, so its inputs are not known.\n"
-                f"  cure: names={{'{name}': ('{called.path}', 'out in -> in out')}}"
+                f"  cure: names={{'{names[0]}': ('{called.path}', 'out in -> in out')}}"
             )
         depth = node.shape[: len(at)]
         numbers = {each: _at(x, at, depth) for each, x in node.numbers.items()} if at else node.numbers
-        yield Weight(called.path, name, called.axes, called.sizes, None, numbers, node.form, None, order)
+        yield called.weight(names, called.axes, numbers=numbers, form=node.form, order=order)
 
 
 def sliced(layer: Any, at: tuple[int, ...]) -> Any:
@@ -142,38 +150,47 @@ class _Called:
 
     Attributes:
         path: of the parameter.
-        name: in the file, with a place for each axis of a stack that is taken apart.
+        names: in the file, each with a place for each axis of a stack that is taken apart.
         axes: of the file's matrix, if a rule has them.
         sizes: of these.
         stacked: the places.
+        part, parts: which of the parameters that divide the file's matrix it is, and of how many.
     """
 
     path: str
-    name: str
+    names: tuple[str, ...]
     axes: Axes | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     stacked: tuple[str, ...] = ()
+    part: int = 0
+    parts: int = 1
 
     @staticmethod
     def by(path: str, rules: tuple[Name, ...] | None, as_they_lie: bool) -> _Called:
-        """By the first rule that is for a path; without rules, by the path."""
-        for rule in rules or ():
-            alone = len(rule.models) == len(rule.files) == 1
-            match = compiled(rule.models[0]).fullmatch(path) if alone else None
-            if match is None:
-                continue
-            stacked = rule.stacked()
-            name = rule.files[0].format(**match.groupdict(), **{place: f"{{{place}}}" for place in stacked})
-            return _Called(path, name, Axes.of(rule.axes) if rule.axes else None, rule.sizes, stacked)
+        """By the first rule that is for a path, those of one tensor and one parameter before the others; without
+        rules, by the path."""
+        for rule in sorted(rules or (), key=lambda rule: len(rule.files) + len(rule.models) > 2):
+            for part, pattern in enumerate(rule.models):
+                match = compiled(pattern).fullmatch(path)
+                if match is None:
+                    continue
+                places = match.groupdict() | {place: f"{{{place}}}" for place in rule.stacked()}
+                names = tuple(file.format(**places) for file in rule.files)
+                axes = Axes.of(rule.axes) if rule.axes else None
+                return _Called(path, names, axes, rule.sizes, rule.stacked(), part, len(rule.models))
         if rules is not None:
             raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
         if as_they_lie:
-            return _Called(path, path, LIES)
+            return _Called(path, (path,), LIES)
         module, dot, leaf = path.rpartition(".")
-        return _Called(path, f"{module}{dot}{'weight' if leaf in LEAVES else leaf}")
+        return _Called(path, (f"{module}{dot}{'weight' if leaf in LEAVES else leaf}",))
 
-    def each(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
-        """The places in a stack, each with the name of its matrix; one empty place for no stack.
+    def weight(self, names: tuple[str, ...], axes: Axes, **held: Any) -> Weight:
+        """A weight that is called so."""
+        return Weight(self.path, names, axes, self.sizes, **held, part=self.part, parts=self.parts)
+
+    def each(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+        """The places in a stack, each with the names of its matrices; one empty place for no stack.
 
         Args:
             shape: of the parameter.
@@ -182,16 +199,17 @@ class _Called:
             CheckpointError: it has fewer axes than the rule stacks.
         """
         if len(shape) < len(self.stacked):
-            raise CheckpointError(f"{self.path} has the shape {shape}, which is no stack of {self.name}")
+            raise CheckpointError(f"{self.path} has the shape {shape}, which is no stack of {self.names[0]}")
         for at in np.ndindex(*shape[: len(self.stacked)]):
-            yield at, self.name.format(**dict(zip(self.stacked, at, strict=True))) if at else self.name
+            places = dict(zip(self.stacked, at, strict=True))
+            yield at, tuple(name.format(**places) for name in self.names) if at else self.names
 
 
 def _axes_of(layer: Any, called: _Called) -> Axes:
     """The axes of a layer's weight: those that it sums over are the inputs."""
     path, ndim, summed = called.path, layer.weight_ndim, layer.summed_axes()
     if len(layer.frozen.shape) != ndim:
-        module, dot, leaf = called.name.rpartition(".")
+        module, dot, leaf = called.names[0].rpartition(".")
         raise CheckpointError(
             f"{path} is a stack of layers, {layer.frozen.shape}, and a matrix is written for each of them.\n"
             f"  cure: names={{'{module}.{{i}}{dot}{leaf}': {path!r}}}, or method='jqinject'"
