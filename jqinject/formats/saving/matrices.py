@@ -39,8 +39,10 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[Matrix]:
             del waiting[weight.name]
             yield from _apart(_together(sorted(together, key=_part)))
     for name, found in waiting.items():
+        held = _shown(sorted(found, key=_part))
         raise CheckpointError(
-            f"{name} is made of {found[0].parts} parameters, of which the model has {_shown(sorted(found, key=_part))}"
+            f"{name} is made of {found[0].parts} parameters, of which the model has {held}.\n"
+            "  cure: a Name of the parameters that the model has"
         )
 
 

@@ -199,7 +199,10 @@ class _Called:
             CheckpointError: it has fewer axes than the rule stacks.
         """
         if len(shape) < len(self.stacked):
-            raise CheckpointError(f"{self.path} has the shape {shape}, which is no stack of {self.names[0]}")
+            raise CheckpointError(
+                f"{self.path} has the shape {shape}, too few axes for a stack of {self.names[0]}.\n"
+                "  cure: a Name without the place that numbers its matrices"
+            )
         for at in np.ndindex(*shape[: len(self.stacked)]):
             places = dict(zip(self.stacked, at, strict=True))
             yield at, tuple(name.format(**places) for name in self.names) if at else self.names
