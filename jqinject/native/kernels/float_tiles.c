@@ -57,36 +57,43 @@ static any_tile* tile_of(int64_t height) {
 }
 
 /* A word of each column as floats: 8 vectors or 4. */
-INLINED void unpack_word(const int four_bits, ivec word, float_table table, fvec scale, fvec zero, float* to) {
+INLINED void unpack_word(const int four_bits, const int has_zeros, ivec word, float_table table, fvec scale, fvec zero,
+                         float* to) {
   const int count = four_bits ? 8 : 4;
   fvec w[8];
   if (four_bits) looked_up(table, word, w);
   UNROLLED(int n = 0; n < count; n++) {
-    if (!four_bits) w[n] = V(cvtepi32_ps)(V(srai_epi32)(V(slli_epi32)(word, 24 - 8 * n), 24));
-    V(store_ps)(to + n * PANEL, V(mul_ps)(V(sub_ps)(w[n], zero), scale));
+    if (!four_bits) w[n] = V(cvtepi32_ps)(V(srai_epi32)(n < 3 ? V(slli_epi32)(word, 24 - 8 * n) : word, 24));
+    if (has_zeros) w[n] = V(sub_ps)(w[n], zero);
+    V(store_ps)(to + n * PANEL, V(mul_ps)(w[n], scale));
   }
 }
 
 /* Steps [step, end) of a stripe whose scales and zero points these are. */
-INLINED void unpack_stripe(const int four_bits, const float_table* of_four_bits, const product* p, stripe s,
-                           int64_t step, int64_t end, group_numbers scales, group_numbers zeros, float* to) {
+INLINED void unpack_stripe(const int four_bits, const int has_zeros, const float_table* of_four_bits, const product* p,
+                           stripe s, int64_t step, int64_t end, group_numbers scales, group_numbers zeros, float* to) {
   const int count = four_bits ? 8 : 4;
-  const int64_t bytes = four_bits ? (p->depth + 1) / 2 : p->depth;
+  const int64_t bytes = row_bytes(p), ahead = STRIPE * p->rhs_stride;
   const float_table table = *of_four_bits;
-  int64_t group = 0, left = (s.group + 1) * p->group - step * LANES * count;
+  const uint8_t* rows[LANES];
+  for (int j = 0; j < LANES; j++)
+    rows[j] = (const uint8_t*)p->rhs + (s.column + at_most(j, s.columns - 1)) * p->rhs_stride;
+  int64_t groups = s.groups, left = (s.group + 1) * p->group - step * LANES * count;
+  fvec scale = V(loadu_ps)(scales.first), zero = has_zeros ? V(loadu_ps)(zeros.first) : V(setzero_ps)();
   for (; step < end; step++) {
     fvec words[LANES];
-    for (int j = 0; j < LANES; j++) {
-      const uint8_t* row = (const uint8_t*)p->rhs + (s.column + at_most(j, s.columns - 1)) * p->rhs_stride;
-      words[j] = as_floats(packed_line(row, step * LINE, bytes));
-      _mm_prefetch((const char*)row + STRIPE * p->rhs_stride + step * LINE, _MM_HINT_T1);
+    UNROLLED(int j = 0; j < LANES; j++) {
+      words[j] = as_floats(packed_line(rows[j], step * LINE, bytes));
+      if (step * LINE % ALIGNMENT == 0) _mm_prefetch((const char*)rows[j] + ahead + step * LINE, _MM_HINT_T1);
     }
     turn(words);
     for (int n = 0; n < LANES; n++, to += count * PANEL) {
-      const int64_t own = at_most(group, s.groups - 1); /* the last step may go on behind the groups */
-      const fvec zero = zeros.first == NULL ? V(setzero_ps)() : V(loadu_ps)(zeros.first + own * zeros.group);
-      unpack_word(four_bits, as_integers(words[n]), table, V(loadu_ps)(scales.first + own * scales.group), zero, to);
-      if ((left -= count) <= 0) left = p->group, group++;
+      unpack_word(four_bits, has_zeros, as_integers(words[n]), table, scale, zero, to);
+      if ((left -= count) > 0) continue;
+      left = p->group;
+      if (--groups < 1) continue; /* the last step may go on behind the groups */
+      scale = V(loadu_ps)(scales.first += scales.group);
+      if (has_zeros) zero = V(loadu_ps)(zeros.first += zeros.group);
     }
   }
 }
@@ -98,10 +105,19 @@ static TARGET void unpack(const product* p, const float_table* table, int64_t co
   const stripe s = {column, columns, first, last + 1 - first};
   const group_numbers scales = read_stripe(p, p->scale, GROUP_BY_GROUP, s, of_groups);
   const group_numbers zeros = read_stripe(p, p->zero, GROUP_BY_GROUP, s, of_groups + STRIPE * stripe_stride(p));
-  if (p->four_bits)
-    unpack_stripe(1, table, p, s, step, end, scales, zeros, to);
-  else
-    unpack_stripe(0, table, p, s, step, end, scales, zeros, to);
+  switch (2 * p->four_bits + (zeros.first != NULL)) {
+    case 3:
+      unpack_stripe(1, 1, table, p, s, step, end, scales, zeros, to);
+      break;
+    case 2:
+      unpack_stripe(1, 0, table, p, s, step, end, scales, zeros, to);
+      break;
+    case 1:
+      unpack_stripe(0, 1, table, p, s, step, end, scales, zeros, to);
+      break;
+    default:
+      unpack_stripe(0, 0, table, p, s, step, end, scales, zeros, to);
+  }
 }
 
 TARGET void NAMED(float_tiles)(const product* p, const block* b, uint8_t* scratch) {
