@@ -110,6 +110,53 @@ def test_a_parameter_that_joins_matrices_is_taken_apart(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.matrices[name].dequantize(), matrix.dequantize(), err_msg=name)
 
 
+class Grouped(nnx.Module):
+    """Queries, and keys and values of half as many heads, in one layer."""
+
+    def __init__(self) -> None:
+        self.qkv = nnx.Linear(64, 16, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.qkv(x)
+
+
+def names_of_grouped(rows: tuple[int, ...] | None) -> list[Name]:
+    return [
+        Name(tuple(f"{part}.{leaf}" for part in "qkv"), f"qkv.{own}", rows=rows)
+        for leaf, own in (("weight", "kernel"), ("bias", "bias"))
+    ]
+
+
+@pytest.mark.parametrize("settings", [GROUPS, None], ids=["int4 in groups", "floats"])
+def test_matrices_of_unequal_rows_are_joined_and_taken_apart(
+    settings: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    model: nnx.Module = Grouped()
+    if settings is not None:
+        model = freeze(quantize(model, [Rule(**settings)], inputs=jnp.zeros((1, 64))))
+    names, x = names_of_grouped((8, 4, 4)), jax.random.normal(jax.random.key(0), (3, 64))
+    found = read_checkpoint(save(model, tmp_path / "parts", names=names))
+    kept = found.matrices if settings else found.tensors
+    assert {name: each.shape for name, each in kept.items() if "weight" in name} == {
+        "q.weight": (8, 64),
+        "k.weight": (4, 64),
+        "v.weight": (4, 64),
+    }
+    np.testing.assert_array_equal(load(Grouped(), found, names=names)(x), model(x))
+    np.testing.assert_array_equal(load(Grouped(), found, names=names_of_grouped(None))(x), model(x))
+    with pytest.raises(CheckpointError, match=r"q\.bias has the shape \(8,\); its Name for qkv\.bias says 4"):
+        load(Grouped(), found, names=names_of_grouped((4, 8, 4)))
+    refused(model, tmp_path, names_of_grouped((8, 4, 3)), r"16 rows; its Name says 8 \+ 4 \+ 3 for q\.weight")
+
+
+@pytest.mark.parametrize("rows", [(8, 4), (8, 4, 0)])
+def test_a_name_has_rows_for_each_tensor(rows: tuple[int, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=r"rows is \(8, 4.*, expected a positive number for each of q.weight, k"
+    ):
+        names_of_grouped(rows)
+
+
 def test_ready_names_of_fused_files_serve_both_ways(tmp_path: Path) -> None:
     """`FUSED` divides `gate_up_proj` among two layers."""
 

@@ -22,6 +22,8 @@ class Name:
         model: the parameter's path; several of them divide the rows of the tensor, in their order.
         axes: how rows (`outputs`) and columns (`inputs`) become the parameter's axes; None takes it from the shapes.
         sizes: of axes that the shapes leave open.
+        rows: of each tensor that is joined. A file says it itself; `save` needs it where tensors differ in it (queries
+            beside the keys and values of fewer heads), or where no axis of the parameter counts them.
 
     Example:
         >>> fused = Name("model.layers.{i}.self_attn.qkv_proj.weight", ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v"))
@@ -33,6 +35,7 @@ class Name:
     model: str | tuple[str, ...]
     axes: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    rows: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.file, str) and not isinstance(self.model, str):
@@ -42,6 +45,10 @@ class Name:
         missing = {*PLACE.findall(" ".join(self.models))} - {*PLACE.findall(" ".join(self.files))}
         if missing:
             raise ValueError(f"{self.model!r} has {{{missing.pop()}}}, which {self.file!r} has not")
+        if self.rows is not None and (len(self.rows) != len(self.files) or min(self.rows) < 1):
+            raise ValueError(
+                f"rows is {self.rows}, expected a positive number for each of {', '.join(self.files)}"
+            )
 
     @property
     def files(self) -> tuple[str, ...]:

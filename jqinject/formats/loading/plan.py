@@ -240,6 +240,7 @@ def _assignment(
     first = ordered[0][0]
     is_low = first in checkpoint.matrices
     held = [_shape(checkpoint, name) for name, *_ in ordered]
+    _check_rows(path, ordered, rule, held)
     rows = sum(each[0] for each in held[: len(rule.files)]) if held[0] else 1
     own_axes = rule.axes or axes_of_tree(checkpoint, first, own)
     if ordered[0][2] > 1:
@@ -262,6 +263,15 @@ def _assignment(
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
     return Assignment(path, shape, tuple(sources), depth, axes, sizes, label, is_low, heads.pop())
+
+
+def _check_rows(path: str, ordered: list[Any], rule: Name, held: list[tuple[int, ...]]) -> None:
+    """Tensors that are joined have the rows that the rule says, if it does."""
+    rows = rule.rows or ()
+    for at, (name, *_) in enumerate(ordered if rows else ()):
+        said = rows[at % len(rows)]
+        if held[at][:1] != (said,):
+            raise CheckpointError(f"{name} has the shape {held[at]}; its Name for {path} says {said} rows")
 
 
 def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:

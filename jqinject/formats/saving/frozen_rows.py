@@ -133,7 +133,10 @@ def codes_of(inner: Any, form: FrozenForm, path: str) -> tuple[str, Any]:
         return "table", np.asarray(inner.codes())
     if isinstance(inner, FloatQuantTensor) and name_of(form):
         return "float", np.asarray(inner.payload() if inner.bit_width == 8 else inner.codes())
-    raise CheckpointError(f"{path} has a minifloat, {form.format}, that no format of a checkpoint knows")
+    raise CheckpointError(
+        f"{path} has a minifloat, {form.format}, that no format of a checkpoint knows.\n"
+        "  cure: a quantizer of a published format, such as Fp8e4m3OCPWeightPerChannelFloat, whose e4m3 goes up to 448"
+    )
 
 
 def name_of(form: FrozenForm) -> str:

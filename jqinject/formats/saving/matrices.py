@@ -76,22 +76,34 @@ def _same(a: object, b: object) -> bool:
 
 def _apart(matrix: Matrix) -> Iterator[Matrix]:
     weight, held, inputs = matrix
-    count = len(weight.names)
-    if count == 1:
+    if len(weight.names) == 1:
         yield matrix
         return
+    start = 0
+    for name, rows in zip(weight.names, _rows(weight, held), strict=True):
+        own = slice(start, start := start + rows)
+        cut = held[own] if isinstance(held, np.ndarray) else held.cut(own)
+        yield replace(weight, names=(name,)), cut, inputs
+
+
+def _rows(weight: Weight, held: Rows | np.ndarray) -> tuple[int, ...]:
+    """How many rows each of the matrices has that were joined."""
+    every = held.shape[0] if isinstance(held, np.ndarray) else held.codes.shape[0]
+    names, count = ", ".join(weight.names), len(weight.names)
+    if weight.rows is not None:
+        if sum(weight.rows) != every:
+            raise CheckpointError(
+                f"{weight.path} has {every} rows; its Name says {' + '.join(map(str, weight.rows))} for {names}"
+            )
+        return weight.rows
     first, *_ = (*weight.axes.outputs, "")
     if weight.sizes.get(first) != count:
         raise CheckpointError(
-            f"{weight.path} joins {', '.join(weight.names)}; how many rows each has is not said.\n"
-            "  cure: axes that begin with an axis of the tensors, '(part out) in -> in (part out)' with "
-            f"sizes={ {'part': count} }, if all have as many"
+            f"{weight.path} joins {names}; how many rows each has is not said.\n"
+            "  cure: a Name with rows=(...), a number for each; or axes that begin with an axis of the tensors, "
+            f"'(part out) in -> in (part out)' with sizes={ {'part': count} }, if all have as many"
         )
-    rows = held.shape[0] if isinstance(held, np.ndarray) else held.codes.shape[0]
-    for at, name in enumerate(weight.names):
-        own = slice(at * rows // count, (at + 1) * rows // count)
-        cut = held[own] if isinstance(held, np.ndarray) else held.cut(own)
-        yield replace(weight, names=(name,)), cut, inputs
+    return (every // count,) * count
 
 
 def _part(weight: Weight) -> int:

@@ -39,6 +39,7 @@ class Weight:
         order: of the columns of a frozen weight, by which its input is permuted; None if it is not.
         stack: the layer of the model that `layer` is, or is one of.
         part, parts: which of the weights that divide the matrix of the file this is, and of how many.
+        rows: of each of the matrices that were joined, if a rule has them.
     """
 
     path: str
@@ -53,6 +54,7 @@ class Weight:
     stack: Any = None
     part: int = 0
     parts: int = 1
+    rows: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -155,6 +157,7 @@ class _Called:
         sizes: of these.
         stacked: the places.
         part, parts: which of the parameters that divide the file's matrix it is, and of how many.
+        rows: of each of the matrices that were joined, if a rule has them.
     """
 
     path: str
@@ -164,6 +167,7 @@ class _Called:
     stacked: tuple[str, ...] = ()
     part: int = 0
     parts: int = 1
+    rows: tuple[int, ...] | None = None
 
     @staticmethod
     def by(path: str, rules: tuple[Name, ...] | None, as_they_lie: bool) -> _Called:
@@ -177,7 +181,9 @@ class _Called:
                 places = match.groupdict() | {place: f"{{{place}}}" for place in rule.stacked()}
                 names = tuple(file.format(**places) for file in rule.files)
                 axes = Axes.of(rule.axes) if rule.axes else None
-                return _Called(path, names, axes, rule.sizes, rule.stacked(), part, len(rule.models))
+                return _Called(
+                    path, names, axes, rule.sizes, rule.stacked(), part, len(rule.models), rule.rows
+                )
         if rules is not None:
             raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
         if as_they_lie:
@@ -187,7 +193,8 @@ class _Called:
 
     def weight(self, names: tuple[str, ...], axes: Axes, **held: Any) -> Weight:
         """A weight that is called so."""
-        return Weight(self.path, names, axes, self.sizes, **held, part=self.part, parts=self.parts)
+        place = {"part": self.part, "parts": self.parts, "rows": self.rows}
+        return Weight(self.path, names, axes, self.sizes, **held, **place)
 
     def each(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
         """The places in a stack, each with the names of its matrices; one empty place for no stack.
