@@ -1,0 +1,154 @@
+/* What XLA calls: operands are laid out, products cut into blocks, and the blocks given to threads. */
+#include <stdlib.h>
+
+#include "operands.h"
+#include "threads.h"
+
+enum { ALONE = 1 << 19 }; /* multiplications below which one thread does a call */
+enum { BLOCKS_PER_THREAD = 8 };
+
+static void do_block(void* data, int64_t number, uint8_t* scratch) {
+  const work* w = data;
+  const product p = product_of(w, number / (w->row_blocks * w->column_blocks));
+  const int64_t row = number / w->column_blocks % w->row_blocks * w->block_rows;
+  const int64_t column = number % w->column_blocks * w->block_columns;
+  const block b = {row, at_most(row + w->block_rows, p.rows), column, at_most(column + w->block_columns, p.columns)};
+  w->kernel(&p, &b, scratch);
+}
+
+static ffi_error* refuse(const ffi_call_frame* call, const char* message) {
+  ffi_error_args args = {sizeof(args), NULL, message, FFI_INVALID_ARGUMENT};
+  return call->api->error_create(&args);
+}
+
+static int64_t threads_of(const ffi_call_frame* call) {
+  int64_t threads = 1;
+  ffi_threads_args args = {sizeof(args), NULL, call->context, &threads};
+  ffi_error* error = call->api->threads(&args);
+  if (error == NULL) return threads;
+  ffi_destroy_args destroy = {sizeof(destroy), NULL, error};
+  call->api->error_destroy(&destroy);
+  return 1;
+}
+
+/* How many threads a call is worth: to wake one costs more than a small product. */
+static int64_t wanted_threads(const work* w, const ffi_call_frame* call) {
+  const product* p = &w->whole;
+  const double each = (double)p->rows * (double)p->columns * (double)p->depth;
+  return each * (double)w->products < ALONE ? 1 : threads_of(call);
+}
+
+static kernel* kernel_of(const work* w) {
+  const kernel_set* with = w->with;
+  const int many = w->whole.rows > FEW_ROWS;
+  if (w->function == GROUP_MATMUL) return with->groups;
+  if (w->function == FLOAT_MATMUL) return with->floats[has_float_tiles(w)];
+  return w->whole.four_bits ? with->int4[many] : with->int8[many];
+}
+
+/* The most rows of a block. */
+static int64_t rows_of_block(const work* w) {
+  if (w->with->block == 0 || w->function == FLOAT_MATMUL) return BLOCK_ROWS;
+  const int64_t size = laid_out_size(w) + (w->function == GROUP_MATMUL ? w->whole.steps * w->with->line : 0);
+  return at_most(at_least(w->with->block / size / 8, 1) * 8, BLOCK_ROWS);
+}
+
+static void cut_into_blocks(work* w, int64_t threads) {
+  const product* p = &w->whole;
+  w->kernel = kernel_of(w);
+  w->block_rows = rows_of_block(w);
+  w->row_blocks = parts(p->rows, w->block_rows);
+  /* Narrower blocks where there would be too few for all threads. */
+  const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
+  const int64_t narrow = parts(p->columns / pieces, WIDEST_STRIPE) * WIDEST_STRIPE;
+  w->block_columns = at_most(at_least(narrow, WIDEST_STRIPE), BLOCK_COLUMNS);
+  w->column_blocks = parts(p->columns, w->block_columns);
+}
+
+/* A scale for each lane of each step. */
+static void lay_out_scales(const work* w, const float* from, int64_t rows, float* to) {
+  const product* p = &w->whole;
+  const int64_t lanes = lanes_of(w), numbers = step_of(w) / lanes;
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t lane = 0; lane < p->steps * lanes; lane++)
+      *to++ = from[i * p->groups + at_most(lane * numbers / p->group, p->groups - 1)];
+}
+
+/* MOST_TILE_ROWS rows of lhs, or those that are left of a matrix, as tiles of floats. */
+static void lay_out_tiles(const work* w, int64_t number) {
+  const product* p = &w->whole;
+  const int64_t parts_of_matrix = laid_out_rows(w) / MOST_TILE_ROWS, padded = p->steps * step_of(w);
+  const int64_t row = number % parts_of_matrix * MOST_TILE_ROWS, matrix = number / parts_of_matrix;
+  const float* from = (const float*)w->operands[LHS]->data + (matrix * p->rows + row) * p->depth;
+  float* to = (float*)w->laid_out + number * MOST_TILE_ROWS * padded;
+  w->with->lay_out_tiles(from, at_most(p->rows - row, MOST_TILE_ROWS), p->depth, padded, to);
+}
+
+/* So many rows of all matrices of lhs, or those that are left. */
+static void lay_out_rows(void* data, int64_t number, uint8_t* scratch) {
+  (void)scratch;
+  const work* w = data;
+  if (has_float_tiles(w)) {
+    lay_out_tiles(w, number);
+    return;
+  }
+  const product* p = &w->whole;
+  const ffi_buffer* lhs = w->operands[LHS];
+  const int64_t row = number * MOST_TILE_ROWS, lane = row * p->steps * lanes_of(w);
+  const int64_t rows = at_most(matrices_of(lhs) * p->rows - row, MOST_TILE_ROWS);
+  float* sums = w->lane_sums == NULL ? NULL : w->lane_sums + lane;
+  char* to = w->laid_out + row * laid_out_size(w);
+  if (w->function == FLOAT_MATMUL) {
+    const float* from = (const float*)lhs->data + row * p->depth;
+    w->with->lay_out_floats(from, rows, p->depth, p->four_bits, (float*)to, sums);
+    return;
+  }
+  const product first = product_of(w, 0);
+  const byte_sums found = {sums, w->lane_offsets == NULL ? NULL : w->lane_offsets + lane};
+  w->with->lay_out_bytes(&first, (const int8_t*)lhs->data + row * p->depth, rows, (int8_t*)to, found);
+  if (w->lane_scales == NULL) return;
+  const float* scales = w->operands[LHS_SCALE]->data;
+  lay_out_scales(w, scales + row * p->groups, rows, w->lane_scales + lane);
+}
+
+/* Lays out lhs for the call; 0 without memory. */
+static int lay_out(work* w, int64_t threads) {
+  const product* p = &w->whole;
+  const int groups = w->function == GROUP_MATMUL;
+  if (w->with->lay_out_bytes == NULL || (w->function == INT8_MATMUL && w->with->as_they_lie)) return 1;
+  const int64_t rows = matrices_of(w->operands[LHS]) * laid_out_rows(w);
+  const int64_t bytes = rows * laid_out_size(w), of_lanes = rows * p->steps * w->with->line;
+  w->memory = aligned_alloc(ALIGNMENT, (size_t)(parts(bytes + 3 * of_lanes, ALIGNMENT) * ALIGNMENT));
+  if (w->memory == NULL) return 0;
+  w->laid_out = w->memory;
+  if (groups || (w->function == FLOAT_MATMUL && has_zero(w))) w->lane_sums = (float*)(w->memory + bytes);
+  if (groups) w->lane_offsets = (int32_t*)(w->memory + bytes + of_lanes);
+  if (groups && p->lhs_groups > 1) w->lane_scales = (float*)(w->memory + bytes + 2 * of_lanes);
+  return share(lay_out_rows, w, parts(rows, MOST_TILE_ROWS), threads);
+}
+
+static ffi_error* multiply(ffi_call_frame* call, int function, const char* wanted) {
+  if (call->extensions != NULL && call->extensions->type == FFI_EXTENSION_METADATA) {
+    ffi_metadata* metadata = ((ffi_metadata_extension*)call->extensions)->metadata;
+    metadata->api_version.major_version = FFI_MAJOR;
+    metadata->api_version.minor_version = FFI_MINOR;
+    return NULL;
+  }
+  work w;
+  if (!read_operands(&w, call, function)) return refuse(call, wanted);
+  w.products = matrices_of(w.out);
+  const int64_t threads = wanted_threads(&w, call);
+  cut_into_blocks(&w, threads);
+  const int64_t blocks = w.products * w.row_blocks * w.column_blocks;
+  const int done = blocks == 0 || (lay_out(&w, threads) && share(do_block, &w, blocks, threads));
+  free(w.memory);
+  return done ? NULL : refuse(call, "jqinject's kernels: no memory");
+}
+
+#define FUNCTION(name, function, wanted) \
+  EXPORTED ffi_error* jqinject_##name(ffi_call_frame* call) { return multiply(call, function, #name " takes " wanted); }
+
+FUNCTION(int8_matmul, INT8_MATMUL, "int8 (..., m, k) and (..., n, k), gives int32 (..., m, n)")
+FUNCTION(int4_matmul, INT4_MATMUL, "int8 (..., m, k), uint8 (..., n, ceil(k / 2)) and an int8 table, gives int32")
+FUNCTION(group_matmul, GROUP_MATMUL, "int8, int8 or uint8, an int8 table, scales, zero points, a form, scales of lhs")
+FUNCTION(float_matmul, FLOAT_MATMUL, "float32, int8 or uint8, a float32 table, scales, zero points and a form")

@@ -1,0 +1,24 @@
+/* Rows of lhs laid out for a call; see layout.c. */
+#ifndef JQINJECT_LAYOUT_H
+#define JQINJECT_LAYOUT_H
+
+#include "product.h"
+
+/* Where the sums of the lanes of bytes go, if anywhere, and the same times the least number of rhs. */
+typedef struct {
+  float* sums; /* NULL for none */
+  int32_t* offsets;
+} byte_sums;
+
+/* `sums` may be NULL. */
+typedef void float_layout(const float* from, int64_t rows, int64_t depth, int four_bits, float* to, float* sums);
+/* In tiles, the depth padded with zeros; `to` holds whole tiles. */
+typedef void tile_layout(const float* from, int64_t rows, int64_t depth, int64_t padded, float* to);
+/* Beside the rhs of a product. */
+typedef void byte_layout(const product* p, const int8_t* from, int64_t rows, int8_t* to, byte_sums found);
+
+HIDDEN float_layout lay_out_floats_avx512, lay_out_floats_avx2;
+HIDDEN tile_layout lay_out_tiles_avx512, lay_out_tiles_avx2;
+HIDDEN byte_layout lay_out_bytes_avx512, lay_out_bytes_avx2;
+
+#endif

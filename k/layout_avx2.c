@@ -1,0 +1,3 @@
+/* layout.c for AVX2. */
+#define WITH_AVX2
+#include "layout.c"

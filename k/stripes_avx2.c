@@ -1,0 +1,3 @@
+/* stripes.c for AVX2. */
+#define WITH_AVX2
+#include "stripes.c"
