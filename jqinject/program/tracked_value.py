@@ -15,6 +15,7 @@ from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
     from jqinject.program.weights.low_rank import LowRank
+    from jqinject.program.weights.stored_numbers import StoredNumbers
 
 
 class Origin(enum.Enum):
@@ -68,6 +69,7 @@ class Tracked:
             numbers that were looked up in it.
         axes: where the axes of that parameter are now; only while sites are looked for.
         form: how the parameter is stored, of an array of a frozen one.
+        stored: the numbers of a frozen parameter behind the value, if it is one as a whole.
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
@@ -93,6 +95,7 @@ class Tracked:
     weight_path: tuple[Any, ...] = ()
     axes: Axes | None = None
     form: Any = None
+    stored: StoredNumbers | None = None
     cache: str = ""
     cache_ndim: int = 0
     turned: Any = None

@@ -44,13 +44,14 @@ class StoredDot:
         form: of the weight.
         dims: of the contraction.
         dtype: of the output.
-        out_sharding: as for `lax.dot_general`.
+        out_sharding, precision: as for `lax.dot_general`; the kernels sum in float32 anyway.
     """
 
     form: FrozenForm
     dims: Dimensions
     dtype: np.dtype
     out_sharding: Any = None
+    precision: Any = None
 
 
 def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
@@ -139,6 +140,7 @@ class _Plain:
             x,
             weight.astype(x.dtype),
             static.dims.numbers,
+            precision=static.precision,
             preferred_element_type=static.dtype,
             out_sharding=static.out_sharding,
         )

@@ -121,5 +121,7 @@ def _scale_of_rows(lhs: Any, rows: Rows, free: int) -> jax.Array:
     """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
     shape, order = lhs.payload.shape, rows.lhs
     scale = lhs.scale.reshape((1,) * (len(shape) - lhs.scale.ndim) + lhs.scale.shape)
-    sizes = [shape[axis] if axis in order[:free] else size for axis, size in enumerate(scale.shape)]
+    groups = order[free:-1]
+    full = order[:-1] if any(scale.shape[axis] > 1 for axis in groups) else order[:free]
+    sizes = [shape[axis] if axis in full else size for axis, size in enumerate(scale.shape)]
     return as_rows(jnp.broadcast_to(scale, sizes), order, free)

@@ -29,7 +29,8 @@ class Rows(NamedTuple):
     Attributes:
         lhs: the axes of the left operand: rows, then what is summed.
         rhs: those of the right one, likewise.
-        groups: the size of a group, 0 without; with groups, the summed axes are these and their elements.
+        groups: the size of a group, 0 without; with groups, the last summed axis is the elements of one, and each index
+            of the others a group.
     """
 
     lhs: tuple[int, ...]
@@ -51,7 +52,7 @@ def rows_of(
     pairs = sorted(range(len(dims.rhs_contract)), key=dims.rhs_contract.__getitem__)
     if not known or not pairs or dims.lhs_batch or len(grouped) > 1:
         return None
-    if grouped and (len(pairs) != 2 or pairs[0] != grouped[0]):
+    if grouped and pairs[-2:-1] != [grouped[0]]:
         return None
     summed = [tuple(axes[pair] for pair in pairs) for axes in (dims.lhs_contract, dims.rhs_contract)]
     size = rhs[summed[1][-1]] if grouped else 0
@@ -94,7 +95,7 @@ def scales_of(
         rows: how they are contracted.
         free: the number of axes that are not summed.
     """
-    columns, groups = rows.rhs[:free], rows.rhs[free : free + bool(rows.groups)]
+    columns, groups = rows.rhs[:free], rows.rhs[free:-1] if rows.groups else ()
     by_column = bool(groups) and bool(columns) and groups[0] > columns[0]
     order = (*columns, *groups) if by_column else (*groups, *columns)
     sizes = [size if axis in order else 1 for axis, size in enumerate(shape)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flax import nnx
@@ -19,6 +19,8 @@ from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 
 OPERAND = "operand"
 """The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights."""
+ROWS = ("dot_general", "einsum")
+"""Contractions of rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class PlannedParameter:
         stacked: its leading axes over which a loop runs.
         shared: its axes, in one weight, along which all numbers need one scale.
         free: its axes, in one weight, that the outputs have and no other operands.
+        summed: its axes, in one weight, that every contraction sums over and that may be stored last; none if one is no
+            contraction of rows and columns.
     """
 
     path: tuple[Any, ...]
@@ -40,6 +44,7 @@ class PlannedParameter:
     stacked: int
     shared: tuple[int, ...]
     free: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()
 
 
 def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
@@ -77,7 +82,11 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
         )
     free = frozenset.intersection(*(use.free for use in contracted)) - shared - {*range(stacked)}
     in_one = (tuple(sorted(axis - stacked for axis in axes)) for axes in (shared, free))
-    return PlannedParameter(path, tuple(uses), quantizer, stacked, *in_one)
+    found = PlannedParameter(path, tuple(uses), quantizer, stacked, *in_one)
+    rows = all(use.operation in ROWS and use.shared == shared for use in contracted)
+    lies_last = found.shared == tuple(range(ndim - stacked))[-len(found.shared) :]
+    # What is looked up stays where a look-up finds it.
+    return replace(found, summed=found.shared) if rows and (contracted == uses or lies_last) else found
 
 
 def _listed(uses: Iterable[WeightUse]) -> str:
@@ -108,7 +117,8 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     """
     name, quantizer = dotted(parameter.path), parameter.quantizer
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
-    site = ParameterSite(variable, parameter.path, parameter.shared, parameter.stacked, parameter.free)
+    facts = parameter.shared, parameter.stacked, parameter.free, parameter.summed
+    site = ParameterSite(variable, parameter.path, *facts)
     site.rounded_again = any(use.rounds_again for use in parameter.uses)
     if isinstance(quantizer, QuantProxyFromInjector):
         site.weight_quant = quantizer

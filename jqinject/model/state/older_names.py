@@ -1,8 +1,10 @@
-"""What older checkpoints hold otherwise: a quantizer for each method that runs a place; zero points that are all 0."""
+"""What older checkpoints hold otherwise: a quantizer for each method that runs a place; zero points that are all 0;
+axes of frozen parameters in the parameter's own order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,10 +37,12 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
     held = {path[:length] for path in entries for length in lengths}
     found: dict[Path, Any] = {}
     merged: dict[str, str] = {}
-    frozen = {path for path, node in index.places if isinstance(node, FrozenParam)}
+    frozen = {path: node for path, node in index.places if isinstance(node, FrozenParam)}
     for path, value in entries.items():
         if path in frozen and np.size(value) == 0:
             continue  # what stood in the place of a kernel whose op stored it
+        if path[-1:] == ("value",) and path[:-1] in frozen:
+            value = _in_order_of_now(frozen[path[:-1]], value)
         old = next((path[:length] for length in lengths if path[:length] in renamed), None)
         if old is None:
             found[path] = value
@@ -48,6 +52,18 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
         if new not in held:
             found.setdefault((*new, *path[len(old) :]), value)
     return found, merged
+
+
+def _in_order_of_now(parameter: FrozenParam, value: Any) -> Any:
+    """The payload of a frozen parameter, whose axes lay in the parameter's own order up to 0.2.0."""
+    now = parameter.fitted_form.stored
+    before = replace(now, summed=())
+    expected, known = (
+        jax.eval_shape(form.stored, jax.ShapeDtypeStruct(now.shape, now.dtype)).shape
+        for form in (now, before)
+    )
+    is_older = np.shape(value) == known != expected
+    return now.stored(before.payload(value)) if is_older else value
 
 
 def without_known_zeros(

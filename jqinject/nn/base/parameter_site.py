@@ -22,11 +22,13 @@ class _Facts:
         stacked: leading axes of the parameter over which a loop runs.
         shared: axes of one weight along which all numbers need one scale.
         free: axes of one weight that the outputs have and no other operands.
+        summed: axes of one weight that every contraction sums over and that may be stored last.
     """
 
     stacked: int
     shared: tuple[int, ...]
     free: tuple[int, ...]
+    summed: tuple[int, ...]
     weight_shape: Any
 
     @property
@@ -46,8 +48,14 @@ class _Facts:
         return found[0] if len(found) == 1 else found
 
     def summed_axes(self) -> tuple[int, ...]:
-        """None are stored last: the model moves the parameter's axes itself."""
-        return ()
+        """Those that every contraction of the parameter sums over are stored last, where the stored shape tells so:
+        a square matrix stays as it lies, because older checkpoints have it so.
+        """
+        shape = tuple(self.weight_shape)[self.stacked :]
+        kept = tuple(axis for axis in range(len(shape)) if axis not in self.summed)
+        order = (*kept, *self.summed)
+        moves = order != tuple(range(len(shape)))
+        return () if moves and tuple(shape[axis] for axis in order) == shape else self.summed
 
     def axes_of_sums(self) -> None:
         """No sums are stored."""
@@ -72,7 +80,7 @@ class ParameterSite(_Facts, DistantWeight):
         path: its path.
         shared: its axes, in one weight, along which all numbers need one scale.
         stacked: its leading axes over which a loop runs.
-        free: see `_Facts`.
+        free, summed: see `_Facts`.
     """
 
     weight_quant: Any = WEIGHT
@@ -83,6 +91,7 @@ class ParameterSite(_Facts, DistantWeight):
     master: nnx.Variable[Any] | None = None
     rounded_again: bool = False
     free = ()
+    summed = ()
 
     def __init__(
         self,
@@ -91,6 +100,7 @@ class ParameterSite(_Facts, DistantWeight):
         shared: tuple[int, ...],
         stacked: int = 0,
         free: tuple[int, ...] = (),
+        summed: tuple[int, ...] = (),
     ) -> None:
         self.weight_path = path
         self.weight_shape = tuple(variable.shape)
@@ -98,6 +108,8 @@ class ParameterSite(_Facts, DistantWeight):
         self.stacked = stacked
         if free:
             self.free = free
+        if summed:
+            self.summed = summed
         self._ndim = len(self.weight_shape) - stacked
         self.bind(variable)
 
@@ -142,7 +154,7 @@ class _BesideWeight(_Facts, nnx.Module):
         self.parameter = site.weight
         self.weight_quant = vars(site).get("weight_quant")
         self.shared, self.stacked, self._ndim = site.shared, site.stacked, site.weight_ndim
-        self.free = site.free
+        self.free, self.summed = site.free, site.summed
 
     @property
     def weight(self) -> nnx.Variable[Any]:

@@ -19,6 +19,7 @@ from jqinject.program.weights.parameters import (
     note_use,
     weight_among,
 )
+from jqinject.program.weights.stored_numbers import stored_product
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import as_array
 
@@ -191,7 +192,10 @@ def _contracted(
         grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{name}_grad"))
         found = contract_float8(eqn, choice, left, right, grad_dtype)
         return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
-    (value,) = evaluate([*(x.array for x in taken), *rest])
+    asked = "auto" if choice is None else choice.contraction
+    value = stored_product(eqn, asked, taken)
+    if value is None:
+        (value,) = evaluate([*(x.array for x in taken), *rest])
     return Contracted(value)
 
 

@@ -12,6 +12,7 @@ from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.moved_weight import moved
 from jqinject.program.weights.moves import MOVES, Axes, moves_of
+from jqinject.program.weights.stored_numbers import StoredNumbers
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import QuantTensor
 
@@ -65,12 +66,14 @@ def follow_stored(
         if operation not in MOVES or inputs[0] is not known:
             return [plain(value, inputs) for value in found]
         return [replace(known.with_value(value), origin=origin) for value in found]
-    value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
+    numbers = numbers_of_leaves(arrays, known.form)
+    value = quant_tensor_of(numbers, known.form)
     if "zero_point" in known.form.names and not known.form.whole_zero_point:
         value = value.value  # a zero point between integers: these are not contracted
     out = Tracked(
         value, origin, quantized=True, weight_path=known.weight_path, low_rank=None if looked_up else low_rank
     )
+    out.stored = None if looked_up else StoredNumbers.of(value, numbers, known.form)
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
@@ -131,6 +134,7 @@ def follow(
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
+            stored=None if x.stored is None else x.stored.moved(eqn, value),
             masked=None,
             unrounded=original,
             low_rank=None

@@ -1,0 +1,97 @@
+"""Floats contracted with a frozen parameter as it is stored, without a dequantized copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jqinject.dot import FrozenForm
+from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.program.tracked_value import Tracked, dtype_of
+
+
+@dataclass(frozen=True, eq=False)
+class StoredNumbers:
+    """A frozen parameter as it is stored, behind a value of a program.
+
+    Attributes:
+        value: whose numbers these are, at most cast and its axes reordered; no others.
+        numbers: as stored.
+        form: theirs.
+        order: for each axis of the value, the axis of the parameter.
+    """
+
+    value: Any
+    numbers: Mapping[str, Any]
+    form: FrozenForm
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: Any, numbers: Mapping[str, Any], form: FrozenForm) -> StoredNumbers:
+        """Behind the value that the numbers dequantize to."""
+        return cls(value, numbers, form, tuple(range(len(value.shape))))
+
+    def moved(self, eqn: Any, value: Any) -> StoredNumbers | None:
+        """Behind the output of an operation; None if that does more than cast or reorder axes."""
+        if eqn.primitive.name == "convert_element_type":
+            return replace(self, value=value)
+        if eqn.primitive.name == "transpose":
+            order = tuple(self.order[axis] for axis in eqn.params["permutation"])
+            return replace(self, value=value, order=order)
+        return None
+
+
+def stored_product(eqn: Any, asked: str, operands: Sequence[Tracked]) -> Any:
+    """The contraction of floats with a frozen parameter by `stored_dot_general`; None if it is none of these.
+
+    Args:
+        eqn: its equation.
+        asked: which numbers the rule wants to be contracted.
+        operands: two.
+    """
+    place = next((place for place in (1, 0) if _stored_in(operands[place]) is not None), None)
+    if eqn.primitive.name != "dot_general" or asked == "float" or place is None:
+        return None
+    x, held = operands[1 - place].array, _stored_in(operands[place])
+    assert held is not None, "looked for above"
+    same = np.dtype(dtype_of(x)) == np.dtype(dtype_of(held.value))
+    if not same or not reads_stored(held.form, x.dtype):
+        return None
+    contracted, batch = eqn.params["dimension_numbers"]
+    own = [tuple(held.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
+    beside = [axes[1 - place] for axes in (contracted, batch)]
+    dims = Dimensions.of(x.ndim, len(held.order), tuple(zip(beside, own, strict=True)))
+    order = _order_of_output(dims, held.order, place)
+    sharding = eqn.params.get("out_sharding")
+    if sharding is not None and order != tuple(range(len(order))):
+        return None
+    static = StoredDot(
+        held.form, dims, np.dtype(eqn.outvars[0].aval.dtype), sharding, eqn.params.get("precision")
+    )
+    return jax.lax.transpose(stored_dot_general(x, held.numbers, static), order)
+
+
+def _stored_in(x: Tracked) -> StoredNumbers | None:
+    """The stored numbers behind a value; None if it has become another one since."""
+    return x.stored if x.stored is not None and x.stored.value is x.value else None
+
+
+def _order_of_output(dims: Dimensions, order: tuple[int, ...], place: int) -> tuple[int, ...]:
+    """The axes of the product with a parameter, in the order of the equation's output.
+
+    Args:
+        dims: of that product, the parameter on the right.
+        order: for each axis of the operand, the axis of the parameter.
+        place: of the operand in the equation.
+    """
+    batches = len(dims.lhs_batch)
+    others = [*range(batches, batches + len(dims.lhs_free))]
+    places = {axis: batches + len(others) + at for at, axis in enumerate(dims.rhs_free)}
+    own = [places[axis] for axis in order if axis in places]
+    free = [*others, *own] if place == 1 else [*own, *others]
+    return (*range(batches), *free)
