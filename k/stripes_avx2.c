@@ -1,3 +1,0 @@
-/* stripes.c for AVX2. */
-#define WITH_AVX2
-#include "stripes.c"
