@@ -34,7 +34,13 @@ class _Facts:
     @property
     def axes(self) -> OperandAxes:
         """The axes of one weight, as a scheme's quantizers of operands ask for them."""
-        return OperandAxes(tuple(self.weight_shape)[self.stacked :], self.shared, self.free)
+        return OperandAxes(self._shape_of_one, self.shared, self.free)
+
+    @property
+    def _shape_of_one(self) -> tuple[int, ...]:
+        """Of one weight; within `vmap` over a stack `weight_shape` is this already."""
+        shape = tuple(self.weight_shape)
+        return shape[len(shape) - self._ndim :]
 
     @property
     def weight_ndim(self) -> int:
@@ -51,7 +57,7 @@ class _Facts:
         """Those that every contraction of the parameter sums over are stored last, where the stored shape tells so:
         a square matrix stays as it lies, because older checkpoints have it so.
         """
-        shape = tuple(self.weight_shape)[self.stacked :]
+        shape = self._shape_of_one
         kept = tuple(axis for axis in range(len(shape)) if axis not in self.summed)
         order = (*kept, *self.summed)
         moves = order != tuple(range(len(shape)))
