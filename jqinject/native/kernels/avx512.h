@@ -216,10 +216,12 @@ enum { PIECE_OF_ROW = 1 << 30, HOLDS_LINES = 1 };
 #define FLOAT_COLUMNS(rows) 2
 /* The heights of tiles of floats, the one for so many rows that are left, and the depth that stays in the first-level
  * cache. */
-enum { FLOAT_DEPTH = 128 };
+enum { FLOAT_DEPTH = 256 };
 #define DEPTH_LOOP for
 #define FLOAT_TILES(of) of(4) of(8) of(12)
 static inline int64_t tile_height(int64_t left) { return left > 8 ? 12 : left > 4 ? 8 : 4; }
+/* The height of the tile of bytes for so many rows that are left. */
+static inline int64_t byte_tile_height(int64_t left) { return left > 4 ? 6 : left > 2 ? 4 : 2; }
 
 #endif
 #endif

@@ -40,9 +40,9 @@ static int64_t wanted_threads(const work* w, const ffi_call_frame* call) {
 
 static kernel* kernel_of(const work* w) {
   const kernel_set* with = w->with;
-  const int many = w->whole.rows > FEW_ROWS;
-  if (w->function == GROUP_MATMUL) return with->groups;
-  if (w->function == FLOAT_MATMUL) return with->floats[has_float_tiles(w)];
+  const int many = has_many_rows(w);
+  if (w->function == GROUP_MATMUL) return with->groups[many];
+  if (w->function == FLOAT_MATMUL) return with->floats[many];
   return w->whole.four_bits ? with->int4[many] : with->int8[many];
 }
 
@@ -84,12 +84,30 @@ static void lay_out_tiles(const work* w, int64_t number) {
   w->with->lay_out_tiles(from, at_most(p->rows - row, MOST_TILE_ROWS), p->depth, padded, to);
 }
 
+/* The same as tiles of bytes. */
+static void lay_out_byte_tiles_of(const work* w, int64_t number) {
+  const int64_t parts_of_matrix = laid_out_rows(w) / MOST_TILE_ROWS;
+  const int64_t row = number % parts_of_matrix * MOST_TILE_ROWS, matrix = number / parts_of_matrix;
+  product p = product_of(w, 0); /* all products have the same table */
+  const int64_t given = matrix * p.rows + row, laid_out = number * MOST_TILE_ROWS, sum = laid_out * sums_in_row(w);
+  const int8_t* from = (const int8_t*)w->operands[LHS]->data + given * p.depth;
+  const float* scales = w->lane_scales == NULL ? NULL : (const float*)w->operands[LHS_SCALE]->data + given * p.groups;
+  const piece_numbers found = {w->lane_sums + sum, w->lane_scales == NULL ? NULL : w->lane_scales + sum,
+                               w->lane_offsets + sum};
+  w->with->lay_out_byte_tiles(&p, from, at_most(p.rows - row, MOST_TILE_ROWS), scales,
+                              (int8_t*)w->laid_out + laid_out * laid_out_size(w), found);
+}
+
 /* So many rows of all matrices of lhs, or those that are left. */
 static void lay_out_rows(void* data, int64_t number, uint8_t* scratch) {
   (void)scratch;
   const work* w = data;
   if (has_float_tiles(w)) {
     lay_out_tiles(w, number);
+    return;
+  }
+  if (has_byte_tiles(w)) {
+    lay_out_byte_tiles_of(w, number);
     return;
   }
   const product* p = &w->whole;
@@ -117,7 +135,8 @@ static int lay_out(work* w, int64_t threads) {
   const int groups = w->function == GROUP_MATMUL;
   if (w->with->lay_out_bytes == NULL || (w->function == INT8_MATMUL && w->with->as_they_lie)) return 1;
   const int64_t rows = matrices_of(w->operands[LHS]) * laid_out_rows(w);
-  const int64_t bytes = rows * laid_out_size(w), of_lanes = rows * p->steps * w->with->line;
+  const int64_t bytes = rows * laid_out_size(w);
+  const int64_t of_lanes = parts(rows * sums_in_row(w) * (int64_t)sizeof(float), ALIGNMENT) * ALIGNMENT;
   w->memory = aligned_alloc(ALIGNMENT, (size_t)(parts(bytes + 3 * of_lanes, ALIGNMENT) * ALIGNMENT));
   if (w->memory == NULL) return 0;
   w->laid_out = w->memory;

@@ -8,13 +8,16 @@
  * To unpack, a square of words, a line of every column, is turned at once: a vector then has the same word of all columns,
  * 8 numbers in 4 bits or 4 bytes.
  */
+#include <string.h>
+
 #include "stripes.h"
 
 #if defined(__x86_64__)
 
 enum { PANEL = 2 * STRIPE };
 
-INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t depth, float* y, int64_t stride, int add) {
+INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t depth, const float* before, float* y,
+                  int64_t stride) {
   fvec sums[MOST_TILE_ROWS][2];
   UNROLLED(int i = 0; i < rows; i++) UNROLLED(int j = 0; j < 2; j++) sums[i][j] = V(setzero_ps)();
   DEPTH_LOOP (; depth > 0; depth--, lhs += rows, rhs += PANEL) {
@@ -26,28 +29,27 @@ INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t de
     }
   }
   UNROLLED(int i = 0; i < rows; i++) UNROLLED(int j = 0; j < 2; j++) {
-    float* place = y + i * stride + j * LANES;
-    V(storeu_ps)(place, add ? V(add_ps)(sums[i][j], V(loadu_ps)(place)) : sums[i][j]);
+    if (before != NULL) sums[i][j] = V(add_ps)(sums[i][j], V(load_ps)(before + i * PANEL + j * LANES));
+    V(storeu_ps)(y + i * stride + j * LANES, sums[i][j]);
   }
 }
 
 /* A tile of which only `rows` rows and `columns` columns exist: what is beyond is cut off. */
 #define TILE(height)                                                                                                 \
   static TARGET __attribute__((noinline)) void tile_##height(const float* lhs, const float* rhs, int64_t depth,      \
-                                                             float* y, int64_t stride, int add, int64_t rows,        \
-                                                             int64_t columns) {                                      \
+                                                             const float* before, float* y, int64_t stride,          \
+                                                             int64_t rows, int64_t columns) {                        \
     if (rows == height && columns == PANEL) {                                                                        \
-      tile(height, lhs, rhs, depth, y, stride, add);                                                                 \
+      tile(height, lhs, rhs, depth, before, y, stride);                                                              \
       return;                                                                                                        \
     }                                                                                                                \
     float all[height * PANEL];                                                                                       \
-    tile(height, lhs, rhs, depth, all, PANEL, 0);                                                                    \
-    for (int64_t i = 0; i < rows; i++)                                                                               \
-      for (int64_t j = 0; j < columns; j++) y[i * stride + j] = (add ? y[i * stride + j] : 0) + all[i * PANEL + j];  \
+    tile(height, lhs, rhs, depth, before, all, PANEL);                                                               \
+    for (int64_t i = 0; i < rows; i++) memcpy(y + i * stride, all + i * PANEL, columns * sizeof(float));             \
   }
 FLOAT_TILES(TILE)
 
-typedef void any_tile(const float*, const float*, int64_t, float*, int64_t, int, int64_t, int64_t);
+typedef void any_tile(const float*, const float*, int64_t, const float*, float*, int64_t, int64_t, int64_t);
 
 static any_tile* tile_of(int64_t height) {
 #define IF_HEIGHT(of_tile) \
@@ -123,6 +125,8 @@ static TARGET void unpack(const product* p, const float_table* table, int64_t co
 TARGET void NAMED(float_tiles)(const product* p, const block* b, uint8_t* scratch) {
   const float_table table = float_table_of(p->values);
   float *unpacked = (float*)scratch, *of_groups = unpacked + PANEL * FLOAT_DEPTH;
+  float* of_block = (float*)(scratch + OF_NUMBERS + OF_SCALES);
+  const int64_t of_column = parts(b->row_end - b->row, MOST_TILE_ROWS) * MOST_TILE_ROWS;
   const int64_t size = p->four_bits ? 2 * LINE : LINE, at_once = FLOAT_DEPTH / size, depth = p->steps * size;
   for (int64_t step = 0; step < p->steps; step += at_once) {
     const int64_t end = at_most(step + at_once, p->steps);
@@ -134,8 +138,10 @@ TARGET void NAMED(float_tiles)(const product* p, const block* b, uint8_t* scratc
         const int64_t height = tile_height(p->rows - i);
         const float* lhs = (const float*)p->laid_out + i * depth + step * size * height;
         rows = at_most(height, b->row_end - i);
-        float* y = p->y + i * p->columns + j;
-        tile_of(height)(lhs, unpacked, (end - step) * size, y, p->columns, step > 0, rows, columns);
+        float *sums = of_block + (j - b->column) * of_column + (i - b->row) * PANEL, *y = p->y + i * p->columns + j;
+        const float* before = step > 0 ? sums : NULL;
+        if (end == p->steps) tile_of(height)(lhs, unpacked, (end - step) * size, before, y, p->columns, rows, columns);
+        else tile_of(height)(lhs, unpacked, (end - step) * size, before, sums, PANEL, height, PANEL);
       }
     }
   }

@@ -9,7 +9,11 @@
  * Many rows of floats: tile by tile, the last one lower where that is enough, zero beyond the rows; the numbers of a
  * tile's rows at one place of the depth lie side by side.
  *
- * Each lane of what a kernel sums then has the same numbers of every step: neighbours, 8 in 4 bits or 4 bytes; but floats
+ * Many rows of bytes, with AVX-512: tile by tile likewise, four numbers of each row side by side as a word; beside rhs in
+ * 4 bits those of four even places, then of four odd ones. For each piece of the depth the sums of the tile's rows follow
+ * each other.
+ *
+ * Each lane of what other kernels sum then has the same numbers of every step: neighbours, 8 in 4 bits or 4 bytes; but floats
  * beside int8 one of each vector. In groups, and where rhs has zero points, the sums of the lanes are needed too, LANES
  * for each step: `sums`. Those of a group of bytes that fills several steps stand at its first step.
  */
@@ -110,4 +114,67 @@ TARGET void NAMED(lay_out_bytes)(const product* p, const int8_t* from, int64_t r
   }
 }
 
+#ifndef WITH_AVX2
+
+/* The words of up to 16 rows at a step, four numbers each: vector n has the n-th word of all rows, of rhs in 4 bits those
+ * of four even places and of four odd ones in turn. */
+INLINED int words_of_step(const product* p, const int8_t* from, int64_t rows, int64_t left, fvec* words) {
+  fvec halves[2][LANES];
+  for (int64_t i = 0; i < LANES; i++) {
+    ivec lines[2] = {no_integers(), no_integers()};
+    if (i < rows) lines[0] = line_of(from + i * p->depth, left);
+    if (i < rows && p->four_bits && left > LINE) lines[1] = line_of(from + i * p->depth + LINE, left - LINE);
+    if (p->four_bits) byte_pairs(lines);
+    halves[0][i] = as_floats(lines[0]), halves[1][i] = as_floats(lines[1]);
+  }
+  const int count = p->four_bits ? 2 : 1;
+  for (int half = 0; half < count; half++) turn(halves[half]);
+  for (int n = 0; n < LANES; n++)
+    for (int half = 0; half < count; half++) words[n * count + half] = halves[half][n];
+  return count * LANES;
+}
+
+/* Vectors in the piece after `done` pieces. */
+static int64_t vectors_of_piece(const product* p, int64_t done) {
+  const int64_t size = p->groups > 1 ? p->group : p->depth, within = done % p->pieces_a_group * p->piece;
+  const int64_t numbers = at_most(size - within, p->piece);
+  return p->four_bits ? parts(numbers, 8) * 2 : parts(numbers, 4);
+}
+
+static TARGET void byte_tile(const product* p, const int8_t* from, int64_t height, int64_t rows, const float* scales,
+                             int8_t* to, piece_numbers found) {
+  const int64_t step = p->four_bits ? 2 * LINE : LINE;
+  const ivec ones = V(set1_epi8)(1), least = V(set1_epi32)(unsigned_form_of(p).least);
+  const lane_mask kept = first_lanes(height);
+  ivec sum = no_integers();
+  int64_t piece = 0, left = vectors_of_piece(p, 0);
+  for (int64_t t = 0; t < p->depth; t += step) {
+    fvec words[2 * LANES];
+    const int count = words_of_step(p, from + t, rows, p->depth - t, words);
+    for (int n = 0; n < count; n++, to += 4 * height) {
+      V(mask_storeu_ps)(to, kept, words[n]);
+      ADD_PRODUCTS(sum, ones, as_integers(words[n]));
+      if (--left > 0 || piece == p->pieces) continue;
+      V(mask_storeu_epi32)(found.offsets + piece * height, kept, V(mullo_epi32)(sum, least));
+      V(mask_storeu_ps)(found.sums + piece * height, kept, V(cvtepi32_ps)(sum));
+      for (int64_t i = 0; found.scales != NULL && i < height; i++)
+        found.scales[piece * height + i] = i < rows ? scales[i * p->groups + piece / p->pieces_a_group] : 0;
+      sum = no_integers();
+      if (++piece < p->pieces) left = vectors_of_piece(p, piece);
+    }
+  }
+}
+
+TARGET void lay_out_byte_tiles(const product* p, const int8_t* from, int64_t rows, const float* scales, int8_t* to,
+                               piece_numbers found) {
+  for (int64_t i = 0, height; i < rows; i += height) {
+    height = byte_tile_height(rows - i);
+    byte_tile(p, from + i * p->depth, height, at_most(height, rows - i), scales == NULL ? NULL : scales + i * p->groups,
+              to + i * p->laid_out_stride, found);
+    found.offsets += height * p->pieces, found.sums += height * p->pieces;
+    if (found.scales != NULL) found.scales += height * p->pieces;
+  }
+}
+
+#endif
 #endif

@@ -17,8 +17,18 @@ typedef void tile_layout(const float* from, int64_t rows, int64_t depth, int64_t
 /* Beside the rhs of a product. */
 typedef void byte_layout(const product* p, const int8_t* from, int64_t rows, int8_t* to, byte_sums found);
 
+/* Beside the rhs of a product, in tiles. For each piece of the depth a row has a sum and an offset, and a scale where
+ * `scales` has one for each group; those of a tile's rows lie side by side. */
+typedef struct {
+  float *sums, *scales;
+  int32_t* offsets;
+} piece_numbers;
+typedef void byte_tile_layout(const product* p, const int8_t* from, int64_t rows, const float* scales, int8_t* to,
+                              piece_numbers found);
+
 HIDDEN float_layout lay_out_floats_avx512, lay_out_floats_avx2;
 HIDDEN tile_layout lay_out_tiles_avx512, lay_out_tiles_avx2;
 HIDDEN byte_layout lay_out_bytes_avx512, lay_out_bytes_avx2;
+HIDDEN byte_tile_layout lay_out_byte_tiles;
 
 #endif

@@ -42,28 +42,39 @@ int64_t laid_out_size(const work* w) {
   return numbers + w->with->gap;
 }
 
-int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && w->whole.rows > FEW_FLOAT_ROWS; }
+int has_many_rows(const work* w) {
+  static const int64_t few[] = {FEW_ROWS, FEW_ROWS, FEW_GROUP_ROWS, FEW_FLOAT_ROWS};
+  return w->whole.rows > few[w->function];
+}
+
+int has_float_tiles(const work* w) { return w->function == FLOAT_MATMUL && has_many_rows(w); }
+
+int has_byte_tiles(const work* w) {
+  return w->function == GROUP_MATMUL && w->with->lay_out_byte_tiles != NULL && has_many_rows(w);
+}
 
 int64_t laid_out_rows(const work* w) {
-  const int64_t rows = w->whole.rows, unit = has_float_tiles(w) ? MOST_TILE_ROWS : 1;
+  const int64_t rows = w->whole.rows, tiles = has_float_tiles(w) || has_byte_tiles(w), unit = tiles ? MOST_TILE_ROWS : 1;
   return parts(rows, unit) * unit;
 }
+
+int64_t sums_in_row(const work* w) { return has_byte_tiles(w) ? w->whole.pieces : w->whole.steps * lanes_of(w); }
 
 product product_of(const work* w, int64_t number) {
   product p = w->whole;
   const int64_t row = matrix_of(w->operands[LHS], w->out, number) * laid_out_rows(w);
-  const int64_t lane = row * p.steps * lanes_of(w);
+  const int64_t lane = row * sums_in_row(w);
   p.out = (int32_t*)w->out->data + number * p.rows * p.columns;
   p.rhs = element_of(w, RHS, number, 1);
   if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
   if (w->function == FLOAT_MATMUL) p.floats = element_of(w, LHS, number, sizeof(float));
   p.laid_out = w->laid_out + row * laid_out_size(w);
-  if (w->function == INT8_MATMUL) return p;
-  p.table = element_of(w, TABLE, number, 1);
-  p.values = element_of(w, TABLE, number, sizeof(float));
   if (w->lane_sums != NULL) p.lane_sums = w->lane_sums + lane;
   if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lane;
   if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lane;
+  if (w->function == INT8_MATMUL) return p;
+  p.table = element_of(w, TABLE, number, 1);
+  p.values = element_of(w, TABLE, number, sizeof(float));
   if (w->function == INT4_MATMUL) return p;
   p.scale = numbers_of(w, SCALE, number);
   if (has_zero(w)) p.zero = numbers_of(w, ZERO, number);
@@ -115,6 +126,14 @@ static int read_groups(work* w) {
   return p->lhs_groups == 1 || alike;
 }
 
+/* Reads the table and what follows. */
+static int read_numbers(work* w) {
+  const ffi_buffer* table = w->operands[TABLE];
+  const int dtype = w->function == FLOAT_MATMUL ? FFI_F32 : FFI_S8;
+  if (!has_shape(table, w->out, dtype, 1, 16) || matrices_of(table) != 1) return 0;
+  return w->function == INT4_MATMUL ? w->whole.four_bits : read_groups(w);
+}
+
 int read_operands(work* w, const ffi_call_frame* call, int function) {
   static const int64_t counts[] = {2, 3, 7, 6};
   if (call->args.size != counts[function] || call->results.size != 1) return 0;
@@ -134,8 +153,10 @@ int read_operands(work* w, const ffi_call_frame* call, int function) {
   p->steps = parts(p->depth, step_of(w)), p->laid_out_stride = laid_out_size(w);
   if (p->depth < 1 || !has_shape(lhs, out, floats ? FFI_F32 : FFI_S8, p->rows, p->depth)) return 0;
   if (!has_shape(rhs, out, p->four_bits ? FFI_U8 : FFI_S8, p->columns, p->rhs_stride)) return 0;
-  if (function == INT8_MATMUL) return 1;
-  const ffi_buffer* table = w->operands[TABLE];
-  if (!has_shape(table, out, floats ? FFI_F32 : FFI_S8, 1, 16) || matrices_of(table) != 1) return 0;
-  return function == INT4_MATMUL ? p->four_bits : read_groups(w);
+  p->groups = 1;
+  if (function != INT8_MATMUL && !read_numbers(w)) return 0;
+  const int64_t size = p->groups > 1 ? p->group : p->depth;
+  p->piece = at_most(size, PIECE), p->pieces_a_group = parts(size, p->piece);
+  p->pieces = p->groups * p->pieces_a_group;
+  return 1;
 }

@@ -33,13 +33,18 @@ HIDDEN product product_of(const work* w, int64_t number);
 /* How many matrices an operand has. */
 HIDDEN int64_t matrices_of(const ffi_buffer* operand);
 
-/* Whether rhs has zero points; whether lhs is laid out as tiles of floats. */
+/* Whether rhs has zero points; whether there are many rows; whether lhs is laid out as tiles of floats, or of bytes. */
 HIDDEN int has_zero(const work* w);
+HIDDEN int has_many_rows(const work* w);
 HIDDEN int has_float_tiles(const work* w);
+HIDDEN int has_byte_tiles(const work* w);
 
 /* The numbers of rhs in a line, and the lanes of their sums. */
 HIDDEN int64_t step_of(const work* w);
 HIDDEN int64_t lanes_of(const work* w);
+
+/* How many sums are laid out beside a row of lhs: of lanes, or of pieces of the depth. */
+HIDDEN int64_t sums_in_row(const work* w);
 
 /* Rows of each matrix of lhs that is laid out (tiles of floats are whole), and their bytes. */
 HIDDEN int64_t laid_out_rows(const work* w);

@@ -13,18 +13,19 @@
 static const kernel_set AVX512 = {.line = 64,
                                   .int8 = {int8_rows, int8_tiles},
                                   .int4 = {integer_rows_avx512, int8_tiles},
-                                  .groups = group_tiles_avx512,
+                                  .groups = {group_tiles_avx512, group_panels},
                                   .floats = {float_rows_avx512, float_tiles_avx512},
                                   .lay_out_bytes = lay_out_bytes_avx512,
                                   .as_they_lie = 1,
                                   .lay_out_floats = lay_out_floats_avx512,
-                                  .lay_out_tiles = lay_out_tiles_avx512};
+                                  .lay_out_tiles = lay_out_tiles_avx512,
+                                  .lay_out_byte_tiles = lay_out_byte_tiles};
 static const kernel_set AVX2 = {.line = 32,
                                 .block = 1 << 17,
                                 .gap = ALIGNMENT,
                                 .int8 = {integer_rows_avx2, integer_rows_avx2},
                                 .int4 = {integer_rows_avx2, integer_rows_avx2},
-                                .groups = group_tiles_avx2,
+                                .groups = {group_tiles_avx2, group_tiles_avx2},
                                 .floats = {float_rows_avx2, float_tiles_avx2},
                                 .lay_out_bytes = lay_out_bytes_avx2,
                                 .lay_out_floats = lay_out_floats_avx2,
@@ -33,7 +34,7 @@ static const kernel_set AVX2 = {.line = 32,
 static const kernel_set FEW = {.line = 64,
                                .int8 = {few_rows_of_integers, few_rows_of_integers},
                                .int4 = {few_rows_of_integers, few_rows_of_integers},
-                               .groups = few_rows_of_groups,
+                               .groups = {few_rows_of_groups, few_rows_of_groups},
                                .floats = {few_rows_of_floats, few_rows_of_floats}};
 
 /* Those of this processor. Tests set JQINJECT_VECTORS to "few", for what has no vectors, or else for AVX2. */

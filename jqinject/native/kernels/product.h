@@ -36,6 +36,7 @@ typedef struct {
   const float *lane_sums, *lane_scales;
   const int32_t* lane_offsets;
   int64_t steps;           /* of laid_out in a row, see there */
+  int64_t piece, pieces, pieces_a_group; /* of tiles of bytes: groups, or PIECE numbers of one; numbers in one */
   int64_t laid_out_stride; /* bytes from row to row of it */
   /* Groups. */
   int64_t group, groups;
@@ -55,15 +56,19 @@ typedef struct {
   int64_t row, row_end, column, column_end;
 } block;
 
-enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };     /* see int8_tiles.c */
-enum { MOST_TILE_ROWS = 12 };                                 /* see float_tiles.c */
-enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, FEW_ROWS = 16, FEW_FLOAT_ROWS = 4 }; /* the largest blocks */
+enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };       /* see int8_tiles.c */
+enum { MOST_BYTE_TILE_ROWS = 6, PIECE = 1024 };               /* see group_panels.c */
+enum { MOST_TILE_ROWS = 12 };                                 /* see float_tiles.c; tiles of bytes divide it */
+enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256 };               /* the largest blocks */
+enum { FEW_ROWS = 16, FEW_GROUP_ROWS = 4, FEW_FLOAT_ROWS = 4 };
 enum { MOST_GROUPS = 1024, SPARE = 16, WIDEST_STRIPE = 16 }; /* see stripes.c */
 enum { OF_SCALES = 2 * WIDEST_STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
-enum { SCRATCH = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH + OF_SCALES }; /* bytes, of each thread */
+enum { OF_NUMBERS = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH };   /* what is packed for tiles, or last lines of a block */
+enum { OF_SUMS = (BLOCK_ROWS + MOST_TILE_ROWS) * BLOCK_COLUMNS * sizeof(float) }; /* of the tiles of a block */
+enum { SCRATCH = OF_NUMBERS + OF_SCALES + OF_SUMS };         /* bytes, of each thread */
 
 typedef void kernel(const product* p, const block* b, uint8_t* scratch);
-HIDDEN kernel int8_tiles, int8_rows;
+HIDDEN kernel int8_tiles, int8_rows, group_panels;
 HIDDEN kernel integer_rows_avx512, group_tiles_avx512, float_rows_avx512, float_tiles_avx512;
 HIDDEN kernel integer_rows_avx2, group_tiles_avx2, float_rows_avx2, float_tiles_avx2;
 
