@@ -94,7 +94,7 @@ def int4_matmul(lhs: jax.Array, rhs: jax.Array, table: tuple[int, ...]) -> jax.A
 def group_matmul(
     lhs: jax.Array, lhs_scale: jax.Array, rhs: jax.Array, scales: Scales, stored: StoredRows
 ) -> jax.Array:
-    """The product of integers in groups: exact in a step of 64 bytes, these summed in float32.
+    """The product of integers in groups: exact within a group, or 1,024 numbers of it, and these summed in float32.
 
     Args:
         lhs: int8 `(..., m, k)`.

@@ -107,6 +107,31 @@ def test_many_rows_of_floats_and_leading_axes(kernel):
             close(got[i, j], x[i, 0], np.asarray(INT4)[indices[0, j]] * scale[0, j].T)
 
 
+@pytest.mark.parametrize(
+    ("k", "group", "bits"), [(2305, 0, 4), (2560, 1280, 8), (2112, 8, 4), (2052, 4, 8), (2176, 128, 4)]
+)
+def test_many_rows_of_groups(kernel, k, group, bits):
+    """More rows than a block has, several matrices, groups of several pieces and pieces of several groups."""
+    m, n, number, stored = 199, 70, k // (group or k), StoredRows(INT4 if bits == 4 else None, group)
+    draw, x = np.random.default_rng(k), integers(0, 2, 1, m, k)
+    x[0, 0, :3] = -128
+    if bits == 4:
+        indices, payload = halves(1, 1, 3, n, k)
+        numbers = np.asarray(INT4)[indices]
+    else:
+        payload = numbers = integers(1, 1, 3, n, k)
+    scale = draw.uniform(0.5, 2, (1, 3, number, n)).astype(np.float32)
+    zero = draw.integers(-8, 8, scale.shape).astype(np.int8)
+    for of_x, with_zero in ((1, False), (1, True), (number, True)):
+        x_scale = draw.uniform(0.5, 2, (2, 1, m, of_x)).astype(np.float32)
+        got = group_matmul(x, x_scale, payload, Scales(scale, zero if with_zero else None), stored)
+        for i in range(2):
+            left = x[i, 0] * np.repeat(x_scale[i, 0], k // of_x, 1).astype(np.float64)
+            for j in range(3):
+                wide, zeros = (np.repeat(x[0, j], k // number, 0).T for x in (scale, zero * with_zero))
+                close(got[i, j], left, (numbers[0, j] - zeros.astype(np.float64)) * wide)
+
+
 @pytest.mark.parametrize("by_column", [False, True])
 def test_scales_and_zero_points_in_a_byte(kernel, by_column):
     """The same bits as those of the floats that they stand for; every code is one of the scales."""
