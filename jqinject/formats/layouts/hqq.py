@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import FLOATS, Settings
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix
@@ -110,7 +110,7 @@ def _check_rows(packed: Tensor, module: str, bits: int, view: tuple[int, int]) -
     if packed.shape[0] != rows or columns != view[1] or (bits != 3 and view[0] % _share(bits)):
         raise CheckpointError(
             f"{module}.W_q has {packed.shape[0]}x{packed.shape[1]} of {packed.dtype.name}; {view[0]}x{view[1]} codes "
-            f"of {bits} bits need {rows} rows"
+            f"of {bits} bits need {rows} rows{CONTRADICTION}"
         )
 
 
