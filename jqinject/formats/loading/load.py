@@ -140,17 +140,7 @@ def load(
         put_cache_scales(model, plan.caches, caches)
     low = [each for each in plan.assignments if each.is_low]
     whole = [each for each in low if not keeps_payload(opened, each, not over_base)]
-    if whole:
-        shown = ", ".join(each.path for each in whole[:4]) + (
-            f" and {len(whole) - 4} more" if len(whole) > 4 else ""
-        )
-        warnings.warn(
-            f"load: the groups of {shown} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
-            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
-            "joined, or adapters lie above",
-            DequantizedWarning,
-            stacklevel=2,
-        )
+    _tell_floats(whole)
     kept = [each for each in low if each not in whole]
     if over_base:
         refuse_caches(plan.caches)
@@ -175,6 +165,21 @@ def load(
     put_orders(loaded, [order for order in orders if order is not None])
     put_ranges_of_stacks(loaded, opened, kept)
     return loaded
+
+
+def _tell_floats(whole: list[Assignment]) -> None:
+    """Warn of matrices in low bits that become floats."""
+    if whole:
+        shown = ", ".join(each.path for each in whole[:4]) + (
+            f" and {len(whole) - 4} more" if len(whole) > 4 else ""
+        )
+        warnings.warn(
+            f"load: the groups of {shown} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
+            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
+            "joined, or adapters lie above",
+            DequantizedWarning,
+            stacklevel=3,
+        )
 
 
 def _opened(model: nnx.Module, checkpoint: Any) -> Checkpoint:

@@ -107,7 +107,9 @@ class LoadPlan:
             if idle:
                 shown = "\n  ".join(idle)
                 warnings.warn(
-                    f"{checkpoint.path}:\n  {shown}\n  cure: leave them out", IdleNameWarning, stacklevel=3
+                    f"{checkpoint.path}:\n  {shown}\n  cure: correct them, or leave them out",
+                    IdleNameWarning,
+                    stacklevel=3,
                 )
             return
         lines = idle + [f"no parameter of the model is for {name}" for name in self.unknown]
