@@ -19,6 +19,7 @@ from jqinject.formats.loading.name_tables import TUNIX as TUNIX
 from jqinject.formats.loading.name_tables import TUNIX_GEMMA3 as TUNIX_GEMMA3
 from jqinject.formats.loading.names import Name as Name
 from jqinject.formats.loading.plan import Assignment as Assignment
+from jqinject.formats.loading.plan import IdleNameWarning as IdleNameWarning
 from jqinject.formats.loading.plan import LoadPlan as LoadPlan
 from jqinject.formats.readers import inspect_checkpoint as inspect_checkpoint
 from jqinject.formats.stored_matrix import InputFormat as InputFormat

@@ -162,10 +162,19 @@ def _gguf(place: Path) -> Checkpoint:
         raise CheckpointError(
             f"{place} may hold code (a pickle): it is not opened.\n  cure: convert it to safetensors"
         )
+    if place.suffix.lower() != ".gguf" and not _begins(place, b"GGUF"):
+        raise CheckpointError(
+            f"{place} is no checkpoint.\n  cure: a folder with .safetensors files, one of them, or a .gguf file"
+        )
     blocks, values = open_gguf(place)
     matrices, arrays = read_gguf(blocks, place.name)
     by_name = {matrix.name: matrix for matrix in matrices}
     return Checkpoint(str(place), "gguf", by_name, arrays, values, tuple(by_name))
+
+
+def _begins(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jqinject.formats.contents import PACKED, Contents, StoredArray
+from jqinject.formats.files.gguf_files import gguf_reader
 from jqinject.formats.files.libraries import broken, library
 
 CODE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -74,15 +75,7 @@ def _bits(kind: str) -> int:
 
 
 def _in_gguf(path: Path) -> Iterator[StoredArray]:
-    gguf = library("gguf", path)
-    size = path.stat().st_size
-    try:
-        tensors = list(gguf.GGUFReader(str(path)).tensors)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError) as error:
-        raise broken(path, "a GGUF file", error) from None
-    for tensor in tensors:
-        if int(tensor.data_offset) + int(tensor.n_bytes) > size:
-            raise broken(path, "a GGUF file", f"{tensor.name} ends beyond it")
+    for tensor in gguf_reader(path).tensors:
         shape = tuple(int(length) for length in reversed(tensor.shape.tolist()))
         yield StoredArray(str(tensor.name), tensor.tensor_type.name, shape, int(tensor.n_bytes))
 

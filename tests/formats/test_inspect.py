@@ -123,10 +123,17 @@ def test_gguf(gguf_file):
     assert found.coverage == 2304 / 2560
 
 
-@pytest.mark.parametrize("kept", [20, 100, 2000])
-def test_gguf_cut_short(gguf_file, kept):
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        (20, "its header cannot be read"),
+        (100, "its header cannot be read"),
+        (2000, "the data of w, Q4_0, end"),
+    ],
+)
+def test_gguf_cut_short(gguf_file, kept, why):
     gguf_file.write_bytes(gguf_file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match="is not a GGUF file, or not a whole one"):
+    with pytest.raises(ValueError, match=f"is not a GGUF file, or not a whole one: {why}"):
         inspect_checkpoint(gguf_file)
 
 

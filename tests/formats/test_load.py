@@ -1,6 +1,7 @@
 """Checkpoints of other libraries in models: the numbers of the file, in its bytes, and refusals that change nothing."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jqinject import unfreeze
 from jqinject.formats import (
     CheckpointError,
     DequantizedWarning,
+    IdleNameWarning,
     Name,
     explain_load,
     load,
@@ -307,6 +309,11 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), k=np.ones((2, 8))))
     with pytest.raises(TypeError, match="load puts a checkpoint into an NNX module, got function"):
         load(lambda x: x, found)  # pyright: ignore[reportArgumentType]
+    served = load(Two(), found)
+    with pytest.raises(ValueError, match="takes a float model; this one has quantized weights: k, q"):
+        load(served, found)
+    with pytest.raises(CheckpointError, match=r"config\.json is no checkpoint"):
+        load(Two(), tmp_path / "config.json")
     with pytest.raises(TypeError, match=r"names are .* got 3"):
         load(Two(), found, names=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"ignore is \('\(',\), expected regular expressions"):
@@ -336,6 +343,18 @@ def test_settings_of_another_type_or_that_are_not_read_are_refused(tmp_path: Pat
         (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
         with pytest.raises(CheckpointError, match=match):
             read_checkpoint(folder)
+
+
+def test_a_rule_that_is_for_no_tensor_is_told(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), k=np.ones((2, 8))))
+    names = {"q.weight": "q.kernel", "k.weight": "k.kernel", "kk.weight": "k.kernel"}
+    told = r"names: no tensor is called kk\.weight; did you mean 'k\.weight'"
+    with pytest.warns(IdleNameWarning, match=told):
+        load(Two(), found, names=names)
+    assert re.search(told, str(explain_load(Two(), found, names=names)))
+    del names["k.weight"]
+    with pytest.raises(CheckpointError, match=f"{told}.*\n  no parameter of the model is for k"):
+        load(Two(), found, names=names)
 
 
 def test_a_rule_for_a_parameter_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ import numpy as np
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.libraries import broken, library
 
+# What the library raises where bytes are not what they should be.
+ERRORS = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError)
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -36,24 +39,12 @@ def open_gguf(path: Path) -> tuple[dict[str, Blocks], dict[str, Any]]:
         CheckpointError: it is broken, or not a whole one.
         MissingLibraryError: the library gguf is not installed.
     """
-    gguf = library("gguf", path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start != b"GGUF":
-        raise broken(path, "a GGUF file", f"it begins with {start!r}, not with b'GGUF'")
-    try:
-        reader = gguf.GGUFReader(str(path))
-        tensors = list(reader.tensors)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError) as error:
-        raise broken(path, "a GGUF file", error) from None
+    reader = gguf_reader(path)
     found: dict[str, Blocks] = {}
-    for tensor in tensors:
+    for tensor in reader.tensors:
         name = str(tensor.name)
-        if int(tensor.data_offset) + int(tensor.n_bytes) > size:
-            raise broken(path, "a GGUF file", f"the data of {name} end beyond it")
         if name in found:
-            raise CheckpointError(f"{path.name} has two tensors {name}")
+            raise CheckpointError(f"{path.name} has two tensors {name}.\n  cure: fetch or write it again")
         shape = tuple(int(length) for length in reversed(tensor.shape.tolist()))
         data = np.asarray(tensor.data)
         raw = data.view(np.uint8).reshape(-1) if data.flags.c_contiguous else data.tobytes()
@@ -63,3 +54,44 @@ def open_gguf(path: Path) -> tuple[dict[str, Blocks], dict[str, Any]]:
         )
     values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     return found, values
+
+
+def gguf_reader(path: Path) -> Any:
+    """The library's reader of a GGUF file.
+
+    Raises:
+        CheckpointError: it is broken, or not a whole one; the message names the tensor.
+        MissingLibraryError: the library gguf is not installed.
+    """
+    gguf = library("gguf", path)
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start != b"GGUF":
+        raise broken(path, "a GGUF file", f"it begins with {start!r}, not with b'GGUF'")
+
+    class Reader(gguf.GGUFReader):
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            """Tensors one after the other, so that an error can say which one."""
+            found = []
+            for field in fields:
+                try:
+                    super()._build_tensors(start_offs, [field])
+                except ERRORS:
+                    raise broken(path, "a GGUF file", _of_tensor(gguf, field)) from None
+                found += self.tensors
+            self.tensors = found
+
+    try:
+        return Reader(str(path))
+    except CheckpointError:
+        raise
+    except ERRORS as error:
+        raise broken(path, "a GGUF file", f"its header cannot be read: {error}") from None
+
+
+def _of_tensor(gguf: Any, field: Any) -> str:
+    """Why a tensor cannot be read."""
+    kind = int(field.parts[4][0])
+    if kind not in {int(each) for each in gguf.GGMLQuantizationType}:
+        return f"{field.name} has the type {kind}, which is not known"
+    return f"the data of {field.name}, {gguf.GGMLQuantizationType(kind).name}, end beyond it"

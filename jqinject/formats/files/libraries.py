@@ -26,7 +26,7 @@ def library(name: str, path: Path) -> Any:
 
 def broken(path: Path, kind: str, why: Any) -> CheckpointError:
     """The error of a file that cannot be read as what it claims to be."""
-    reason = " ".join(str(why).split())[:200]
+    reason = " ".join(str(why).split())[:200].rstrip(".")
     return CheckpointError(
         f"{path} is not {kind}, or not a whole one: {reason}.\n  cure: fetch or write it again"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,12 @@ class Tensors:
             got = "x".join(map(str, found.shape)) or "()"
             raise CheckpointError(
                 f"{name} ({found.file}) has the shape {got}, expected {shown}{': ' + why if why else ''}"
+                + CONTRADICTION
             )
         names = (dtype,) if isinstance(dtype, str) else dtype
         if names is not None and found.dtype.name not in names:
             raise CheckpointError(
-                f"{name} ({found.file}) is {found.dtype.name}, expected {' or '.join(names)}"
+                f"{name} ({found.file}) is {found.dtype.name}, expected {' or '.join(names)}" + CONTRADICTION
             )
         self.used.add(name)
         return found
@@ -98,7 +99,9 @@ class Tensors:
         if found.shape not in shapes:
             expected = " or ".join("x".join(map(str, shape)) or "()" for shape in shapes)
             got = "x".join(map(str, found.shape)) or "()"
-            raise CheckpointError(f"{name} ({found.file}) has the shape {got}, expected {expected}: {why}")
+            raise CheckpointError(
+                f"{name} ({found.file}) has the shape {got}, expected {expected}: {why}{CONTRADICTION}"
+            )
         return found
 
     def text(self, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings
 from jqinject.formats.layouts.nibbles import high_nibble_first
@@ -73,13 +73,18 @@ def _integers(tensors: Tensors, module: str) -> StoredMatrix:
 def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
     raw = tensors.take(name)
     if name + STATE + kind not in tensors:
-        raise CheckpointError(f"{name} has no {STATE[1:]}{kind}, so its shape and its blocks are unknown")
+        raise CheckpointError(
+            f"{name} has no {STATE[1:]}{kind}, so its shape and its blocks are unknown.\n  cure: fetch it again"
+        )
     state = _state(tensors.text(name + STATE + kind), name, kind)
     shape, block = _sizes(state, name)
     size = math.prod(raw.shape) * raw.dtype.itemsize
     count = math.prod(shape)
     if size != -(-count // 2):
-        raise CheckpointError(f"{name} has {size} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}")
+        needed = -(-count // 2)
+        raise CheckpointError(
+            f"{name} has {size} bytes; the shape {shape} in 4 bits needs {needed}{CONTRADICTION}"
+        )
     table = tensors.take(f"{name}.quant_map", (16,), "float32")
     blocks = -(-count // block)
     absmax = tensors.take(

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.inject.errors import did_you_mean
 
@@ -115,7 +115,9 @@ def checked_groups(found: Tensor, name: str, groups: int) -> Tensor:
     wrong = np.flatnonzero((held < 0) | (held >= groups))
     if wrong.size:
         at = int(wrong[0])
-        raise CheckpointError(f"{name}[{at}] is {int(held[at])}, but there are {groups} groups, from 0 on")
+        raise CheckpointError(
+            f"{name}[{at}] is {int(held[at])}, but there are {groups} groups, from 0 on{CONTRADICTION}"
+        )
     return found
 
 

@@ -17,15 +17,15 @@ Shape = tuple[int, int]
 def packed_integers(arrays: Arrays, shape: Shape, block: Shape, bits: int) -> Numbers:
     """Streams of integers along the rows; zero points likewise, but down the columns."""
     offset = 1 << (bits - 1)
-    codes = _signed(_unpacked(arrays["weight_packed"].read(), bits, shape[1]), offset)
+    streams = [(arrays["weight_packed"].read(), shape[1])]
     zero = arrays.get("weight_zero_point")
+    is_packed = zero is not None and zero.dtype.itemsize == 4
+    if zero is not None and is_packed:
+        streams.append((np.ascontiguousarray(zero.read().T), shape[0]))
+    unpack = unpack_padded_words if _is_padded(streams, bits) else unpack_stream
+    codes, *down = (_signed(unpack(words, bits, count), offset) for words, count in streams)
+    zero_point = None if zero is None else down[0].T if is_packed else as_blocks(zero.read())
     scale = as_blocks(arrays["weight_scale"].read())
-    zero_point = None
-    if zero is not None and zero.dtype.itemsize == 4:
-        down = np.ascontiguousarray(zero.read().T)
-        zero_point = _signed(_unpacked(down, bits, shape[0]), offset).T
-    elif zero is not None:
-        zero_point = as_blocks(zero.read())
     order = arrays.get("weight_g_idx")
     return Numbers(codes, scale, block, zero_point, group_of_column=None if order is None else order.read())
 
@@ -56,17 +56,29 @@ def nvfp4(arrays: Arrays, shape: Shape, block: Shape, bits: int) -> Numbers:
     return Numbers(codes, scale, block, factor=np.float32(1.0 / whole), table=E2M1)
 
 
-def _unpacked(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Numbers of words: a dense stream, or as older releases packed them, whole numbers in each word."""
-    share = 32 // bits
-    dense = -(-count * bits // 32)
-    padded = -(-count // share)
-    unused = np.uint32(0xFFFFFFFF) << np.uint32(share * bits) if share * bits < 32 else np.uint32(0)
-    is_padded = words.shape[-1] != dense
-    if dense == padded and dense > 1 and unused:
-        # Both would fit: only the older way leaves bits unused.
-        is_padded = not np.any(np.ascontiguousarray(words).view(np.uint32)[..., :-1] & unused)
-    return unpack_padded_words(words, bits, count) if is_padded else unpack_stream(words, bits, count)
+def words_of(count: int, bits: int) -> tuple[int, int]:
+    """The words of a stream of numbers: of a dense one, and with whole numbers in each word, as older releases packed.
+
+    Example:
+        >>> words_of(96, 4), words_of(96, 3)
+        ((12, 12), (9, 10))
+    """
+    return -(-count * bits // 32), -(-count // (32 // bits))
+
+
+def _is_padded(streams: list[tuple[np.ndarray, int]], bits: int) -> bool:
+    """Whether words hold whole numbers; by how many they are, and where both ways fit by the bits that this leaves."""
+    for words, count in streams:
+        dense, padded = words_of(count, bits)
+        if dense != padded:
+            return words.shape[-1] == padded
+    used = 32 // bits * bits  # of a word; the last one of a dense stream has unused bits too
+    before = [np.ascontiguousarray(words).view(np.uint32)[..., :-1] for words, _ in streams]
+    return (
+        used < 32
+        and any(each.size for each in before)
+        and not any(np.any(each >> np.uint32(used)) for each in before)
+    )
 
 
 def _signed(codes: np.ndarray, offset: int) -> np.ndarray:

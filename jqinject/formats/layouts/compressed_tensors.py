@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, checked_groups, scale_of
-from jqinject.formats.layouts.compressed_decoding import DECODERS, Arrays
+from jqinject.formats.layouts.compressed_decoding import DECODERS, Arrays, words_of
 from jqinject.formats.layouts.compressed_inputs import input_format
 from jqinject.formats.stored_matrix import NumberFormat, StoredMatrix
 
@@ -130,8 +130,9 @@ class _Reader:
         """The module's matrix, laid out as `kind` says."""
         is_int = kind in (PACKED_INTEGERS, PLAIN_INTEGERS)
         self.settings.choice("type", ("int",) if is_int else ("float",), "int")
-        widths = {PACKED_INTEGERS: range(2, 9), PLAIN_INTEGERS: (8,), NVFP4: (4,), MXFP4: (4,), MXFP6: (6,)}
-        self.settings.choice("num_bits", tuple(widths.get(kind, (8,))))
+        widths = {NVFP4: (4,), MXFP4: (4,), MXFP6: (6,)}
+        widths |= dict.fromkeys((PACKED_INTEGERS, PLAIN_INTEGERS), tuple(range(2, 9)))
+        self.settings.choice("num_bits", widths.get(kind, (8,)))
         if kind == PACKED_INTEGERS:
             shape = self._packed_words()
         elif kind in (NVFP4, MXFP4, MXFP6):
@@ -167,11 +168,14 @@ class _Reader:
         words = self._take("weight_packed", shape=(None, None), dtype="int32")
         stated = self._take("weight_shape", shape=(2,), dtype=("int64", "int32")).read()
         shape = int(stated[0]), int(stated[1])
-        fitting = {math.ceil(shape[1] * self.bits / 32), math.ceil(shape[1] / (32 // self.bits))}
-        if min(shape) < 0 or words.shape[0] != shape[0] or words.shape[1] not in fitting:
+        if (
+            min(shape) < 0
+            or words.shape[0] != shape[0]
+            or words.shape[1] not in words_of(shape[1], self.bits)
+        ):
             raise CheckpointError(
                 f"{self.module}.weight_shape says {shape[0]}x{shape[1]}; weight_packed has {words.shape[0]} rows of "
-                f"{words.shape[1]} words, which do not hold {shape[1]} numbers of {self.bits} bits each"
+                f"{words.shape[1]} words, which do not hold {shape[1]} numbers of {self.bits} bits each{CONTRADICTION}"
             )
         return shape
 
@@ -205,8 +209,7 @@ class _Reader:
             self.arrays["weight_global_scale"] = scale_of(
                 self.tensors, f"{self.module}.weight_global_scale", [(1,), ()], "one scale of the tensor"
             )
-        if self.has_zero_point:
-            self._zero_points(kind, shape, shapes)
+        self._zero_points(kind, shape, shapes)
         if f"{self.module}.weight_g_idx" in self.tensors:
             name = f"{self.module}.weight_g_idx"
             found = self._take("weight_g_idx", shape=(shape[1],), dtype=("int32", "int64"))
@@ -216,17 +219,22 @@ class _Reader:
                 del self.arrays["weight_g_idx"]
 
     def _zero_points(self, kind: str, shape: tuple[int, int], shapes: list[tuple[int, ...]]) -> None:
-        why = "the settings say symmetric = false"
-        if kind == PACKED_INTEGERS and len(shapes[0]) == 2 and self.strategy != "tensor":
-            fitting = {math.ceil(shape[0] * self.bits / 32), math.ceil(shape[0] / (32 // self.bits))}
-            packed = [(rows, shapes[0][1]) for rows in sorted(fitting)]
-            self.arrays["weight_zero_point"] = self.tensors.of_shape(
-                f"{self.module}.weight_zero_point", packed, f"zero points of {shape[0]} rows, packed; {why}"
+        name, why = f"{self.module}.weight_zero_point", "the settings say symmetric = false"
+        if not self.has_zero_point:
+            if name in self.tensors and np.any(self.tensors.take(name).read()):
+                raise CheckpointError(
+                    f"{name} is there, but the settings say symmetric = true{CONTRADICTION}"
+                )
+            return
+        if kind == PACKED_INTEGERS and self.strategy in ("group", "channel"):  # others are not packed
+            both, columns = words_of(shape[0], self.bits), words_of(shape[1], self.bits)
+            wide, groups = self.arrays["weight_packed"].shape[1], shapes[0][1]
+            # The same way as the weight.
+            shapes = sorted(
+                {(rows, groups) for rows, each in zip(both, columns, strict=True) if each == wide}
             )
-        else:
-            self.arrays["weight_zero_point"] = self.tensors.of_shape(
-                f"{self.module}.weight_zero_point", shapes, why
-            )
+            why = f"zero points of {shape[0]} rows, packed; {why}"
+        self.arrays["weight_zero_point"] = self.tensors.of_shape(name, shapes, why)
 
     def _block(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns that share a scale."""

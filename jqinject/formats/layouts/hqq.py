@@ -8,10 +8,30 @@ from functools import partial
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import FLOATS, Settings
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix
+
+# Tensors of a layer that say what others say too, or nothing that its numbers need.
+SETTINGS = (
+    "nbits",
+    "axis",
+    "group_size",
+    "channel_wise",
+    "compute_dtype",
+    "encoded_state_dict",
+    "offload_meta",
+    "optimize",
+    "packing",
+    "quant_scale",
+    "quant_zero",
+    "round_zero",
+    "stores_quant_config",
+    "unpack_view_dtype",
+    "view_as_float",
+    "quant_config",
+)
 
 
 def read_hqq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -56,28 +76,7 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
                 f"{module}.{end} is {each.dtype.name}: statistics that are quantized are not read"
             )
     _check_rows(packed, module, bits, view)
-    settings = (
-        *(
-            "nbits",
-            "axis",
-            "group_size",
-            "channel_wise",
-            "compute_dtype",
-            "encoded_state_dict",
-            "offload_meta",
-        ),
-        *(
-            "optimize",
-            "packing",
-            "quant_scale",
-            "quant_zero",
-            "round_zero",
-            "stores_quant_config",
-            "unpack_view_dtype",
-        ),
-        *("view_as_float", "quant_config"),
-    )
-    for name in settings:
+    for name in SETTINGS:
         if f"{module}.{name}" in tensors:
             tensors.take(f"{module}.{name}")
     kind = NumberFormat("int", bits, signed=False, has_zero_point=True)
@@ -110,7 +109,7 @@ def _check_rows(packed: Tensor, module: str, bits: int, view: tuple[int, int]) -
     if packed.shape[0] != rows or columns != view[1] or (bits != 3 and view[0] % _share(bits)):
         raise CheckpointError(
             f"{module}.W_q has {packed.shape[0]}x{packed.shape[1]} of {packed.dtype.name}; {view[0]}x{view[1]} codes "
-            f"of {bits} bits need {rows} rows"
+            f"of {bits} bits need {rows} rows{CONTRADICTION}"
         )
 
 

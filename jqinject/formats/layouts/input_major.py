@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from jqinject.formats.bits import unpack_stream
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, checked_groups, groups_of, integer_dtype, scale_of
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix
@@ -50,7 +50,7 @@ def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> Sto
     if words.shape[0] != math.ceil(inputs * bits / 32):
         raise CheckpointError(
             f"{module}.qweight has {words.shape[0]} rows of words; {inputs} inputs of {bits} bits need "
-            f"{math.ceil(inputs * bits / 32)}"
+            f"{math.ceil(inputs * bits / 32)}{CONTRADICTION}"
         )
     groups = groups_of(inputs, size)
     scales = _scales(tensors, module, groups, outputs, size, f" of {bits} bits")

@@ -13,6 +13,7 @@ import numpy as np
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, as_blocks
+from jqinject.formats.layouts.torchao_inputs import torchao_input
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix
 
 INTEGERS, FLOATS, UNPACKED = "Int8Tensor", "Float8Tensor", "IntxUnpackedToInt8Tensor"
@@ -56,8 +57,6 @@ def _matrix(tensors: Tensors, name: str, held: Mapping[str, Any]) -> StoredMatri
     module, _, parameter = name.rpartition(".")
     start = f"{module}._{parameter}_" if module else f"_{parameter}_"
     data = Settings(held.get("_data"), f"the metadata of {name}")
-    if any(data.held.get(key) is not None for key in ("act_quant_kwargs", "activation_quantization")):
-        raise CheckpointError(f"{name}: inputs that torchao quantizes are not read")
     codes = tensors.take(f"{start}qdata", (None, None), "float8_e4m3fn" if kind == FLOATS else "int8")
     rows, columns = codes.shape
     block = data.held.get("block_size")
@@ -78,7 +77,8 @@ def _matrix(tensors: Tensors, name: str, held: Mapping[str, Any]) -> StoredMatri
     )
     parts = tuple(f"{start}{end}" for end in ("qdata", "scale", "zero_point") if f"{start}{end}" in tensors)
     decode = partial(_decode, codes, scale, zero, (block[0], block[1]))
-    return StoredMatrix(name, (rows, columns), form, f"torchao {kind}", parts, rows * columns, decode)
+    made = StoredMatrix(name, (rows, columns), form, f"torchao {kind}", parts, rows * columns, decode)
+    return made.with_input(torchao_input(tensors, start, data))
 
 
 def _bits(data: Settings, kind: Any, name: str) -> int:

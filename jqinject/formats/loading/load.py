@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,17 +24,13 @@ from jqinject.formats.loading.caches import (
     put_cache_scales,
     refuse_caches,
 )
-from jqinject.formats.loading.column_orders import column_order, keeps_payload, permuted, put_orders
+from jqinject.formats.loading.column_orders import column_order, keeps_payload, put_orders
 from jqinject.formats.loading.dtypes import rounded
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
-from jqinject.formats.loading.quantizers import input_quantizer, put_ranges
-from jqinject.formats.stored_matrix import InputFormat
-from jqinject.model import LowBits, LowCoverageWarning, Rule, load_frozen, quantize
-from jqinject.model.quantizing.counterparts import counterpart_of
+from jqinject.formats.loading.rules import put_ranges_of_stacks, refuse_quantized, rules_of
+from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.quant import Int8WeightPerChannelFloat
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -106,9 +99,11 @@ def load(
         FileNotFoundError, CheckpointError, MissingLibraryError: see `read_checkpoint`; tensors and parameters that do
             not fit one another.
         TypeError: `model` is not an NNX module; `names` are no rules.
-        ValueError: rules that name no parameter; `ignore` holds no regular expressions; see `quantize`.
+        ValueError: rules that name no parameter; `ignore` holds no regular expressions; weights that are quantized
+            already; see `quantize`.
 
     Warns:
+        IdleNameWarning: a rule of `names`, other than those of ready tables, is for no tensor.
         DequantizedWarning: matrices whose groups follow no axis became floats (HQQ's axis 0, if its groups do not
             divide the outputs, or if matrices are joined, divided, or have heads as an axis).
 
@@ -132,6 +127,9 @@ def load(
         (dtype('int8'), 0.126)
     """
     opened = _opened(model, checkpoint)
+    over_base = is_adapted(model)
+    if not over_base:
+        refuse_quantized(model)
     proxies = cache_proxies(model)
     plan = _plan(model, opened, names, ignore, proxies)
     plan.check(opened)
@@ -141,26 +139,15 @@ def load(
         model = nnx.clone(model, graph=True)
         put_cache_scales(model, plan.caches, caches)
     low = [each for each in plan.assignments if each.is_low]
-    over_base = is_adapted(model)
     whole = [each for each in low if not keeps_payload(opened, each, not over_base)]
-    if whole:
-        shown = ", ".join(each.path for each in whole[:4]) + (
-            f" and {len(whole) - 4} more" if len(whole) > 4 else ""
-        )
-        warnings.warn(
-            f"load: the groups of {shown} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
-            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
-            "joined, or adapters lie above",
-            DequantizedWarning,
-            stacklevel=2,
-        )
+    _tell_floats(whole)
     kept = [each for each in low if each not in whole]
     if over_base:
         refuse_caches(plan.caches)
         adapted = nnx.clone(model, graph=True)
         put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
         return adapted
-    rules = [*_rules(model, opened, kept), *cache_rules(plan.caches, caches)]
+    rules = [*rules_of(model, opened, kept), *cache_rules(plan.caches, caches)]
     graphdef, state = nnx.split(model, graph=True)
     arrays = _arrays(model, opened, plan, {each.path for each in kept})
     if not rules:
@@ -176,8 +163,23 @@ def load(
     loaded = load_frozen(make, arrays)
     orders = [column_order(opened, each) for each in kept]
     put_orders(loaded, [order for order in orders if order is not None])
-    _put_ranges_of_stacks(loaded, opened, kept)
+    put_ranges_of_stacks(loaded, opened, kept)
     return loaded
+
+
+def _tell_floats(whole: list[Assignment]) -> None:
+    """Warn of matrices in low bits that become floats."""
+    if whole:
+        shown = ", ".join(each.path for each in whole[:4]) + (
+            f" and {len(whole) - 4} more" if len(whole) > 4 else ""
+        )
+        warnings.warn(
+            f"load: the groups of {shown} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
+            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
+            "joined, or adapters lie above",
+            DequantizedWarning,
+            stacklevel=3,
+        )
 
 
 def _opened(model: nnx.Module, checkpoint: Any) -> Checkpoint:
@@ -238,57 +240,6 @@ def _of_checkpoints(index: ModelIndex) -> Iterator[tuple[str, Any]]:
         id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)
     }
     yield from ((dotted(path), node) for path, node in frozen.values())
-
-
-def _rules(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) -> list[Rule]:
-    """A rule for each matrix: that of its layer, if this is one that quantizers go into; else of the parameter."""
-    layers = {dotted(path): node for path, node in ModelIndex(model).places if isinstance(node, nnx.Module)}
-    made = []
-    for each in kept:
-        module, _, _ = each.path.rpartition(".")
-        is_layer = module in layers and counterpart_of(layers[module]) is not None
-        inputs, order = (
-            input_quantizer(_input_of(checkpoint, each), each.path),
-            column_order(checkpoint, each),
-        )
-        made.append(
-            Rule(
-                re.escape(module if is_layer else each.path),
-                weight_quant=Int8WeightPerChannelFloat,
-                input_quant=inputs if order is None else permuted(inputs, order),
-            )
-        )
-    return made
-
-
-def _input_of(checkpoint: Checkpoint, each: Assignment) -> InputFormat | None:
-    """How the input of a parameter is quantized; by the widest range of those of its matrices, which all hold."""
-    found = [checkpoint.matrices[name].input_format for name, _ in each.sources]
-    known = [one for one in found if one is not None]
-    scales = [(float(one.scale.max()), at) for at, one in enumerate(known) if one.scale is not None]
-    if scales:
-        return known[max(scales)[1]]
-    whole = [
-        (float(one.global_scale.min()), at) for at, one in enumerate(known) if one.global_scale is not None
-    ]
-    return known[min(whole)[1]] if whole else found[0]
-
-
-def _put_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) -> None:
-    """Give each layer of a stack its own static input range; until now all have the widest."""
-    stacks = {each.path.rpartition(".")[0]: each for each in kept if each.depth}
-    for path, node in ModelIndex(model).places if stacks else ():
-        each = stacks.get(dotted(path))
-        proxy = vars(node).get("input_quant") if isinstance(node, QuantWeightLayer) else None
-        if each is None or not isinstance(proxy, nnx.Module):
-            continue
-        share = len(each.sources) // math.prod(each.depth)
-        single = [
-            replace(each, sources=each.sources[at : at + share]) for at in range(0, len(each.sources), share)
-        ]
-        given = [_input_of(checkpoint, one) for one in single]
-        if all(one is not None and one.scale is not None for one in given):
-            put_ranges(proxy, [one for one in given if one is not None], each.depth)
 
 
 def _arrays(

@@ -102,3 +102,6 @@ def _fused() -> tuple[Name, ...]:
 FUSED = _fused()
 """Checkpoints with fused `qkv_proj` and `gate_up_proj` (Phi's, vLLM's) for models of Flax's layers, called as in
 `transformers` without `model.`, that have them apart. Where nothing is fused such a model needs no names."""
+
+READY = (*TUNIX, *TUNIX_GEMMA3, *FUSED)
+"""All rules of these tables, which are for several models: none has a tensor for each of them."""

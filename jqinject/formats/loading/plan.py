@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,15 +15,16 @@ from jqinject.formats.loading.axes import Axes
 from jqinject.formats.loading.cache_names import CacheScale, cache_target, unused_scales
 from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
 from jqinject.formats.loading.guessed_axes import axes_of_tree, guessed_axes
+from jqinject.formats.loading.matching import PREFIXES, by_likeness, by_rules, idle_rules
 from jqinject.formats.loading.names import Name, Names, checked_names
-from jqinject.inject.errors import did_you_mean
 from jqinject.terminal import table
 
-# Names of parameters in the models of JAX that hold what a checkpoint calls a weight.
-LEAVES = ("kernel", "embedding", "scale", "weight", "w", "value")
-PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "transformer.")
 # Buffers that no parameter needs, and scales of caches, which are left unless a name or an attention layer takes them.
 LEFT = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v|q|kv)_scale", r".*rope_freqs\.weight")
+
+
+class IdleNameWarning(UserWarning):
+    """A rule of `names` is for no tensor of the checkpoint; perhaps it is misspelt."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class LoadPlan:
         missing: parameters that no tensor is for.
         unknown: tensors that should be for a parameter and are not, each with what is known.
         caches: quantizers of keys and values that get a scale of the checkpoint.
+        idle: rules of names that no tensor has.
     """
 
     assignments: tuple[Assignment, ...]
@@ -77,6 +80,7 @@ class LoadPlan:
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = field(default=())
     caches: tuple[CacheScale, ...] = ()
+    idle: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [each.row() for each in self.assignments]
@@ -86,6 +90,7 @@ class LoadPlan:
         lines += [note] if (note := unused_scales(self.left)) else []
         lines += [f"no parameter for: {name}" for name in self.unknown]
         lines += [f"no tensor for: {path}" for path in self.missing]
+        lines += [f"names: no tensor is called {rule}" for rule in self.idle]
         return "\n".join(lines)
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -93,16 +98,27 @@ class LoadPlan:
 
         Raises:
             CheckpointError: names them.
+
+        Warns:
+            IdleNameWarning: all are, but a rule of `names` is for no tensor.
         """
+        idle = [f"names: no tensor is called {rule}" for rule in self.idle]
         if not self.unknown and not self.missing:
+            if idle:
+                shown = "\n  ".join(idle)
+                warnings.warn(
+                    f"{checkpoint.path}:\n  {shown}\n  cure: correct them, or leave them out",
+                    IdleNameWarning,
+                    stacklevel=3,
+                )
             return
-        lines = [f"no parameter of the model is for {name}" for name in self.unknown]
+        lines = idle + [f"no parameter of the model is for {name}" for name in self.unknown]
         lines += [f"no tensor is for the parameter {path}" for path in self.missing]
         shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
         raise CheckpointError(
             f"{checkpoint.path} does not fit the model:\n  {shown}\n"
-            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them; ignore=['file.name.*'] "
-            "for tensors that the model does not need"
+            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them, or a ready table "
+            "(formats.FUSED, TUNIX, TUNIX_GEMMA3); ignore=['file.name.*'] for tensors that the model does not need"
         )
 
 
@@ -139,9 +155,7 @@ def plan_of(
         if ignored or any(re.fullmatch(pattern, name) for pattern in LEFT):
             left.append(name)
             continue
-        found = (
-            _by_rules(name, rules, shapes) if rules is not None else _by_likeness(name, shapes, checkpoint)
-        )
+        found = by_rules(name, rules, shapes) if rules is not None else by_likeness(name, shapes, checkpoint)
         if not found:
             unknown.append(name)
         for path, key, part, of, rule in found:
@@ -152,7 +166,8 @@ def plan_of(
     made = tuple(_assignment(checkpoint, path, shapes, parts) for path, parts in sorted(taken.items()))
     missing = tuple(path for path in shapes if path not in taken)
     scales = tuple(CacheScale(target, tuple(held), target in known) for target, held in caches.items())
-    return LoadPlan(made, tuple(left), missing, tuple(unknown), scales)
+    idle = idle_rules(checkpoint.names, rules or ())
+    return LoadPlan(made, tuple(left), missing, tuple(unknown), scales, idle)
 
 
 def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
@@ -160,61 +175,6 @@ def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
         return [re.compile(pattern) for pattern in ignore]
     except (re.error, TypeError) as error:
         raise ValueError(f"ignore is {ignore!r}, expected regular expressions: {error}") from None
-
-
-# A parameter's path; the place in its stack and that of the tensor among those that are joined; which of the parameters
-# that divide the tensor it is, and of how many; and the rule.
-Found = tuple[str, tuple[Any, ...], int, int, Name]
-
-
-def _by_rules(name: str, rules: tuple[Name, ...], shapes: Mapping[str, Any]) -> list[Found]:
-    found = []
-    for rule in rules:
-        for own in (name, published_name(name)):
-            match = rule.matches(own)
-            if match is None:
-                continue
-            at, places = match
-            stack = tuple(_number(places[place]) for place in rule.stacked())
-            for part, model in enumerate(rule.models):
-                path = model.format(**places)
-                if path not in shapes:
-                    hint = did_you_mean(path, list(shapes))
-                    raise ValueError(
-                        f"names: {name} is for {path}, which is no parameter of the model{'; ' + hint if hint else ''}"
-                    )
-                found.append((path, (stack, at), part, len(rule.models), rule))
-            break
-    return found
-
-
-def _number(text: str) -> Any:
-    return int(text) if text.isdigit() else text
-
-
-def _by_likeness(name: str, shapes: Mapping[str, Any], checkpoint: Checkpoint) -> list[Found]:
-    """The parameter that has the same path, except for what the root and the leaf are called."""
-    if checkpoint.is_tree and name in shapes:
-        return [(name, ((), 0), 0, 1, Name(name, name))]
-    own = (name, published_name(name)) if checkpoint.method == "gguf" else (name,)
-    called: dict[str, str] = {}
-    for each in reversed(own):
-        called |= dict.fromkeys(_paths_like(each), each)
-    found = sorted({*called} & {*shapes})
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{name} may be for {' or '.join(found)}.\n  cure: names={{{name!r}: {found[0]!r}}}"
-        )
-    return [(path, ((), 0), 0, 1, Name(called[path], path)) for path in found]
-
-
-def _paths_like(name: str) -> set[str]:
-    """Paths that a tensor's parameter may have."""
-    module, _, leaf = name.rpartition(".")
-    leaves = LEAVES if leaf == "weight" else (leaf,)
-    bare = {module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)}
-    places = [f"{prefix}{each}".strip(".") for each in sorted(bare) for prefix in PREFIXES]
-    return {f"{place}.{each}" if place else each for place in places for each in leaves} | {*places} - {""}
 
 
 def _assignment(

@@ -122,9 +122,15 @@ def refuse_other_quantizers(
                 lost.append(dotted(path))
     if lost:
         shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        frozen = not any(path.endswith("weight_quant") for path in lost)
+        cure = (
+            "rules without these, in the model that is saved"
+            if frozen
+            else "save(jqinject.freeze(model), ...)"
+        )
         raise CheckpointError(
             f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {shown}.\n"
-            "  cure: rules without these, in the model that is saved"
+            f"  cure: {cure}"
         )
 
 

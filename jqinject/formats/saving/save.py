@@ -84,9 +84,10 @@ def save(
         The folder.
 
     Raises:
+        TypeError: `model` is not an NNX module.
         ValueError: an unknown method, or shards of GGUF.
         CheckpointError: a weight or an input that the format cannot hold; two weights of one name.
-        FileExistsError: the folder has such files.
+        FileExistsError: the folder has such files, or is a file.
         MissingLibraryError: the library safetensors or gguf is not installed.
 
     Example:
@@ -102,22 +103,7 @@ def save(
         >>> found.format.label, bool(jnp.allclose(found.dequantize().T, served.layers[0].kernel[...]))
         ('int4', True)
     """
-    if method not in METHODS:
-        hint = did_you_mean(str(method), METHODS)
-        raise ValueError(
-            f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, METHODS))}"
-        )
-    if shard_bytes is not None and (method == "gguf" or shard_bytes < 1):
-        raise ValueError(f"shard_bytes is {shard_bytes}, expected bytes of a safetensors file, or None")
-    place = Path(folder)
-    library("gguf" if method == "gguf" else "safetensors.numpy", place)
-    for file in place.glob("*"):
-        if (
-            file.suffix == ".gguf"
-            if method == "gguf"
-            else file.suffix == ".safetensors" or file.name == CONFIG
-        ):
-            raise FileExistsError(f"{file} exists.\n  cure: another folder")
+    place = _checked_place(model, folder, method, shard_bytes)
     rules = None if names is None else checked_names(names)
     own = method == "jqinject"
     weights = list(weights_of(model, rules, as_they_lie=own))
@@ -145,6 +131,33 @@ def save(
     place.mkdir(parents=True, exist_ok=True)
     write_safetensors(place, tensors, shard_bytes)
     (place / CONFIG).write_text(text)
+    return place
+
+
+def _checked_place(model: Any, folder: str | Path, method: str, shard_bytes: int | None) -> Path:
+    """The folder, if it can take such a checkpoint."""
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"save writes an NNX module, got {type(model).__name__}.\n  cure: save(model, folder)"
+        )
+    if method not in METHODS:
+        hint = did_you_mean(str(method), METHODS)
+        raise ValueError(
+            f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, METHODS))}"
+        )
+    if shard_bytes is not None and (method == "gguf" or shard_bytes < 1):
+        raise ValueError(f"shard_bytes is {shard_bytes}, expected bytes of a safetensors file, or None")
+    place = Path(folder)
+    library("gguf" if method == "gguf" else "safetensors.numpy", place)
+    if place.is_file():
+        raise FileExistsError(f"{place} is a file.\n  cure: a folder")
+    for file in place.glob("*"):
+        if (
+            file.suffix == ".gguf"
+            if method == "gguf"
+            else file.suffix == ".safetensors" or file.name == CONFIG
+        ):
+            raise FileExistsError(f"{file} exists.\n  cure: another folder")
     return place
 
 

@@ -1,0 +1,134 @@
+"""Layouts that no file of the reference set has: what their packages write, by the definitions of the layouts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jqinject.formats import CheckpointError, InputFormat, StoredMatrix, read_checkpoint
+from jqinject.formats.bits import pack_stream
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="of the extra jqinject[formats]")
+RNG = np.random.default_rng(0)
+
+
+def integers(bits: int, *shape: int) -> np.ndarray:
+    half = 1 << (bits - 1)
+    return RNG.integers(-half, half, shape).astype(np.int8)
+
+
+def padded_words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Whole numbers in each word, the first one lowest, as older releases of compressed-tensors packed them."""
+    share = 32 // bits
+    words = np.zeros((codes.shape[0], -(-codes.shape[1] // share)), np.uint32)
+    for column in range(codes.shape[1]):
+        shifted = (codes[:, column].astype(np.int16) + (1 << (bits - 1))).astype(np.uint32)
+        words[:, column // share] |= shifted << np.uint32(column % share * bits)
+    return words.view(np.int32)
+
+
+def compressed(folder: Path, tensors: dict[str, np.ndarray], layout: str, **weights: Any) -> StoredMatrix:
+    """The matrix of a module, written as compressed-tensors writes it."""
+    group = {"targets": ["Linear"], "weights": {"type": "int", **weights}}
+    settings = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    safetensors.save_file(
+        {f"up.{end}": array for end, array in tensors.items()}, folder / "model.safetensors"
+    )
+    return read_checkpoint(folder).matrices["up.weight"]
+
+
+def test_zero_points_of_blocks_are_not_packed(tmp_path: Path) -> None:
+    codes, zero = integers(4, 8, 32), integers(4, 2, 4)
+    scale = RNG.uniform(0.1, 1, (2, 4)).astype(np.float32)
+    packed = pack_stream((codes.astype(np.int16) + 8).astype(np.uint8), 4)
+    tensors = {"weight_packed": packed, "weight_shape": np.array([8, 32]), "weight_scale": scale}
+    settings = {"num_bits": 4, "strategy": "block", "block_structure": [4, 8], "symmetric": False}
+    found = compressed(tmp_path, {**tensors, "weight_zero_point": zero}, "pack-quantized", **settings)
+    expected = (codes - np.kron(zero, np.ones((4, 8)))) * np.kron(scale, np.ones((4, 8)))
+    np.testing.assert_allclose(found.dequantize(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(37, 10), (40, 96), (48, 40)])
+def test_words_of_older_releases_where_their_number_does_not_tell(
+    tmp_path: Path, rows: int, columns: int
+) -> None:
+    codes, zero = integers(3, rows, columns), integers(3, rows, 1)
+    scale = np.full((rows, 1), 0.5, np.float32)
+    tensors = {
+        "weight_packed": padded_words(codes, 3),
+        "weight_zero_point": np.ascontiguousarray(padded_words(zero.T, 3).T),
+        "weight_shape": np.array([rows, columns]),
+        "weight_scale": scale,
+    }
+    found = compressed(tmp_path, tensors, "pack-quantized", num_bits=3, strategy="channel", symmetric=False)
+    np.testing.assert_array_equal(found.dequantize(), (codes.astype(np.float32) - zero) * 0.5)
+
+
+def test_integers_of_four_bits_in_bytes(tmp_path: Path) -> None:
+    tensors = {"weight": integers(4, 8, 32), "weight_scale": np.full((8, 2), 0.5, np.float32)}
+    settings = {"num_bits": 4, "strategy": "group", "group_size": 16}
+    found = compressed(tmp_path, tensors, "int-quantized", **settings)
+    assert found.format.label == "int4"
+    np.testing.assert_array_equal(found.dequantize(), tensors["weight"] * np.float32(0.5))
+
+
+def test_zero_points_that_the_settings_deny_are_refused(tmp_path: Path) -> None:
+    tensors = {"weight": integers(8, 8, 32), "weight_scale": np.full((8, 1), 0.5, np.float32)}
+    settings = {"num_bits": 8, "strategy": "channel", "symmetric": True}
+    zeros = {"weight_zero_point": np.zeros((8, 1), np.int8)}
+    compressed(tmp_path, tensors | zeros, "int-quantized", **settings)
+    zeros["weight_zero_point"][3] = 1
+    with pytest.raises(CheckpointError, match=r"up\.weight_zero_point is there, .*symmetric = true"):
+        compressed(tmp_path, tensors | zeros, "int-quantized", **settings)
+
+
+def torchao(folder: Path, kind: str, extra: dict[str, np.ndarray], **data: Any) -> StoredMatrix:
+    """A matrix as torchao flattens it, whose metadata have `data` of its input."""
+    held = {"_type": kind, "_data": {"block_size": [1, 16], "target_dtype": {"_data": "int4"}, **data}}
+    metadata = {"tensor_names": '["up.weight"]', "up.weight": json.dumps(held)}
+    tensors = {"qdata": integers(4, 8, 16), "scale": np.ones((8, 1), np.float32), **extra}
+    safetensors.save_file(
+        {f"up._weight_{end}": array for end, array in tensors.items()},
+        folder / "model.safetensors",
+        metadata,
+    )
+    return read_checkpoint(folder).matrices["up.weight"]
+
+
+def of_input(granularity: str, mapping: str, **more: Any) -> dict[str, Any]:
+    shared = {"_type": granularity, "_data": {}}
+    data = {"granularity": shared, "mapping_type": {"_type": "MappingType", "_data": mapping}, **more}
+    return {"act_quant_kwargs": {"_type": "QuantizeTensorToInt8Kwargs", "_data": data}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        ("Int8Tensor", of_input("PerRow", "SYMMETRIC"), InputFormat("int", 8, strategy="token")),
+        ("Int8Tensor", of_input("PerTensor", "ASYMMETRIC"), InputFormat("int", 8, symmetric=False)),
+        (
+            "IntxUnpackedToInt8Tensor",
+            {"activation_quantization": "int8_asym_per_token"},
+            InputFormat("int", 8, symmetric=False, strategy="token"),
+        ),
+    ],
+)
+def test_inputs_that_torchao_quantizes(
+    tmp_path: Path, kind: str, data: dict[str, Any], expected: InputFormat
+) -> None:
+    assert torchao(tmp_path, kind, {}, **data).input_format == expected
+
+
+def test_a_static_input_of_torchao_and_what_is_not_read(tmp_path: Path) -> None:
+    scale = {"act_quant_scale": np.full((1, 1), 0.25, np.float32)}
+    found = torchao(tmp_path, "Int8Tensor", scale, **of_input("PerTensor", "SYMMETRIC")).input_format
+    assert (
+        found is not None and not found.dynamic and found.scale is not None and found.scale.tolist() == [0.25]
+    )
+    with pytest.raises(CheckpointError, match="static scales of rows are not read"):
+        torchao(tmp_path, "Int8Tensor", scale, **of_input("PerRow", "SYMMETRIC"))
+    with pytest.raises(CheckpointError, match="reduce_range is True"):
+        torchao(tmp_path, "Int8Tensor", {}, **of_input("PerRow", "SYMMETRIC", reduce_range=True))
