@@ -142,6 +142,14 @@ class Bomb:
         return (pytest.fail, ("executed",))
 
 
+@pytest.mark.parametrize("ending", ["safetensors", "gguf"])
+def test_a_pointer_of_git_lfs(ending, tmp_path):
+    file = tmp_path / f"model.{ending}"
+    file.write_text("version https://git-lfs.example/spec/v1\noid sha256:0\nsize 5000000000\n")
+    with pytest.raises(ValueError, match=r"a pointer of Git LFS .*\n  cure: git lfs pull"):
+        inspect_checkpoint(file)
+
+
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "model.gguf", "model"])
 def test_nothing_is_executed(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))

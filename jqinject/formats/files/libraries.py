@@ -8,6 +8,9 @@ from typing import Any
 
 from jqinject.formats.errors import CheckpointError, MissingLibraryError
 
+POINTER = b"version https://git-lfs"
+"""What stands in the place of a large file that a clone of a repository left out."""
+
 
 def library(name: str, path: Path) -> Any:
     """A library that reads a file.
@@ -26,6 +29,13 @@ def library(name: str, path: Path) -> Any:
 
 def broken(path: Path, kind: str, why: Any) -> CheckpointError:
     """The error of a file that cannot be read as what it claims to be."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                return CheckpointError(
+                    f"{path} is not {kind} but a pointer of Git LFS to one: a few lines of text.\n"
+                    "  cure: git lfs pull, where the repository was cloned"
+                )
     reason = " ".join(str(why).split())[:200].rstrip(".")
     return CheckpointError(
         f"{path} is not {kind}, or not a whole one: {reason}.\n  cure: fetch or write it again"
