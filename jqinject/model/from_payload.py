@@ -111,7 +111,8 @@ def unfreeze_parameter_from_payload(index: ModelIndex, path: Path, frozen: Froze
         if axis == grouped or scale.shape[axis + depth] < value.shape[axis + depth]
     )
     own = tuple(path[len(owner_path) :])
-    planned = PlannedParameter(own, (), declared.let(**overrides) if overrides else declared, depth, shared)
+    injector = declared.let(**overrides) if overrides else declared
+    planned = PlannedParameter(own, (), injector, depth, shared, summed=form.summed)
     site = parameter_site(ModelIndex(owner), planned, None)
     held = vars(owner.op_quant).get("weights")
     if held is None:

@@ -77,7 +77,7 @@ def freeze_parameter(index: ModelIndex, site: ParameterSite, numbers: Any = None
 def frozen_parameter(site: ParameterSite, numbers: Any = None) -> FrozenParam:
     """The low-bit numbers of a site's parameter."""
     numbers = frozen_weight(site, numbers)
-    return FrozenParam.holding(numbers.numbers, numbers.form, site.weight.get_metadata())
+    return FrozenParam.in_place_of(site.weight, numbers.numbers, numbers.form)
 
 
 def check_parameters_unfreeze(index: ModelIndex) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.weights.stored_numbers import stored_in
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -79,14 +80,29 @@ def _taken_apart(x: Tracked) -> Passed:
 
 def _with_unrounded(x: Tracked) -> Passed:
     if x.unrounded is None:
-        return _weight_taken_apart(x)
-    passed = _weight_taken_apart(replace(x, unrounded=None, chosen=None, twins={}))
+        return _with_stored(x)
+    passed = _with_stored(replace(x, unrounded=None, chosen=None, twins={}))
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         *own, unrounded = slices
         return [replace(one, unrounded=unrounded.value, chosen=x.chosen) for one in passed.inside(own)]
 
     return Passed([*passed.arrays, Tracked(x.unrounded)], inside)
+
+
+def _with_stored(x: Tracked) -> Passed:
+    passed, stored = _weight_taken_apart(x), stored_in(x)
+    found = None if stored is None else stored.in_slices()
+    if found is None:
+        return passed
+    layers, behind = found
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        own, numbers = slices[: len(passed.arrays)], slices[len(passed.arrays) :]
+        held = {name: one.value for name, one in zip(layers, numbers, strict=True)}
+        return [replace(one, stored=behind(one.value, held), twins={}) for one in passed.inside(own)]
+
+    return Passed([*passed.arrays, *(Tracked(held, x.origin) for held in layers.values())], inside)
 
 
 def _weight_taken_apart(x: Tracked) -> Passed:

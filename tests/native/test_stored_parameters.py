@@ -1,6 +1,6 @@
 """Frozen parameters that a model contracts by itself, and layers that sum over heads: floats times what is stored."""
 
-import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule
 from jqinject.nn import QuantLinearGeneral
+from jqinject.nn.base import parameter_site
 
 WIDE = 128
 
@@ -33,6 +34,22 @@ def tied(x, table):
     return jnp.concatenate([logits, table[jnp.argmax(logits, axis=-1)]], axis=-1)
 
 
+def scanned(x, stack):
+    """A matrix after the other."""
+    return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, stack[...])[0]
+
+
+def turned(x, stack):
+    """The same, each matrix turned."""
+    return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w.T), None), x, stack[...])[0]
+
+
+def indexed(x, stack):
+    """A matrix after the other, by number: before it is dequantized, after that, and in a loop."""
+    y = jnp.tanh(jnp.tanh(x @ stack[1]) @ stack[...][-1])
+    return jax.lax.fori_loop(0, 2, lambda at, y: jnp.tanh(y @ stack[at]), y)
+
+
 PLACES = {
     "rows": (lambda x, w: jnp.einsum("bd,od->bo", x, w[...]), (9, WIDE)),
     "heads": (lambda x, w: jnp.einsum("bd,nhd->bhn", x, w[...]), (3, 5, WIDE)),
@@ -40,6 +57,7 @@ PLACES = {
     "turned": (lambda x, w: jnp.tensordot(x, w[...].transpose(2, 1, 0), 1), (3, 5, WIDE)),
     "cast": (lambda x, w: x.astype(jnp.bfloat16) @ w[...].astype(jnp.bfloat16).T, (9, WIDE)),
     "tied": (tied, (9, WIDE)),
+    "stack": (turned, (3, WIDE, WIDE)),
 }
 WEIGHTS = {
     "int8": {"weight_quant": q.Int8WeightPerChannelFloat},
@@ -80,6 +98,10 @@ def test_parameters_are_contracted_as_they_are_stored(both, place, weight):
 
 SUMMED_FIRST = {
     "columns": (lambda x, w: x @ w[...], (WIDE, 9)),
+    "square": (lambda x, w: x @ w[...], (WIDE, WIDE)),
+    "cube": (lambda x, w: jnp.einsum("bd,dnh->bhn", x[:, :64], w[...]), (64, 64, 64)),
+    "stack": (scanned, (3, WIDE, WIDE)),
+    "layers": (indexed, (3, WIDE, WIDE)),
     "heads": (lambda x, w: jnp.einsum("bd,dnh->bhn", x, w[...]), (WIDE, 3, 5)),
     "both": (lambda x, w: jnp.einsum("bnh,nhd->bd", x.reshape(2, 2, -1), w[...]), (2, WIDE // 2, 9)),
 }
@@ -92,26 +114,81 @@ def test_axes_that_are_summed_are_stored_last(both, place, weight):
     x = jax.random.normal(jax.random.key(1), (2, WIDE))
     model = frozen(Contracts(contract, *shape), Rule(**WEIGHTS[weight]), x)
     assert model.weight.shape == shape
+    assert {"rows", "scale"} <= model.weight.numbers.keys() and "value" not in model.weight.numbers
     assert compare(both, model, x, {"rtol": 1e-5, "atol": 1e-5}) >= 1
 
 
+@pytest.fixture
+def older(monkeypatch):
+    """Freezes as 0.2.0 did: no axes were moved."""
+
+    def freeze(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(parameter_site._Facts, "summed_axes", lambda site: ())
+            return frozen(*args)
+
+    return freeze
+
+
+OLDER = {
+    **{name: (*SUMMED_FIRST[name], {}) for name in SUMMED_FIRST},
+    "as many groups as columns": (lambda x, w: x[:, :16] @ w[...], (16, 4), {"weight_group_size": 4}),
+}
+STATES = {
+    "Variables": nnx.state,
+    "arrays": lambda model: nnx.as_pure(nnx.state(model)),
+    "from Orbax": lambda model: {"weight": {"value": model.weight.get_raw_value()}},
+}
+
+
+@pytest.mark.parametrize("place", OLDER)
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_older_states_hold_parameters_in_their_own_order_of_axes(weight):
+def test_older_states_hold_parameters_in_their_own_order_of_axes(older, weight, place):
+    contract, shape, more = OLDER[place]
+    x = jax.random.normal(jax.random.key(1), (2, WIDE))
+    rule = Rule(**(WEIGHTS[weight] | (more if "weight_group_size" in WEIGHTS[weight] else {})))
+    saved = older(Contracts(contract, *shape), rule, x)
+    assert "value" in saved.weight.numbers
+    model = frozen(Contracts(contract, *shape), rule, x)
+    held = model.weight.numbers
+    for state in (made(saved) for made in STATES.values()):
+        model.weight.set_raw_value(jax.tree.map(jnp.zeros_like, held))
+        jqinject.load_state(model, state)
+        jax.tree.map(np.testing.assert_array_equal, model.weight.numbers, held)
+    np.testing.assert_array_equal(model.weight[...], saved.weight[...])
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_values_in_the_order_of_rows_are_told_by_their_shape(weight):
+    """Before the release after 0.2.0, axes were moved under the name `value`, except for square matrices."""
     contract, shape = SUMMED_FIRST["heads"]
     x = jax.random.normal(jax.random.key(1), (2, WIDE))
     model = frozen(Contracts(contract, *shape), Rule(**WEIGHTS[weight]), x)
-    held, form = model.weight.numbers, model.weight.form.stored
-    before = dataclasses.replace(form, summed=()).stored(form.payload(held["value"]))
-    assert before.shape != held["value"].shape
-    state = nnx.to_pure_dict(nnx.state(model))
-    state["weight"] = {**held, "value": np.asarray(before)}
-    fresh = frozen(Contracts(contract, *shape), Rule(**WEIGHTS[weight]), x)
-    fresh.weight = type(fresh.weight).holding(
-        jax.tree.map(jnp.zeros_like, fresh.weight.numbers), fresh.weight.form
-    )
-    jqinject.load_state(fresh, state)
-    np.testing.assert_array_equal(fresh.weight[...], model.weight[...])
-    np.testing.assert_array_equal(fresh(x), model(x))
+    held, wanted = model.weight.numbers, model(x)
+    state = {"weight": {"value" if name == "rows" else name: number for name, number in held.items()}}
+    model.weight.set_raw_value(jax.tree.map(jnp.zeros_like, held))
+    jqinject.load_state(model, state)
+    np.testing.assert_array_equal(model(x), wanted)
+
+
+COPIES = {
+    "clone": nnx.clone,
+    "merge": lambda model: nnx.merge(*nnx.split(model)),
+    "pickle": lambda model: nnx.merge(nnx.graphdef(model), pickle.loads(pickle.dumps(nnx.state(model)))),
+    "shapes": lambda model: nnx.merge(
+        nnx.graphdef(nnx.eval_shape(lambda: nnx.clone(model))), nnx.state(model)
+    ),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_copies_are_stored_alike(copy):
+    contract, shape = SUMMED_FIRST["square"]
+    x = jax.random.normal(jax.random.key(1), (2, WIDE))
+    model = frozen(Contracts(contract, *shape), Rule(**WEIGHTS["int8"]), x)
+    found = COPIES[copy](model)
+    assert found.weight.form == model.weight.form
+    np.testing.assert_array_equal(found(x), model(x))
 
 
 def test_a_rule_may_ask_for_floats(both):

@@ -17,6 +17,9 @@ from jqinject.ops import Codebook, FloatFormat
 from jqinject.ops.devices.cut import Cut
 from jqinject.quant_tensor import Groups
 
+ROWS = "rows"
+"""The name of the payload of a parameter whose summed axes were moved to the end: the kernels read it row by row."""
+
 
 @dataclass(frozen=True)
 class FrozenForm:
@@ -34,6 +37,7 @@ class FrozenForm:
         names: of the numbers, sorted.
         in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
             `i % count`, where `count` of them are stored. None for none.
+        payload: the name of the payload.
     """
 
     stored: StoredForm
@@ -46,12 +50,21 @@ class FrozenForm:
     signed: bool = True
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
+    payload: str = "value"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weight."""
         groups = self.groups
         return self.stored.shape if groups is None or self.cut else groups.shape_of(self.stored.shape)
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The axes of the weight that are stored last."""
+        if self.groups is None or self.cut:
+            return self.stored.summed
+        dim = self.groups.dim % len(self.shape)
+        return tuple(dict.fromkeys(axis - (axis > dim) for axis in self.stored.summed))
 
     @cached_property
     def contracted_groups(self) -> Groups | None:
@@ -126,7 +139,7 @@ class FrozenForm:
             spec: of the weight.
             numbers: their arrays, or their shapes.
         """
-        form = self.fitted(numbers["value"].shape)
+        form = self.fitted(numbers[self.payload].shape)
         full = (*spec, *(None,) * (len(form.shape) - len(spec)))
         found = {}
         for name, held in numbers.items():
@@ -134,7 +147,7 @@ class FrozenForm:
                 found[name] = jax.sharding.PartitionSpec(*full[: len(held.shape)])
                 continue
             of_payload, of_scale = form.metadata({"out_sharding": full}, held.shape)
-            names = (of_payload if name == "value" else of_scale)["out_sharding"]
+            names = (of_payload if name == self.payload else of_scale)["out_sharding"]
             found[name] = jax.sharding.PartitionSpec(*names)
         return found
 

@@ -22,11 +22,18 @@ def is_adapted(model: nnx.Module) -> bool:
 
 
 class _Parameter:
-    """What is asked of the holder of a parameter that the model contracts by itself."""
+    """What is asked of the holder of a parameter that the model contracts by itself.
+
+    Args:
+        held: the parameter, frozen.
+    """
+
+    def __init__(self, held: FrozenParam) -> None:
+        self.held = held
 
     def summed_axes(self) -> tuple[int, ...]:
-        """None are stored last."""
-        return ()
+        """Those that are stored last already."""
+        return self.held.form.summed
 
     def axes_of_sums(self) -> None:
         """No sums are stored."""
@@ -53,8 +60,8 @@ def put_under_adapters(model: nnx.Module, arrays: Iterator[tuple[Assignment, Any
                     f"  cure: a rule with weight_quant for {each.path}, in lora(model, rules, ...)"
                 )
             depth = len(held.shape) - len(held.form.shape)
-            numbers, form = made(_Parameter(), depth)
-            put_in_place(index, held, FrozenParam.holding(dict(numbers), form, held.get_metadata()))
+            numbers, form = made(_Parameter(held), depth)
+            put_in_place(index, held, FrozenParam.in_place_of(held, numbers, form))
         elif isinstance(held, FrozenParam):
             put_in_place(index, held, nnx.Param(jnp.asarray(made)))
         else:

@@ -35,10 +35,9 @@ class LowBits:
         """Put the numbers into a layer; return them for a site, to be put into the parameter's places."""
         depth = len(stack_of((layer,)))
         numbers, form = self.make(layer, depth)
-        metadata = layer.weight.get_metadata()
         if isinstance(layer, ParameterSite):
-            return FrozenParam.holding(dict(numbers), form, metadata)
-        layer.frozen = FrozenWeight(numbers, form, metadata)
+            return FrozenParam.in_place_of(layer.weight, numbers, form)
+        layer.frozen = FrozenWeight(numbers, form, layer.weight.get_metadata())
         drop_master(layer)
         return None
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_form import ROWS
 from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
 from jqinject.ops.devices.processes import on_host
 from jqinject.program import OpQuantizers
@@ -38,11 +39,13 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
     found: dict[Path, Any] = {}
     merged: dict[str, str] = {}
     frozen = {path: node for path, node in index.places if isinstance(node, FrozenParam)}
+    by_rows = {path: node for path, node in frozen.items() if node.form.payload == ROWS}
     for path, value in entries.items():
         if path in frozen and np.size(value) == 0:
             continue  # what stood in the place of a kernel whose op stored it
-        if path[-1:] == ("value",) and path[:-1] in frozen:
-            value = _in_order_of_now(frozen[path[:-1]], value)
+        holder = next((holder for holder in _holders(path) if holder in by_rows), None)
+        if holder is not None:
+            path, value = (*holder, ROWS), _in_rows(by_rows[holder], value)
         old = next((path[:length] for length in lengths if path[:length] in renamed), None)
         if old is None:
             found[path] = value
@@ -54,16 +57,17 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
     return found, merged
 
 
-def _in_order_of_now(parameter: FrozenParam, value: Any) -> Any:
-    """The payload of a frozen parameter, whose axes lay in the parameter's own order up to 0.2.0."""
+def _holders(path: Path) -> tuple[Path, ...]:
+    """The parameters whose payload `value` may be at a path: Orbax, without a target, has it in another `value`."""
+    return tuple(path[:-count] for count in (1, 2) if path[-count:] == ("value",) * count)
+
+
+def _in_rows(parameter: FrozenParam, value: Any) -> Any:
+    """The payload of a frozen parameter, which lay in the parameter's order of axes when it was named `value`."""
     now = parameter.fitted_form.stored
     before = replace(now, summed=())
-    expected, known = (
-        jax.eval_shape(form.stored, jax.ShapeDtypeStruct(now.shape, now.dtype)).shape
-        for form in (now, before)
-    )
-    is_older = np.shape(value) == known != expected
-    return now.stored(before.payload(value)) if is_older else value
+    known = jax.eval_shape(before.stored, jax.ShapeDtypeStruct(now.shape, now.dtype)).shape
+    return now.stored(before.payload(value)) if np.shape(value) == known else value
 
 
 def without_known_zeros(
@@ -76,9 +80,12 @@ def without_known_zeros(
         by_path: the Variables of the model that is loaded into.
     """
 
+    def has_numbers(holder: Path) -> bool:
+        payloads = ((*holder, name) for name in ("value", ROWS))
+        return (*holder, "scale") in by_path and any(path in by_path for path in payloads)
+
     def is_dropped(path: Path, value: Any) -> bool:
-        beside = {(*path[:-1], name) for name in ("value", "scale")}
-        is_left_over = path[-1] == "zero_point" and path not in by_path and beside <= by_path.keys()
+        is_left_over = path[-1] == "zero_point" and path not in by_path and has_numbers(path[:-1])
         is_array = isinstance(value, jax.Array | np.ndarray) and is_concrete(value)
         return is_left_over and is_array and not np.any(on_host(value))
 

@@ -54,14 +54,8 @@ class _Facts:
         return found[0] if len(found) == 1 else found
 
     def summed_axes(self) -> tuple[int, ...]:
-        """Those that every contraction of the parameter sums over are stored last, where the stored shape tells so:
-        a square matrix stays as it lies, because older checkpoints have it so.
-        """
-        shape = self._shape_of_one
-        kept = tuple(axis for axis in range(len(shape)) if axis not in self.summed)
-        order = (*kept, *self.summed)
-        moves = order != tuple(range(len(shape)))
-        return () if moves and tuple(shape[axis] for axis in order) == shape else self.summed
+        """Those that every contraction of the parameter sums over are stored last."""
+        return self.summed
 
     def axes_of_sums(self) -> None:
         """No sums are stored."""

@@ -12,7 +12,7 @@ from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.moved_weight import moved
 from jqinject.program.weights.moves import MOVES, Axes, moves_of
-from jqinject.program.weights.stored_numbers import StoredNumbers
+from jqinject.program.weights.stored_numbers import StoredNumbers, stored_in
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import QuantTensor
 
@@ -128,13 +128,14 @@ def follow(
     if x.unrounded is not None:
         originals = evaluate([x.unrounded, *(other.array for other in others)])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
+    stored, beside = stored_in(x), [other.array for other in others]
     found = [
         replace(
             x,
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
-            stored=None if x.stored is None else x.stored.moved(eqn, value),
+            stored=None if stored is None else stored.moved(eqn, value, beside),
             masked=None,
             unrounded=original,
             low_rank=None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,14 +36,78 @@ class StoredNumbers:
         """Behind the value that the numbers dequantize to."""
         return cls(value, numbers, form, tuple(range(len(value.shape))))
 
-    def moved(self, eqn: Any, value: Any) -> StoredNumbers | None:
-        """Behind the output of an operation; None if that does more than cast or reorder axes."""
+    def moved(self, eqn: Any, value: Any, others: Sequence[Any]) -> StoredNumbers | None:
+        """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
+
+        Args:
+            eqn: its equation.
+            value: the output.
+            others: its operands but for the first.
+        """
         if eqn.primitive.name == "convert_element_type":
             return replace(self, value=value)
         if eqn.primitive.name == "transpose":
             order = tuple(self.order[axis] for axis in eqn.params["permutation"])
             return replace(self, value=value, order=order)
-        return None
+        pick = _pick(eqn, tuple(self.value.shape), others)
+        if pick is None or not self._is_stack:
+            return None
+        layers, rest = self._layers
+        numbers = {**rest, **{name: pick(held) for name, held in layers.items()}}
+        found = replace(self, value=value, numbers=numbers)
+        return found if len(value.shape) == len(self.order) else found._only_layer()
+
+    def in_slices(self) -> tuple[Mapping[str, Any], Callable[[Any, Mapping[str, Any]], StoredNumbers]] | None:
+        """The numbers that a loop along the first axis takes apart, and what is behind the value of a slice, given its
+        numbers; None if that axis is not stored as the first one.
+        """
+        if not self._is_stack:
+            return None
+        layers, rest = self._layers
+
+        def behind(value: Any, numbers: Mapping[str, Any]) -> StoredNumbers:
+            one = {name: held[None] for name, held in numbers.items()}
+            return replace(self, value=value, numbers={**rest, **one})._only_layer()
+
+        return layers, behind
+
+    @property
+    def _is_stack(self) -> bool:
+        """Whether the first axis of the value is stored as the first one, so that a layer's numbers lie together."""
+        form = self.form.fitted(self.numbers[self.form.payload].shape)
+        return self.order[:1] == (0,) and form.axis_of_payload(0) == 0
+
+    @property
+    def _layers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The numbers of which each layer has its own, and those that all layers share."""
+        length = self.value.shape[0]
+        own = {name: held for name, held in self.numbers.items() if held.ndim and held.shape[0] == length}
+        return own, {name: held for name, held in self.numbers.items() if name not in own}
+
+    def _only_layer(self) -> StoredNumbers:
+        """Without the first axis, of size 1."""
+        numbers = {name: held[0] if held.ndim else held for name, held in self.numbers.items()}
+        return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
+
+
+def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[Any], Any] | None:
+    """Picks the layers of a stack that an operation picks, or all where it drops an axis of size 1; None for others.
+
+    Args:
+        eqn: its equation.
+        shape: of the stack.
+        others: the operands but for the stack.
+    """
+    name, given = eqn.primitive.name, eqn.params
+    if name == "slice" and given["strides"] is None:
+        start, limit = given["start_indices"], given["limit_indices"]
+        whole = not any(start[1:]) and limit[1:] == shape[1:]
+        return (lambda x: x[start[0] : limit[0]]) if whole else None
+    if name == "dynamic_slice" and given["slice_sizes"][1:] == shape[1:]:
+        return lambda x: jax.lax.dynamic_slice_in_dim(x, others[0], given["slice_sizes"][0])
+    dropped = name == "squeeze" and given["dimensions"] == (0,)
+    reshaped = name == "reshape" and given["dimensions"] is None and given["new_sizes"] == shape[1:]
+    return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None
 
 
 def stored_product(eqn: Any, asked: str, operands: Sequence[Tracked]) -> Any:
@@ -54,10 +118,10 @@ def stored_product(eqn: Any, asked: str, operands: Sequence[Tracked]) -> Any:
         asked: which numbers the rule wants to be contracted.
         operands: two.
     """
-    place = next((place for place in (1, 0) if _stored_in(operands[place]) is not None), None)
+    place = next((place for place in (1, 0) if stored_in(operands[place]) is not None), None)
     if eqn.primitive.name != "dot_general" or asked == "float" or place is None:
         return None
-    x, held = operands[1 - place].array, _stored_in(operands[place])
+    x, held = operands[1 - place].array, stored_in(operands[place])
     assert held is not None, "looked for above"
     same = np.dtype(dtype_of(x)) == np.dtype(dtype_of(held.value))
     if not same or not reads_stored(held.form, x.dtype):
@@ -76,7 +140,7 @@ def stored_product(eqn: Any, asked: str, operands: Sequence[Tracked]) -> Any:
     return jax.lax.transpose(stored_dot_general(x, held.numbers, static), order)
 
 
-def _stored_in(x: Tracked) -> StoredNumbers | None:
+def stored_in(x: Tracked) -> StoredNumbers | None:
     """The stored numbers behind a value; None if it has become another one since."""
     return x.stored if x.stored is not None and x.stored.value is x.value else None
 
