@@ -22,6 +22,8 @@ gc.set_threshold(100_000, 50, 100)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = {"--xla_force_host_platform_device_count": "8"}
 if version("jaxlib").startswith("0.10."):
+    # Programs this small compile sooner in one piece than cut up for several threads.
+    _FLAGS["--xla_cpu_parallel_codegen_split_count"] = "1"
     # XLA's older way to make loops compiles sooner. Later releases do not know the flag and refuse to start.
     _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
     # These would be unrolled for every reduction over more than 32 numbers, which compiles for seconds.
@@ -45,11 +47,10 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-ROWS = 3  # of a table that a bare run takes at least
+ROWS = 3  # of a table run at least, unless all do
 ONE_OF = 32  # rows of a long table
-MANY = (4, 24)  # the same of `--tables=many`: at least so many rows, one of so many
 LENGTHY = 3  # one of so many lengthy tests that `--tables=many` runs
-MUCH = 1.0 * 2**30
+MUCH = 2.0 * 2**30  # bytes: some hundred programs beside what is imported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,8 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tables",
         choices=("whole", "many", "sampled"),
-        help="all rows of parametrized tests and lengthy tests; some lengthy tests and rows of long tables "
-        "(CI); or rows spread over each table (what a bare run takes)",
+        help="all rows of parametrized tests and lengthy tests; rows spread over each table and some lengthy tests "
+        "(CI); or those rows alone (what a bare run takes)",
     )
 
 
@@ -85,12 +86,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.tables == "whole":
         return
     few = config.option.tables == "sampled"
-    least, one_of = (ROWS, ONE_OF) if few else MANY
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not few or item.get_closest_marker("lengthy") is None:
             tables[item.nodeid.partition("[")[0]].append(item)
-    chosen = [item for rows in tables.values() for item in _spread(rows, least, one_of)]
+    chosen = [item for rows in tables.values() for item in _spread(rows)]
     lengthy = [item for item in chosen if item.get_closest_marker("lengthy") is not None]
     left = {item.nodeid for item in lengthy} - {item.nodeid for item in lengthy[::LENGTHY]}
     kept = {item.nodeid for item in chosen} - left
@@ -100,9 +100,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def _spread(rows: list[Any], least: int, one_of: int) -> list[Any]:
+def pytest_collection_finish() -> None:
+    """What collecting leaves behind, half of what the process holds, makes room for programs."""
+    gc.collect()
+    _return_memory()
+
+
+def _spread(rows: list[Any]) -> list[Any]:
     """Rows at even distances, the first and the last among them."""
-    wanted = max(least, len(rows) // one_of)
+    wanted = max(ROWS, len(rows) // ONE_OF)
     if len(rows) <= wanted:
         return rows
     return [rows[place * (len(rows) - 1) // (wanted - 1)] for place in range(wanted)]
@@ -116,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         )
     elif config.option.tables == "many":
         terminalreporter.write_line(
-            "of long tables one row of 24 ran, and one lengthy test of three; --tables=whole runs all"
+            "of long tables one row of 32 ran, and one lengthy test of three; --tables=whole runs all"
         )
 
 

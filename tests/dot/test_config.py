@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,9 @@ def assembled(operand, *, axes=None, **given):
     return Binding(operand, overrides).resolve("tensor_quant", **given)
 
 
+@partial(jax.jit, static_argnames=("config", "numbers"))
 def contract(config, *operands, numbers=MATMUL, **given):
+    """In one program: operation by operation a contraction compiles some forty."""
     return dot_general(*operands, numbers, config=config, **given)
 
 

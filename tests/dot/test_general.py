@@ -1,5 +1,7 @@
 """Quantized contractions of arrays: exact integers, unbiased gradients, every transform."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,9 @@ from jqinject.inject import Binding
 
 MATMUL = (((1,), (0,)), ((), ()))
 EXACT = config_v4(dlhs_bits=8, drhs_bits=8, rng_type=None)
+in_one_program = jax.jit(
+    partial(dot_general, dimension_numbers=MATMUL), static_argnames=("preferred_element_type", "config")
+)
 
 
 def normal(seed, *shape, dtype=jnp.float32):
@@ -52,7 +57,7 @@ def reference(x, w, bits=8):
 )
 def test_it_is_the_product_of_integers(rows, summed, columns, bits, seed):
     x, w = np.asarray(normal(seed, rows, summed)), np.asarray(normal(seed + 1, summed, columns))
-    got = dot_general(x, w, MATMUL, config=config_v4(fwd_bits=bits, rng_type=None))
+    got = in_one_program(x, w, config=config_v4(fwd_bits=bits, rng_type=None))
     # Where the largest magnitude lies on a tie, one unit either way is right.
     atol = 1.01 * np.abs(x).max() * np.abs(w).max() * 2 / (2 ** (bits - 1) - 0.5)
     np.testing.assert_allclose(got, reference(x, w, bits), rtol=1e-4, atol=1e-5 if bits == 8 else atol)
@@ -79,7 +84,7 @@ def test_bfloat16_is_divided_in_float32():
     """AQT divides bfloat16 operands in bfloat16; the error of the gradient is smaller here."""
     x, w, g = normal(0, 64, 48), normal(1, 48, 32), normal(2, 64, 32)
     lowered = [a.astype(jnp.bfloat16) for a in (x, w, g)]
-    y, pull = jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=EXACT), *lowered[:2])
+    y, pull = jax.vjp(lambda x, w: in_one_program(x, w, config=EXACT), *lowered[:2])
     assert y.dtype == jnp.bfloat16
     exact = [a.astype(jnp.float32) for a in lowered]
     got = pull(lowered[2])[0].astype(jnp.float32)
@@ -96,19 +101,19 @@ def test_bfloat16_is_divided_in_float32():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_dtypes(dtype):
     x, w = normal(0, 3, 8, dtype=dtype), normal(1, 8, 5, dtype=dtype)
-    y, pull = jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=EXACT), x, w)
+    y, pull = jax.vjp(lambda x, w: in_one_program(x, w, config=EXACT), x, w)
     assert (y.dtype, *(g.dtype for g in pull(y))) == (dtype,) * 3
-    wide = dot_general(x, w, MATMUL, preferred_element_type=jnp.float32, config=EXACT)
+    wide = in_one_program(x, w, preferred_element_type=jnp.float32, config=EXACT)
     assert wide.dtype == jnp.float32
 
 
 def test_zeros_and_empty_arrays():
     zeros = jnp.zeros((3, 4))
     np.testing.assert_array_equal(dot_general(zeros, zeros.T, MATMUL, config=EXACT), np.zeros((3, 3)))
-    gradient = jax.grad(lambda x: dot_general(x, zeros.T, MATMUL, config=EXACT).sum())(zeros)
+    gradient = jax.grad(lambda x: in_one_program(x, zeros.T, config=EXACT).sum())(zeros)
     assert bool(jnp.all(jnp.isfinite(gradient)))
     for rows, summed, columns in ((0, 4, 2), (3, 0, 2), (3, 4, 0)):
-        y = dot_general(jnp.ones((rows, summed)), jnp.ones((summed, columns)), MATMUL, config=EXACT)
+        y = in_one_program(jnp.ones((rows, summed)), jnp.ones((summed, columns)), config=EXACT)
         assert y.shape == (rows, columns)
         assert not np.any(y)
 
@@ -118,7 +123,7 @@ def test_zeros_and_empty_arrays():
 
 def test_gradients_quantize_their_own_operands():
     x, w, g = normal(0, 6, 8), normal(1, 8, 5), normal(2, 6, 5)
-    _, pull = jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=EXACT), x, w)
+    _, pull = jax.vjp(lambda x, w: in_one_program(x, w, config=EXACT), x, w)
     of_x, of_w = pull(g)
     np.testing.assert_allclose(of_x, reference(np.asarray(g), np.asarray(w).T), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(of_w, reference(np.asarray(x).T, np.asarray(g)), rtol=1e-4, atol=1e-5)
@@ -137,6 +142,7 @@ def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
     config = config_v4(drhs_bits=8, rng_type=rng_type)
     x, w, g = normal(0, 16, 8), normal(1, 8, 6), normal(2, 16, 6)
 
+    @jax.jit
     def pulled(key):
         return jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=config, key=key), x, w)[1](g)
 
@@ -154,7 +160,7 @@ def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
     for a, b in zip(again, pulled(keys[0]), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(again[0], pulled(keys[1])[0])
-    deterministic = jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=still), x, w)[1](g)
+    deterministic = jax.vjp(lambda x, w: in_one_program(x, w, config=still), x, w)[1](g)
     assert not np.array_equal(again[1], deterministic[1])
 
 

@@ -79,6 +79,9 @@ WEIGHTS = [
 ]
 
 
+call = nnx.jit(lambda layer, x, **kwargs: layer(x, **kwargs), static_argnames="out_sharding")
+
+
 @pytest.fixture(scope="module")
 def mesh():
     return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -169,7 +172,7 @@ def of_integers(weight, **metadata):
 )
 def test_integers_of_a_layer_that_is_not_frozen_are_contracted_where_they_lie(weight, spec, gradient, mesh):
     layer = of_integers(weight)
-    expected = layer(X)
+    expected = call(layer, X)
     floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=gradient)
     assert gathers(layer, mesh, spec, gradient=gradient) <= floating
     graphdef, state = placed(layer, mesh, spec)
@@ -182,7 +185,7 @@ def test_integers_of_a_layer_that_is_not_frozen_are_contracted_where_they_lie(we
     "weight", [CrossingZeroPoints, CrossingRanges, LongerThanShards], ids=lambda weight: weight.__name__
 )
 def test_integers_of_a_layer_that_is_not_frozen_lie_along_explicit_axes(weight, spec):
-    expected = of_integers(weight)(X)
+    expected = call(of_integers(weight), X)
     batch = None if "data" in spec else "data"
     explicit = {"gradient": True, "of_x": (batch, spec[0]), "out_sharding": P(batch, spec[1])}
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
@@ -190,7 +193,7 @@ def test_integers_of_a_layer_that_is_not_frozen_lie_along_explicit_axes(weight, 
         floating = nnx.Linear(ROWS, COLUMNS, kernel_metadata={"out_sharding": spec}, rngs=nnx.Rngs(0))
         layer = of_integers(weight, out_sharding=spec)
         assert gathers(layer, mesh, P(*spec), **explicit) <= gathers(floating, mesh, P(*spec), **explicit)
-        found = layer(jax.device_put(X, P(batch, spec[0])), out_sharding=explicit["out_sharding"])
+        found = call(layer, jax.device_put(X, P(batch, spec[0])), out_sharding=explicit["out_sharding"])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
 
 
@@ -330,13 +333,13 @@ def test_a_frozen_layer_gathers_no_weight(quantizers, spec, mesh):
             ROWS, COLUMNS, weight_quant=weight, input_quant=act, contraction="int" if act else "auto",
             rngs=nnx.Rngs(0))  # fmt: skip
         layer.kernel.set_value(jax.device_put(layer.kernel[...], place))
-        layer(X)
+        call(layer, X)
         layer.eval()
         return jq.freeze(layer)
 
-    expected = frozen(None)(X)
+    expected = call(frozen(None), X)
     found = frozen(NamedSharding(mesh, spec))
-    np.testing.assert_allclose(found(X), expected, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(call(found, X), expected, rtol=1e-5, atol=2e-6)
     floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=False)
     assert gathers(found, mesh, spec, gradient=False) <= floating
 
@@ -368,13 +371,13 @@ def test_frozen_on_explicit_axes(weight, act, spec):
         layer = QuantLinear(
             32, 64, weight_quant=weight, input_quant=act, kernel_metadata=metadata, rngs=nnx.Rngs(0)
         )
-        layer(x, **kwargs)
+        call(layer, x, **kwargs)
         layer.eval()
         return jq.freeze(layer)
 
-    expected = frozen()(x)
+    expected = call(frozen(), x)
     with jax.set_mesh(jax.make_mesh((2, 4), ("fsdp", "tp"))):
-        y = frozen(out_sharding=spec)(jax.device_put(x, P("fsdp", None)), out_sharding=P("fsdp", "tp"))
+        y = call(frozen(out_sharding=spec), jax.device_put(x, P("fsdp", None)), out_sharding=P("fsdp", "tp"))
         assert y.sharding.spec == P("fsdp", "tp")
     np.testing.assert_array_equal(y, expected)
 
@@ -409,7 +412,7 @@ def test_a_training_step_is_the_same_over_several_devices(scheme, mesh):
     x, g = unlike(0, 32, ROWS), unlike(1, 32, COLUMNS)
     layer = QuantLinear(ROWS, COLUMNS, scheme=scheme, rngs=nnx.Rngs(0))
     layer.kernel[...] = unlike(2, ROWS, COLUMNS)
-    layer(x)
+    call(layer, x)
 
     graphdef, state = nnx.split(layer, graph=True)
 

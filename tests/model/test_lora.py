@@ -127,6 +127,9 @@ def _b(found: Any, adapters: Any) -> Any:
     return jnp.asarray(found["b"] if adapters else found.b)
 
 
+call = nnx.jit(lambda model, ids: model(ids))
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     return adapted()
@@ -141,13 +144,11 @@ def test_factors_have_documented_shapes_and_paths(model: Any) -> None:
 @pytest.mark.parametrize("quantizer", [None, NF4WeightPerGroupFloat, MXFloat4e2m1Weight])
 def test_update_equals_that_of_dense_weights(quantizer: Any) -> None:
     model = adapted(Rule(weight_quant=quantizer))
-    np.testing.assert_allclose(
-        nnx.jit(lambda m, x: m(x))(model, IDS), dense(model)(IDS), rtol=1e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(call(model, IDS), call(dense(model), IDS), rtol=1e-4, atol=1e-4)
 
 
 def test_update_follows_integers_and_their_inputs(model: Any) -> None:
-    np.testing.assert_allclose(model(IDS), dense(model)(IDS), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(call(model, IDS), call(dense(model), IDS), rtol=1e-4, atol=1e-4)
 
 
 def test_model_is_unchanged_at_first(model: Any) -> None:
@@ -190,9 +191,9 @@ def test_adapters_are_saved_and_loaded_alone(model: Any, tmp_path: Any) -> None:
 
 
 def test_models_with_adapters_are_cloned_pickled_and_made_in_shapes(model: Any) -> None:
-    wanted = model(IDS)
-    np.testing.assert_array_equal(nnx.clone(model, graph=True)(IDS), wanted)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model))(IDS), wanted)
+    wanted = call(model, IDS)
+    np.testing.assert_array_equal(call(nnx.clone(model, graph=True), IDS), wanted)
+    np.testing.assert_array_equal(call(pickle.loads(pickle.dumps(model)), IDS), wanted)
     shapes = nnx.eval_shape(lambda: lora(Model(nnx.Rngs(0)), INT8, rank=4, inputs=IDS, rngs=nnx.Rngs(1)))
     of_floats = lora(nnx.eval_shape(lambda: Model(nnx.Rngs(0))), INT8, rank=4, inputs=IDS, rngs=nnx.Rngs(1))
     for abstract in (shapes, of_floats):

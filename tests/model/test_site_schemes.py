@@ -156,8 +156,9 @@ def test_all_six_operands_are_rounded_each_along_its_own_sum() -> None:
     plain = Matrix()
     model = trained(plain, W8A8G8)
     w, g = plain.w[...], jnp.cos(jnp.arange(8 * 32.0).reshape(8, 32))
-    np.testing.assert_allclose(model(X), rounded(X, 1) @ rounded(w, 0), rtol=1e-5, atol=1e-5)
-    of_model, dx = nnx.grad(lambda model, x: (model(x) * g).sum(), argnums=(0, 1))(model, X)
+    y = nnx.jit(lambda model, x: model(x))(model, X)
+    np.testing.assert_allclose(y, rounded(X, 1) @ rounded(w, 0), rtol=1e-5, atol=1e-5)
+    of_model, dx = nnx.jit(nnx.grad(lambda model, x: (model(x) * g).sum(), argnums=(0, 1)))(model, X)
     np.testing.assert_allclose(dx, rounded(g, 1, 127) @ rounded(w, 1).T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(of_model["w"], rounded(X, 0).T @ rounded(g, 0, 127), rtol=1e-4, atol=1e-4)
 

@@ -15,7 +15,7 @@ from jqinject.native.build import COMPILERS, MACHINES, build
 from jqinject.native.library import AVX2, DOTS, FEW_ROWS, VARIABLE, library
 
 TESTED = "TESTED_KERNELS"
-"""The variable that names a library to test instead: CI's is compiled with sanitizers."""
+"""The variable that names a library to test instead: in CI the installed one, and one compiled with sanitizers."""
 
 
 @pytest.fixture(autouse=True)
