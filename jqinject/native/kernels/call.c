@@ -48,7 +48,8 @@ static kernel* kernel_of(const work* w) {
 
 /* The most rows of a block. */
 static int64_t rows_of_block(const work* w) {
-  if (w->with->block == 0 || w->function == FLOAT_MATMUL) return BLOCK_ROWS;
+  if (w->function == FLOAT_MATMUL) return w->with->float_rows;
+  if (w->with->block == 0) return BLOCK_ROWS;
   const int64_t size = laid_out_size(w) + (w->function == GROUP_MATMUL ? w->whole.steps * w->with->line : 0);
   return at_most(at_least(w->with->block / size / 8, 1) * 8, BLOCK_ROWS);
 }
@@ -60,8 +61,8 @@ static void cut_into_blocks(work* w, int64_t threads) {
   w->row_blocks = parts(p->rows, w->block_rows);
   /* Narrower blocks where there would be too few for all threads. */
   const int64_t pieces = threads * BLOCKS_PER_THREAD / at_least(w->products * w->row_blocks, 1) + 1;
-  const int64_t narrow = parts(p->columns / pieces, WIDEST_STRIPE) * WIDEST_STRIPE;
-  w->block_columns = at_most(at_least(narrow, WIDEST_STRIPE), BLOCK_COLUMNS);
+  const int64_t narrow = parts(p->columns / pieces, WIDEST_PANEL) * WIDEST_PANEL;
+  w->block_columns = at_most(at_least(narrow, WIDEST_PANEL), BLOCK_COLUMNS);
   w->column_blocks = parts(p->columns, w->block_columns);
 }
 

@@ -16,12 +16,16 @@
 
 enum { PANEL = 2 * STRIPE };
 
-INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t depth, const float* before, float* y,
-                  int64_t stride) {
+INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t depth, int64_t next, const float* before,
+                  float* y, int64_t stride) {
   fvec sums[MOST_TILE_ROWS][2];
   UNROLLED(int i = 0; i < rows; i++) UNROLLED(int j = 0; j < 2; j++) sums[i][j] = V(setzero_ps)();
+  if (before != NULL)
+    UNROLLED(int i = 0; i < rows; i++) UNROLLED(int j = 0; j < PANEL * 4; j += ALIGNMENT)
+    _mm_prefetch((const char*)(before + i * PANEL) + j, _MM_HINT_T0);
   DEPTH_LOOP (; depth > 0; depth--, lhs += rows, rhs += PANEL) {
     const fvec first = V(load_ps)(rhs), second = V(load_ps)(rhs + LANES);
+    _mm_prefetch((const char*)(lhs + next), _MM_HINT_T0);
     UNROLLED(int i = 0; i < rows; i++) {
       const fvec x = V(set1_ps)(lhs[i]);
       sums[i][0] = V(fmadd_ps)(x, first, sums[i][0]);
@@ -37,19 +41,19 @@ INLINED void tile(const int rows, const float* lhs, const float* rhs, int64_t de
 /* A tile of which only `rows` rows and `columns` columns exist: what is beyond is cut off. */
 #define TILE(height)                                                                                                 \
   static TARGET __attribute__((noinline)) void tile_##height(const float* lhs, const float* rhs, int64_t depth,      \
-                                                             const float* before, float* y, int64_t stride,          \
-                                                             int64_t rows, int64_t columns) {                        \
+                                                             int64_t next, const float* before, float* y,            \
+                                                             int64_t stride, int64_t rows, int64_t columns) {        \
     if (rows == height && columns == PANEL) {                                                                        \
-      tile(height, lhs, rhs, depth, before, y, stride);                                                              \
+      tile(height, lhs, rhs, depth, next, before, y, stride);                                                         \
       return;                                                                                                        \
     }                                                                                                                \
     float all[height * PANEL];                                                                                       \
-    tile(height, lhs, rhs, depth, before, all, PANEL);                                                               \
+    tile(height, lhs, rhs, depth, next, before, all, PANEL);                                                          \
     for (int64_t i = 0; i < rows; i++) memcpy(y + i * stride, all + i * PANEL, columns * sizeof(float));             \
   }
 FLOAT_TILES(TILE)
 
-typedef void any_tile(const float*, const float*, int64_t, const float*, float*, int64_t, int64_t, int64_t);
+typedef void any_tile(const float*, const float*, int64_t, int64_t, const float*, float*, int64_t, int64_t, int64_t);
 
 static any_tile* tile_of(int64_t height) {
 #define IF_HEIGHT(of_tile) \
@@ -140,8 +144,9 @@ TARGET void NAMED(float_tiles)(const product* p, const block* b, uint8_t* scratc
         rows = at_most(height, b->row_end - i);
         float *sums = of_block + (j - b->column) * of_column + (i - b->row) * PANEL, *y = p->y + i * p->columns + j;
         const float* before = step > 0 ? sums : NULL;
-        if (end == p->steps) tile_of(height)(lhs, unpacked, (end - step) * size, before, y, p->columns, rows, columns);
-        else tile_of(height)(lhs, unpacked, (end - step) * size, before, sums, PANEL, height, PANEL);
+        const int64_t width = (end - step) * size, next = height * depth; /* from this tile of lhs to the next one */
+        if (end == p->steps) tile_of(height)(lhs, unpacked, width, next, before, y, p->columns, rows, columns);
+        else tile_of(height)(lhs, unpacked, width, next, before, sums, PANEL, height, PANEL);
       }
     }
   }

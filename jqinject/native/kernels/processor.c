@@ -11,6 +11,7 @@
 #include <cpuid.h>
 
 static const kernel_set AVX512 = {.line = 64,
+                                  .float_rows = MOST_FLOAT_ROWS,
                                   .int8 = {int8_rows, int8_tiles},
                                   .int4 = {integer_rows_avx512, int8_tiles},
                                   .groups = {group_tiles_avx512, group_panels},
@@ -22,6 +23,7 @@ static const kernel_set AVX512 = {.line = 64,
                                   .lay_out_byte_tiles = lay_out_byte_tiles};
 static const kernel_set AVX2 = {.line = 32,
                                 .block = 1 << 17,
+                                .float_rows = BLOCK_ROWS,
                                 .gap = ALIGNMENT,
                                 .int8 = {integer_rows_avx2, integer_rows_avx2},
                                 .int4 = {integer_rows_avx2, integer_rows_avx2},
@@ -32,6 +34,7 @@ static const kernel_set AVX2 = {.line = 32,
                                 .lay_out_tiles = lay_out_tiles_avx2};
 #endif
 static const kernel_set FEW = {.line = 64,
+                               .float_rows = BLOCK_ROWS,
                                .int8 = {few_rows_of_integers, few_rows_of_integers},
                                .int4 = {few_rows_of_integers, few_rows_of_integers},
                                .groups = {few_rows_of_groups, few_rows_of_groups},

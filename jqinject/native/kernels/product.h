@@ -59,12 +59,12 @@ typedef struct {
 enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };       /* see int8_tiles.c */
 enum { MOST_BYTE_TILE_ROWS = 6, PIECE = 1024 };               /* see group_panels.c */
 enum { MOST_TILE_ROWS = 12 };                                 /* see float_tiles.c; tiles of bytes divide it */
-enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256 };               /* the largest blocks */
+enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, MOST_FLOAT_ROWS = 516 }; /* the largest blocks, in whole tiles */
 enum { FEW_ROWS = 16, FEW_GROUP_ROWS = 4, FEW_FLOAT_ROWS = 4 };
-enum { MOST_GROUPS = 1024, SPARE = 16, WIDEST_STRIPE = 16 }; /* see stripes.c */
+enum { MOST_GROUPS = 1024, SPARE = 16, WIDEST_STRIPE = 16, WIDEST_PANEL = 2 * WIDEST_STRIPE }; /* see stripes.c */
 enum { OF_SCALES = 2 * WIDEST_STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
 enum { OF_NUMBERS = (BLOCK_ROWS + TILE_COLUMNS) * DEPTH };   /* what is packed for tiles, or last lines of a block */
-enum { OF_SUMS = (BLOCK_ROWS + MOST_TILE_ROWS) * BLOCK_COLUMNS * sizeof(float) }; /* of the tiles of a block */
+enum { OF_SUMS = MOST_FLOAT_ROWS * BLOCK_COLUMNS * sizeof(float) }; /* of the tiles of a block */
 enum { SCRATCH = OF_NUMBERS + OF_SCALES + OF_SUMS };         /* bytes, of each thread */
 
 typedef void kernel(const product* p, const block* b, uint8_t* scratch);
