@@ -164,7 +164,7 @@ def _gguf(place: Path) -> Checkpoint:
         )
     if place.suffix.lower() != ".gguf" and not _begins(place, b"GGUF"):
         raise CheckpointError(
-            f"{place} is no checkpoint.\n  cure: a folder with .safetensors files, one of them, or a .gguf file"
+            f"{place} is not a checkpoint.\n  cure: a folder with .safetensors files, one of them, or a .gguf file"
         )
     blocks, values = open_gguf(place)
     matrices, arrays = read_gguf(blocks, place.name)

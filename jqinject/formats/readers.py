@@ -90,7 +90,7 @@ def _in_orbax(path: Path) -> Iterator[StoredArray]:
             return
         one = ", ".join(checkpoints or steps)
         raise ValueError(
-            f"{path} is no checkpoint"
+            f"{path} is not a checkpoint"
             + (f"; it holds several: {one}.\n  cure: name one" if one else f".\n  cure: give {KINDS}")
         )
     handler = library("orbax.checkpoint", path).PyTreeCheckpointHandler()

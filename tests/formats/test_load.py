@@ -312,7 +312,7 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     served = load(Two(), found)
     with pytest.raises(ValueError, match="takes a float model; this one has quantized weights: k, q"):
         load(served, found)
-    with pytest.raises(CheckpointError, match=r"config\.json is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"config\.json is not a checkpoint"):
         load(Two(), tmp_path / "config.json")
     with pytest.raises(TypeError, match=r"names are .* got 3"):
         load(Two(), found, names=3)  # pyright: ignore[reportArgumentType]

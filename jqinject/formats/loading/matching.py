@@ -40,7 +40,7 @@ def by_rules(name: str, rules: tuple[Name, ...], shapes: Mapping[str, Any]) -> l
                 if path not in shapes:
                     hint = did_you_mean(path, list(shapes))
                     raise ValueError(
-                        f"names: {name} is for {path}, which is no parameter of the model{'; ' + hint if hint else ''}"
+                        f"names: {name} is for {path}, which is not a parameter of the model{'; ' + hint if hint else ''}"
                     )
                 found.append((path, (stack, at), part, len(rule.models), rule))
             break

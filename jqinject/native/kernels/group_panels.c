@@ -111,10 +111,10 @@ typedef void any_tile(const product* p, const chunk* c, tile_operands x, const o
     }                                                                                                              \
     float all[height * PANEL];                                                                                     \
     float of_rows[height] = {0};                                                                                   \
-    for (int64_t i = 0; kind != ANY && i < rows; i++) of_rows[i] = x.of_rows[i];                   \
+    for (int64_t i = 0; kind != ANY && i < rows; i++) of_rows[i] = x.of_rows[i];                                   \
     x.of_rows = of_rows;                                                                                           \
     tile(kind, height, p, c, x, n, before, all, PANEL);                                                            \
-    for (int64_t i = 0; i < rows; i++) memcpy(to + i * stride, all + i * PANEL, columns * sizeof(float)); \
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * stride, all + i * PANEL, columns * sizeof(float));          \
   }
 
 #define TILES(kind) TILE(kind, 2) TILE(kind, 4) TILE(kind, 6)
@@ -211,7 +211,7 @@ TARGET void group_panels(const product* p, const block* b, uint8_t* scratch) {
         float *sums = of_block + (j - b->column) * of_column + (i - b->row) * PANEL, *y = p->y + i * p->columns + j;
         any_tile* chosen = choices[kind][height / 2 - 1];
         if (last) chosen(p, &c, x, &n, piece ? sums : NULL, y, p->columns, rows, columns);
-        else chosen(p, &c, x, &n, piece ? sums : NULL, sums, PANEL, height, PANEL);
+        else chosen(p, &c, x, &n, piece ? sums : NULL, sums, PANEL, rows, PANEL);
       }
     }
   }

@@ -1,4 +1,4 @@
-/* int8 times int8 or numbers in 4 bits, in groups along the depth.
+/* int8 times int8 or numbers in 4 bits, in groups along the depth: few rows, and with AVX2 any number of them.
  *
  * A step is a line of rhs. Each lane of its sums belongs to one group (see layout.c); the sums of a step, or of all steps
  * of a group, exact integers, are multiplied by the scales of the lanes' groups and added up in float32. What makes rhs

@@ -60,6 +60,7 @@ enum { TILE_ROWS = 3, TILE_COLUMNS = 8, DEPTH = 2048 };       /* see int8_tiles.
 enum { MOST_BYTE_TILE_ROWS = 6, PIECE = 1024 };               /* see group_panels.c */
 enum { MOST_TILE_ROWS = 12 };                                 /* see float_tiles.c; tiles of bytes divide it */
 enum { BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, MOST_FLOAT_ROWS = 516 }; /* the largest blocks, in whole tiles */
+_Static_assert(BLOCK_ROWS % MOST_TILE_ROWS == 0 && MOST_FLOAT_ROWS % MOST_TILE_ROWS == 0, "blocks are whole tiles");
 enum { FEW_ROWS = 16, FEW_GROUP_ROWS = 4, FEW_FLOAT_ROWS = 4 };
 enum { MOST_GROUPS = 1024, SPARE = 16, WIDEST_STRIPE = 16, WIDEST_PANEL = 2 * WIDEST_STRIPE }; /* see stripes.c */
 enum { OF_SCALES = 2 * WIDEST_STRIPE * (MOST_GROUPS + SPARE) * sizeof(float) };
