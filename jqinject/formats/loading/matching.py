@@ -39,8 +39,9 @@ def by_rules(name: str, rules: tuple[Name, ...], shapes: Mapping[str, Any]) -> l
                 path = model.format(**places)
                 if path not in shapes:
                     hint = did_you_mean(path, list(shapes))
+                    nearest = f"; {hint}" if hint else ""
                     raise ValueError(
-                        f"names: {name} is for {path}, which is not a parameter of the model{'; ' + hint if hint else ''}"
+                        f"names: {name} is for {path}, which is not a parameter of the model{nearest}"
                     )
                 found.append((path, (stack, at), part, len(rule.models), rule))
             break
