@@ -27,7 +27,9 @@ WIDE = np.asarray((-128, 127, *range(-7, 7)))
 def program(tmp_path_factory):
     for name in (COMPILER, EMULATOR):
         if shutil.which(name) is None:
-            pytest.skip(f"there is no {name}")
+            pytest.skip(
+                f"{name} is not installed, with which code for ARM64 is made and run on this processor"
+            )
     path = tmp_path_factory.mktemp("neon") / "driver"
     sources = [Path(__file__).with_name("neon_driver.c"), *SOURCES.glob("*.c")]
     warnings = ("-Wall", "-Wextra", "-Werror")

@@ -46,7 +46,7 @@ def rules_of(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) 
     """A rule for each matrix: that of its layer, if this is one that quantizers go into; else of the parameter.
 
     Raises:
-        CheckpointError: there is no quantizer for the input that the checkpoint says.
+        CheckpointError: the checkpoint quantizes an input in a way that no quantizer here does.
     """
     layers = {dotted(path): node for path, node in ModelIndex(model).places if isinstance(node, nnx.Module)}
     made = []

@@ -48,11 +48,10 @@ typedef struct {
 } tile_operands;
 
 static chunk chunk_of(const product* p, int64_t piece) {
-  const int64_t size = p->groups > 1 ? p->group : p->depth, within = piece % p->pieces_a_group;
+  const int64_t size = p->groups > 1 ? p->group : p->depth;
   chunk c = {.piece = piece, .pieces = 1, .group = piece / p->pieces_a_group, .groups = 1};
-  c.start = c.group * size + within * p->piece;
-  c.numbers = at_most(size - within * p->piece, p->piece);
-  c.vectors = parts(c.numbers, p->four_bits ? 8 : 4) * (p->four_bits ? 2 : 1);
+  c.start = c.group * size + piece % p->pieces_a_group * p->piece;
+  c.numbers = numbers_of_piece(p, piece), c.vectors = vectors_of_piece(p, piece);
   if (p->pieces_a_group > 1) return c;
   c.groups = c.pieces = at_most(at_least(PIECE / size, 1), p->groups - c.group);
   c.numbers *= c.groups;

@@ -13,8 +13,8 @@
  * 4 bits those of four even places, then of four odd ones. For each piece of the depth the sums of the tile's rows follow
  * each other.
  *
- * Each lane of what other kernels sum then has the same numbers of every step: neighbours, 8 in 4 bits or 4 bytes; but floats
- * beside int8 one of each vector. In groups, and where rhs has zero points, the sums of the lanes are needed too, LANES
+ * Each lane of what other kernels sum then has the same numbers of every step: neighbours, 8 in 4 bits or 4 bytes; but
+ * floats beside int8 one of each vector. In groups, and where rhs has zero points, the sums of the lanes are needed too, LANES
  * for each step: `sums`. Those of a group of bytes that fills several steps stand at its first step.
  */
 #include "layout.h"
@@ -132,13 +132,6 @@ INLINED int words_of_step(const product* p, const int8_t* from, int64_t rows, in
   for (int n = 0; n < LANES; n++)
     for (int half = 0; half < count; half++) words[n * count + half] = halves[half][n];
   return count * LANES;
-}
-
-/* Vectors in the piece after `done` pieces. */
-static int64_t vectors_of_piece(const product* p, int64_t done) {
-  const int64_t size = p->groups > 1 ? p->group : p->depth, within = done % p->pieces_a_group * p->piece;
-  const int64_t numbers = at_most(size - within, p->piece);
-  return p->four_bits ? parts(numbers, 8) * 2 : parts(numbers, 4);
 }
 
 static TARGET void byte_tile(const product* p, const int8_t* from, int64_t height, int64_t rows, const float* scales,

@@ -26,6 +26,16 @@ typedef struct {
 typedef void byte_tile_layout(const product* p, const int8_t* from, int64_t rows, const float* scales, int8_t* to,
                               piece_numbers found);
 
+/* How many numbers a piece has, and how many vectors of four of each column or row. */
+static inline int64_t numbers_of_piece(const product* p, int64_t piece) {
+  const int64_t size = p->groups > 1 ? p->group : p->depth;
+  return at_most(size - piece % p->pieces_a_group * p->piece, p->piece);
+}
+static inline int64_t vectors_of_piece(const product* p, int64_t piece) {
+  const int64_t numbers = numbers_of_piece(p, piece);
+  return p->four_bits ? parts(numbers, 8) * 2 : parts(numbers, 4);
+}
+
 HIDDEN float_layout lay_out_floats_avx512, lay_out_floats_avx2;
 HIDDEN tile_layout lay_out_tiles_avx512, lay_out_tiles_avx2;
 HIDDEN byte_layout lay_out_bytes_avx512, lay_out_bytes_avx2;

@@ -69,12 +69,12 @@ product product_of(const work* w, int64_t number) {
   if (w->function != FLOAT_MATMUL) p.lhs = element_of(w, LHS, number, 1);
   if (w->function == FLOAT_MATMUL) p.floats = element_of(w, LHS, number, sizeof(float));
   p.laid_out = w->laid_out + row * laid_out_size(w);
-  if (w->lane_sums != NULL) p.lane_sums = w->lane_sums + lane;
-  if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lane;
-  if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lane;
   if (w->function == INT8_MATMUL) return p;
   p.table = element_of(w, TABLE, number, 1);
   p.values = element_of(w, TABLE, number, sizeof(float));
+  if (w->lane_sums != NULL) p.lane_sums = w->lane_sums + lane;
+  if (w->lane_offsets != NULL) p.lane_offsets = w->lane_offsets + lane;
+  if (w->lane_scales != NULL) p.lane_scales = w->lane_scales + lane;
   if (w->function == INT4_MATMUL) return p;
   p.scale = numbers_of(w, SCALE, number);
   if (has_zero(w)) p.zero = numbers_of(w, ZERO, number);
