@@ -38,8 +38,8 @@ def _give_bias(add: Any, ir: Any) -> None:
     """Move an added vector into the Conv or Gemm of dequantized numbers before it."""
     for result, added in (tuple(add.inputs), tuple(add.inputs)[::-1]):
         contraction = _contraction(result)
-        vector = None if contraction is None else _vector(added, result)
-        if vector is not None:
+        vector = _vector(added, result)
+        if contraction is not None and vector is not None:
             bias = _bias(contraction, vector, ir) if _is_quantized_next(add.outputs[0]) else None
             contraction.resize_inputs(3)
             contraction.replace_input_with(2, _stored(vector, ir) if bias is None else bias)
@@ -56,13 +56,12 @@ def _contraction(value: Any) -> Any:
     """
     if len(value.uses()) != 1 or value.is_graph_output():
         return None
-    node = value.producer()
-    if node is not None and node.op_type == "Transpose":
-        last = node.attributes["perm"].as_ints()[-1]
-        node = node.inputs[0].producer() if last == CHANNELS and len(node.inputs[0].uses()) == 1 else None
-        if node is None or node.op_type != "Conv":
-            return None
-    if node is None or node.op_type not in ("Conv", "Gemm"):
+    node: Any = value.producer()
+    kind = "Gemm"
+    if _kind(node) == "Transpose" and node.attributes["perm"].as_ints()[-1] == CHANNELS:
+        (value,), kind = node.inputs, "Conv"
+        node = value.producer() if len(value.uses()) == 1 else None
+    if _kind(node) != kind:
         return None
     free = all(bias is None or _is_zero(bias) for bias in node.inputs[2:])
     return node if free and all(_dequantized(x) is not None for x in node.inputs[:2]) else None
@@ -70,10 +69,10 @@ def _contraction(value: Any) -> Any:
 
 def _dequantized(value: Any) -> Any:
     """Return the DequantizeLinear that made a value, which may have been moved since; None if none did."""
-    node = value.producer()
-    while node is not None and node.op_type in MOVING:
+    node: Any = value.producer()
+    while _kind(node) in MOVING:
         node = node.inputs[0].producer()
-    return node if node is not None and node.op_type == "DequantizeLinear" else None
+    return node if _kind(node) == "DequantizeLinear" else None
 
 
 def _is_quantized_next(value: Any) -> bool:
@@ -93,8 +92,8 @@ def _vector(added: Any, result: Any) -> Any:
     shape, target = _sizes(added), _sizes(result)
     if not shape or not target or not shape[-1] == target[-1] == math.prod(shape):
         return None
-    node = added.producer()
-    vector = node.inputs[0] if node is not None and node.op_type == "Reshape" else added
+    node: Any = added.producer()
+    vector = node.inputs[0] if _kind(node) == "Reshape" else added
     return vector if vector.const_value is not None or _sizes(vector) == shape[-1:] else None
 
 
@@ -153,6 +152,10 @@ def _replace(value: Any, replacement: Any) -> None:
     if value.is_graph_output():
         value.name, replacement.name = f"{value.name}_before", value.name
     value.replace_all_uses_with(replacement, replace_graph_outputs=True)
+
+
+def _kind(node: Any) -> str | None:
+    return None if node is None else node.op_type
 
 
 def _is_zero(value: Any) -> bool:
