@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject import native
 from jqinject.export._fold import evaluate
+from jqinject.export._fuse import fused
 from jqinject.export._grid import KEPT
 from jqinject.export._lowerings import register
 from jqinject.export._marks import mark_quantizers
@@ -46,6 +47,10 @@ def onnx(
       DequantizeLinear. Other minifloats: their values, in floats.
     - Minifloat quantizers of activations: the computation, in floats. onnxruntime 1.31 refuses a product of two
       dequantized 8-bit floats.
+
+    A bias is an input of a Conv or Gemm of quantized operands, and the maximum with 0 is a Relu, so that runtimes
+    contract integers. Where the result is quantized next, a float bias is stored as int32, in steps of the product of
+    both scales, to which runtimes round it.
 
     A quantizer that does not round to nearest is computed in floats, and its result then stored in integers. Layers
     contract the dequantized floats, whatever their `contraction`; the runtime decides whether to contract integers. The
@@ -88,7 +93,8 @@ def onnx(
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")
-    jax2onnx, package = (needed(name, "export", "onnx") for name in ("jax2onnx", "onnx"))
+    packages = ("jax2onnx", "onnx", "onnx_ir", "onnx_ir.passes.common")
+    jax2onnx, package, ir, passes = (needed(name, "export", "onnx") for name in packages)
     register(needed("jax2onnx.plugins.plugin_system", "export", "onnx"))
     with native.use(False):  # other runtimes do not have these kernels
         program = _program(exported, opset)
@@ -107,6 +113,7 @@ def onnx(
             f"onnx: {kind} has an operation that jax2onnx has no ONNX for: {error}\n"
             "  cure: jqinject.export.stablehlo(model, ...), which has all of JAX's operations"
         ) from error
+    proto = fused(proto, ir, passes)
     _check_valid(proto, package, kind)
     if target is not None:
         package.save_model(proto, target)

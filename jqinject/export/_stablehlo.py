@@ -27,7 +27,8 @@ class stablehlo:
     QuantTensor, the program returns its value.
 
     The result, called or loaded anywhere, equals that of `nnx.jit` of the model on the same platform, bit for bit: the
-    compiler is kept from folding the weights into other operations. Compiled kernels add float32 sums (of float inputs,
+    compiler is kept from folding the weights into other operations, except in programs with composites, whose compilers
+    have to see that a weight is a constant. Compiled kernels add float32 sums (of float inputs,
     and of integers in groups) in another order: there it is that of layers with `contraction="float"`.
 
     It contains no kernels of `jqinject.native` and no layout constraints, so it runs anywhere.
@@ -89,6 +90,10 @@ class stablehlo:
             program = jax.jit(lambda *xs, weights, **named: run(xs, named, weights))
             kwargs["weights"] = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}
         self.exported = export.export(program, platforms=platforms)(*args, **kwargs)
+        if self.weights is None and has_composites(self.exported):
+            # Device compilers look for a constant as the operand of a composite.
+            program = jax.jit(lambda *xs, **named: run(xs, named, values))
+            self.exported = export.export(program, platforms=platforms)(*args, **kwargs)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -168,6 +173,11 @@ class stablehlo:
     def _takes_weights(self) -> bool:
         _, keywords = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
         return "weights" in keywords
+
+
+def has_composites(exported: export.Exported) -> bool:
+    """Return whether a program has composites, which it holds for other compilers."""
+    return " stablehlo.composite " in exported.mlir_module()
 
 
 def _function(exported: ExportedCall) -> tuple[Callable[..., Any], dict[str, jax.Array]]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 COMPOSITE_NAME = "quant.fake_quant"
-EDGE = 128.0
+LEAST_OF_WEIGHTS = -127  # their range is narrow
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class FakeQuantMarker:
         dimension: the axis along which the scale varies, if any.
         is_weight: whether the tensor is a weight.
         dynamic: quantizes the tensor if the range is found at run time.
+        least: the smallest integer.
     """
 
     scale: tuple[float, ...] | None
@@ -32,6 +33,7 @@ class FakeQuantMarker:
     dimension: int | None
     is_weight: bool
     dynamic: Any = None
+    least: int = -128
 
     def attributes(self) -> dict[str, Any]:
         """The compiler's attributes: `scale` (float32, empty if dynamic), `dtype`, `narrow_range` (true for weights),
@@ -58,11 +60,11 @@ class FakeQuantMarker:
         return replace(self, shape=(1, *self.shape), dimension=moved, dynamic=dynamic)
 
     def decomposed(self, x: jax.Array) -> jax.Array:
-        """The computation that the marker stands for."""
+        """Quantize and dequantize `x` as the compiler does."""
         if self.dynamic is not None:
             return self.dynamic(x)
         scale, zero = self._constants()
-        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), -EDGE, EDGE - 1)
+        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
         return ((integers - zero) * scale).astype(x.dtype)
 
     def _constants(self) -> tuple[jax.Array, jax.Array | float]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.core import CalibratedQuant, scale_and_zero_point
 from jqinject.core.construction.assign import assign
 from jqinject.model import Rule
-from jqinject.odml.composite import FakeQuantMarker
+from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
 from jqinject.program import (
@@ -23,6 +24,7 @@ from jqinject.program import (
     OpQuantizers,
     QuantizedProgram,
     Site,
+    Tracked,
     change_class,
     find_sites,
     quantized_class,
@@ -37,6 +39,8 @@ class Markers(AsWritten):
         markers: name of the site -> marker.
     """
 
+    constants_now = True  # a factor's mark needs its number
+
     def __init__(self, markers: dict[str, FakeQuantMarker]) -> None:
         self._markers = markers
 
@@ -48,6 +52,20 @@ class Markers(AsWritten):
                 "  cure: convert it with inputs like those that it is called with"
             )
         return self._markers[site.name](x)
+
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
+        """Return a product with a constant, which is marked: devices multiply quantized numbers, and divide none."""
+        places = [place for place, x in enumerate(operands) if not x.is_activation and x.array.size == 1]
+        dividing = name == "truediv" and places == [1]
+        if len(places) == 1 and (name == "multiply" or dividing) and is_concrete(operands[places[0]].array):
+            x = operands[1 - places[0]].array
+            factor = np.float32(np.asarray(operands[places[0]].array).reshape(()))
+            with np.errstate(divide="ignore"):
+                factor = 1 / factor if dividing else factor
+            if factor and np.isfinite(factor):
+                marker = FakeQuantMarker((float(abs(factor)) / 127,), None, (1,) * x.ndim, None, False)
+                return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
+        return super().arithmetic(name, operands, evaluate)
 
     def grad_dtype(self, name: str) -> None:
         """Gradients are not marked."""
@@ -136,13 +154,16 @@ class OdmlConversion:
 
     Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
     before the program runs: of weights from their values, of activations from their statistics. Weights with more than
-    two axes that are contracted over the first are flattened, because a device supports one axis of scales.
+    two axes that are contracted over the first are flattened, because a device supports one axis of scales. A weight is
+    clipped to [-127, 127], as its mark `narrow_range` says and LiteRT does. A factor that is one number is marked too:
+    devices multiply quantized numbers, and division by it is multiplication by its reciprocal.
 
     Args:
         rules, disable_per_channel_weights, fixed_range_for_inputs, fixed_range_for_outputs, strict: as for `OdmlQat`;
             if none is given, those that the model was quantized with.
 
-    Source: Qwix's `OdmlConversionProvider`. Differs from Qwix: parameters and statistics are those of the model.
+    Source: Qwix's `OdmlConversionProvider`. Differs from Qwix: parameters and statistics are those of the model; Qwix's
+    decomposition has weights of -128, and leaves factors in float.
 
     Example:
         >>> import jax.numpy as jnp
@@ -303,6 +324,7 @@ def _static(site: Site, found: Any, ndim: int) -> FakeQuantMarker:
         shape=shape,
         dimension=long[0] if long else None,
         is_weight=site.is_weight,
+        least=LEAST_OF_WEIGHTS if site.is_weight else -128,
     )
 
 

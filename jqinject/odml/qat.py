@@ -42,7 +42,8 @@ class OdmlQat:
         strict: an operation without a quantized form is an error; otherwise it runs in float.
 
     Raises:
-        TypeError: `rules` are not rules; a rule has quantizers that are not used here.
+        TypeError: `rules` are not rules; a rule has quantizers that are not used here; a quantizer of
+                layers' weights.
         ValueError: a fixed range is empty, or does not contain 0.
 
     Source: Qwix's `OdmlQatProvider`. Differs from Qwix 0.1.8: an unknown operation is an error in strict mode, as its
@@ -162,7 +163,18 @@ def _checked(rules: Any) -> tuple[Rule, ...]:
                 f"{', '.join(unused) or 'overrides'}.\n"
                 "  cure: weight_quant=..., output_quant=...; subclass a quantizer to change it"
             )
+        _refuse_layers_quantizer(rule)
     return found
+
+
+def _refuse_layers_quantizer(rule: Rule) -> None:
+    """Refuse a quantizer of a layer's weights: it asks its layer for axes, and an operation is no layer."""
+    quantizer = rule.quantizer("weight_quant")
+    if quantizer is not None and not issubclass(quantizer.proxy_class, ActQuantProxyFromInjector):
+        raise TypeError(
+            f"{rule}: {quantizer.__name__} quantizes the weights of layers, and OdmlQat those of operations.\n"
+            "  cure: jqinject.odml.Int8Weight, or a class derived from it"
+        )
 
 
 def _range(given: Any, name: str) -> Range | None:

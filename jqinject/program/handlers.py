@@ -143,7 +143,7 @@ def _arithmetic(
         out = run.output(_only(evaluate, inputs), None, name, inherited=one.pending)
         return [out]
     taken = _with_operands(run, operation, inputs, choice, name)
-    return [run.output(_only(evaluate, taken), choice, name)]
+    return [run.output(run.quantizers.arithmetic(operation.name, taken, evaluate), choice, name)]
 
 
 def _only(evaluate: Evaluate, inputs: Sequence[Tracked]) -> Any:

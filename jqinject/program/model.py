@@ -161,7 +161,8 @@ def methods_of(kind: type) -> tuple[str, ...]:
 def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
     program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
-    interpreter = Interpreter(policy, quantizers, names=names_of(model, call))
+    names = names_of(model, call)
+    interpreter = Interpreter(policy, quantizers, constants_now=quantizers.constants_now, names=names)
     values = outputs_of(interpreter, program)
     interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)

@@ -28,7 +28,13 @@ from jqinject.quant_tensor.shaping import full_rank
 
 
 class Quantizers(Protocol):
-    """The quantizers that the interpreter uses."""
+    """The quantizers that the interpreter uses.
+
+    Attributes:
+        constants_now: whether values that depend on no input are computed while a call is traced.
+    """
+
+    constants_now: bool
 
     @abstractmethod
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
@@ -96,6 +102,10 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
+        """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
+
+    @abstractmethod
     def has_state(self) -> bool:
         """Whether any quantizer has arrays."""
 
@@ -115,6 +125,8 @@ class Quantizers(Protocol):
 class AsWritten:
     """Abstract: runs contractions with their quantizers, as they come."""
 
+    constants_now = False
+
     @property
     def mode(self) -> Any:
         """See `Quantizers`."""
@@ -131,6 +143,11 @@ class AsWritten:
     def transformed(self, site: Site, x: jax.Array) -> jax.Array:
         """See `Quantizers`."""
         return x
+
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
+        """See `Quantizers`."""
+        (value,) = evaluate([x.array for x in operands])
+        return value
 
 
 class Finder(AsWritten):

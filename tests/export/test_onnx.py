@@ -40,6 +40,7 @@ from jqinject.quant import (
     ShiftedUint8WeightPerTensorFloat,
     SignedBinaryActPerTensorConst,
     SignedTernaryActPerTensorConst,
+    Uint8ActPerTensorFloat,
 )
 from jqinject.quant_tensor import as_array, avg_pool, max_pool
 
@@ -450,3 +451,65 @@ def test_it_prints_a_line(x, tmp_path):
     model.save(tmp_path / "two.onnx")
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
     assert pickle.loads(pickle.dumps(model)) == model
+
+
+class Convolutions(nnx.Module):
+    """Three convolutions and a dense layer, all inputs and outputs quantized; biases are quantized or not."""
+
+    def __init__(self, bias_quant):
+        rngs = nnx.Rngs(0)
+        layer = {"bias_quant": bias_quant, "bias_init": nnx.initializers.normal(1.0), "rngs": rngs}
+        conv = layer | {"weight_quant": Int8WeightPerChannelFloat, "return_quant_tensor": True}
+        self.image = QuantIdentity(Collected, return_quant_tensor=True, rngs=rngs)
+        self.convs = nnx.List(
+            QuantConv(size, 8, (3, 3), strides=strides, **conv) for size, strides in ((1, 1), (8, 2), (8, 1))
+        )
+        self.relus = nnx.List(QuantReLU(CollectedRelu, return_quant_tensor=True, rngs=rngs) for _ in range(3))
+        self.fc = QuantLinear(128, 10, weight_quant=Int8WeightPerTensorFloat, output_quant=Collected, **layer)
+
+    def __call__(self, x):
+        x = self.image(x)
+        for conv, relu in zip(self.convs, self.relus, strict=True):
+            x = relu(conv(x))
+        return self.fc(x.reshape((x.shape[0], -1)))
+
+
+class Collected(Int8ActPerTensorFloat):
+    collect_stats_steps = 1
+
+
+class CollectedRelu(Uint8ActPerTensorFloat):
+    collect_stats_steps = 1
+
+
+@pytest.mark.parametrize("bias_quant", [Int32Bias, None], ids=["int32", "float"])
+def test_onnxruntime_contracts_integers(bias_quant, images, tmp_path):
+    model = calibrated(Convolutions(bias_quant), images, steps=2)
+    proto = jqinject.export.onnx(model, images, output_names=["logits"])
+    assert not nodes(proto, "Add") and not nodes(proto, "Max") and len(nodes(proto, "Relu")) == 3
+    assert [entry.name for entry in proto.graph.output] == ["logits"]
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+    onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    assert (len(nodes(optimized, "QLinearConv")), len(nodes(optimized, "QGemm"))) == (3, 1)
+    difference = run(proto, images) - served(model, images)
+    scale = initializers(proto)[nodes(proto, "DequantizeLinear")[-1].input[1]]
+    assert np.abs(difference / scale).max() < 1.5  # a sum of floats may fall on the other side of a rounding
+
+
+def test_a_bias_stays_where_it_is_not_one_vector_added_to_a_contraction(x):
+    class Sums(nnx.Module):
+        def __init__(self):
+            self.fc = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0))
+            self.offset = nnx.Param(jnp.arange(40.0).reshape(5, 8))
+            self.bias = nnx.Param(jnp.arange(8.0))
+
+        def __call__(self, x):
+            y = self.fc(x)
+            return jnp.maximum(y + self.bias[...], 0.5) + y + self.offset[...]
+
+    model = Sums()
+    proto = jqinject.export.onnx(model, x)
+    assert len(nodes(proto, "Add")) == 3 and len(nodes(proto, "Max")) == 1
+    np.testing.assert_allclose(run(proto, x), served(model, x), atol=1e-5)

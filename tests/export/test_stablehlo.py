@@ -252,3 +252,17 @@ def test_without_flatbuffers(monkeypatch, tmp_path):
     ):
         program.save(tmp_path / "a.hlo")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_weight_is_a_constant_where_a_program_is_for_another_compiler():
+    def marked(x):
+        return jax.lax.composite(lambda x: x * 2.0, name="quant.fake_quant")(x)
+
+    class Marked(nnx.Linear):
+        def __call__(self, x):
+            return x @ marked(self.kernel[...])
+
+    program = jqinject.export.stablehlo(Marked(4, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+    assert "stablehlo.composite" in program.text and "optimization_barrier" not in program.text
+    plain = jqinject.export.stablehlo(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+    assert "optimization_barrier" in plain.text

@@ -8,6 +8,7 @@ from flax import linen, nnx
 
 from jqinject import Rule, quantize
 from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from jqinject.quant import Int8WeightPerChannelFloat
 from tests.golden.adapters.qwix_odml import composites
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32))
@@ -21,6 +22,16 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.fc2(self.act(self.fc1(x)))  # pyright: ignore[reportCallIssue]
+
+
+def off_ties(model: nnx.Module) -> nnx.Module:
+    """The model, whose weights of largest magnitude are positive: -max would be -127.5 steps, a tie."""
+    for _, layer in nnx.iter_modules(model):
+        if isinstance(layer, nnx.Linear):
+            kernel = layer.kernel[...]
+            largest = jnp.take_along_axis(kernel, jnp.abs(kernel).argmax(0)[None], 0)
+            layer.kernel.set_value(kernel * jnp.sign(largest))
+    return model
 
 
 def trained(model: nnx.Module | None = None, qat: OdmlQat | None = None) -> nnx.Module:
@@ -41,7 +52,7 @@ def test_a_contraction_its_bias_and_a_relu_are_one() -> None:
 
 
 def test_conversion_agrees_with_training_and_knows_every_scale() -> None:
-    model = trained()
+    model = trained(off_ties(Mlp()))
     model.eval()
     converted = OdmlConversion().quantize(model, X)
     np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
@@ -93,7 +104,7 @@ def test_a_norm_in_linen_is_named_by_its_path() -> None:
 
 def test_dynamic_ranges_have_empty_scales() -> None:
     rule = Rule(weight_quant=Int8Weight, output_quant=Int8ActDynamic)
-    model = trained(qat=OdmlQat(rule))
+    model = trained(off_ties(Mlp()), OdmlQat(rule))
     converted = OdmlConversion().quantize(model, X)
     attributes = [m["attributes"] for m in markers(converted)]
     assert [len(a["scale"]) for a in attributes] == [0, 8, 0, 3]  # pyright: ignore
@@ -226,3 +237,58 @@ def test_an_einsum_s_weight_with_several_axes_of_outputs_is_flattened_too() -> N
 def test_what_is_refused(make: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()  # pyright: ignore[reportCallIssue]
+
+
+def test_a_weight_on_a_tie_is_clipped_as_its_mark_says() -> None:
+    kernel = jnp.asarray([[-1.0, 1.0], [0.25, -0.25]])
+    layer = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(kernel)
+    x = jnp.eye(2)
+    model = OdmlQat(fixed_range_for_inputs=(-1.0, 1.0), fixed_range_for_outputs=(-1.0, 1.0)).quantize(
+        layer, x
+    )
+    converted = OdmlConversion().quantize(model, x)
+    (weight,) = [marker for _, marker in converted.op_quant.markers if marker.is_weight]
+    # The quotient 1 / 127.5 in float32 lies below the exact one, so that -1 is -127.5 steps or a little more.
+    assert weight.decomposed(kernel).min() == np.float32(-127 * np.float32(weight.scale[0]))
+    assert weight.decomposed(kernel).max() == np.float32(127 * np.float32(weight.scale[1]))
+
+
+def test_a_factor_is_marked_and_division_is_by_its_reciprocal() -> None:
+    class Scaled(Mlp):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x * 0.5) / jnp.sqrt(16.0)
+
+    model = trained(Scaled())
+    converted = OdmlConversion().quantize(model, X)
+    scales = [m["attributes"]["scale"] for m in markers(converted)]  # pyright: ignore
+    for factor in (0.5, 0.25):
+        assert [np.float32(factor / 127)] in [list(np.float32(scale)) for scale in scales]
+    model.eval()
+    step = max(float(scale[0]) for scale in scales if len(scale) == 1)
+    np.testing.assert_allclose(converted(X), model(X), atol=2 * step)
+
+
+def test_a_constant_over_an_activation_is_no_scaling_of_it() -> None:
+    class Divided(Mlp):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x) / 2.0
+
+    class Reciprocal(Mlp):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return 2.0 / (super().__call__(x) + 10.0)
+
+    contractions = OdmlQat(Rule(op="dot_general", weight_quant=Int8Weight, output_quant=Int8Act))
+    # What a contraction's output is quantized with goes on through a scaling, and through nothing else.
+    assert "final_output0" in trained(Divided(), contractions).op_quant  # pyright: ignore
+    assert "final_output0" not in trained(Reciprocal(), contractions).op_quant  # pyright: ignore
+    model = trained(off_ties(Reciprocal()))
+    model.eval()
+    np.testing.assert_allclose(OdmlConversion().quantize(model, X)(X), model(X), atol=1e-6)
+
+
+def test_a_quantizer_of_layers_is_refused_with_the_device_s() -> None:
+    with pytest.raises(
+        TypeError, match=r"Int8WeightPerChannelFloat quantizes the weights of layers.*\n.*odml.Int8Weight"
+    ):
+        OdmlQat(Rule(weight_quant=Int8WeightPerChannelFloat, output_quant=Int8Act))

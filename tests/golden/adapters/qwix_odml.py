@@ -8,6 +8,7 @@ and has to agree with one of the three in everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -163,13 +164,14 @@ def steps(case: Case, inputs: Arrays, nudge: float = 1.0) -> dict[str, Any]:
 def driven(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     """What a case gives, for every way in which ties of weights may fall."""
     if "composites" in (case.get("json_outputs") or {}):
-        yield conversion(case, inputs)
+        yield from (conversion(case, inputs, least) for least in (-127, -128))
         return
     for nudge in TIES:
         yield steps(case, inputs, nudge)
 
 
-def conversion(case: Case, inputs: Arrays) -> dict[str, Any]:
+def conversion(case: Case, inputs: Arrays, least: int) -> dict[str, Any]:
+    """What a converted model gives, with weights from `least` up: Qwix's marks say -127, its numbers -128."""
     x = jnp.asarray(next(v for k, v in inputs.items() if k.split("/")[-1] == "x"))
     _, model = quantized(case, inputs, x)
     for name, value in inputs.items():
@@ -181,6 +183,10 @@ def conversion(case: Case, inputs: Arrays) -> dict[str, Any]:
             if what == "sum_of_absmax":
                 average.sum_of_min.set_value(-average.sum_of_max.get_value())
     converted = OdmlConversion().quantize(model, x)
+    sites = converted.op_quant
+    sites.markers = tuple(
+        (name, replace(marker, least=least) if marker.is_weight else marker) for name, marker in sites.markers
+    )
     graphdef, state = nnx.split(converted)
     program = jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
     return outputs(converted(x)) | {"composites": composites(program.jaxpr)}

@@ -1,0 +1,129 @@
+"""`tflite`: exports a model to a LiteRT file, through LiteRT's own converter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+from jax import export
+
+from jqinject.export._model import checked_path, needed
+from jqinject.export._stablehlo import has_composites, stablehlo
+from jqinject.program import CALL, Call, Method
+from jqinject.proxy import QuantProxyFromInjector
+
+EXTRA = "litert"
+
+
+def tflite(
+    model: nnx.Module,
+    *inputs: Any,
+    path: str | os.PathLike[str] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    method: Method = CALL,
+    **keywords: Any,
+) -> bytes:
+    """Export the model in evaluation mode to a LiteRT (`.tflite`) file.
+
+    A model that `jqinject.odml.OdmlConversion` made, with its composites `quant.fake_quant`, becomes operations on
+    signed 8-bit integers between a QUANTIZE at each input and a DEQUANTIZE at each output. A float model becomes float
+    operations. The integers are those of the model, up to one step of an output: LiteRT rounds products of scales to
+    31 bits.
+
+        qat = OdmlQat().quantize(float_model, x)  # train it, or jqinject.calibrate(qat, batches)
+        jqinject.export.tflite(OdmlConversion().quantize(qat, x), x, path="model.tflite")
+
+    Args:
+        model: an NNX module; it is not changed.
+        inputs, keywords: the model's arguments, as for `stablehlo`; every size is a number. A path may come last among
+            `inputs`, instead of `path`.
+        path: the file to write, or None.
+        input_names: of the inputs' arrays in the file's signature `serving_default`; `in_0`, `in_1`, ... by default.
+        output_names: of the outputs' arrays; `out_0`, `out_1`, ... by default.
+        method: the method that they are arguments of: its name, or a function that takes the model first.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        TypeError: `model` is not an NNX module, or there are no arrays among its arguments.
+        ValueError: a symbolic size; quantizers that are not marked for devices; as many names as there are arrays were
+            not given; LiteRT's converter refuses the program; whatever `stablehlo` refuses.
+        FileNotFoundError: the file's folder does not exist.
+        ImportError: LiteRT's converter is not installed.
+    """
+    if path is None and inputs and isinstance(inputs[-1], str | os.PathLike):
+        *inputs, path = inputs  # type: ignore[assignment]
+    target = None if path is None else checked_path(path, "tflite")
+    _refuse_symbolic(Call(tuple(inputs), keywords))
+    converter = needed("litert_converter.mlir._mlir_libs.converter_api_ext", EXTRA, "tflite")
+    program = stablehlo(model, *inputs, method=method, **keywords).exported
+    _refuse_unmarked(model, program)
+    names = [
+        _names(given, len(avals), prefix)
+        for given, avals, prefix in (
+            (input_names, program.in_avals, "in"),
+            (output_names, program.out_avals, "out"),
+        )
+    ]
+    file = _converted(converter, program, *names)
+    if target is not None:
+        target.write_bytes(file)
+    return file
+
+
+def _converted(converter: Any, program: export.Exported, inputs: list[str], outputs: list[str]) -> bytes:
+    """Return the program as a file, with the signature `serving_default`."""
+    ir, passes = (needed(f"litert_converter.mlir.{name}", EXTRA, "tflite") for name in ("ir", "passmanager"))
+    config = converter.ConvertToTFLConfig()
+    config.strict_qdq_mode = True  # what is marked, and nothing else, becomes integers
+    context = ir.Context()
+    converter.prepare_mlir_context(context)
+    with context:
+        module = ir.Module.parse(program.mlir_module())
+        converter.set_signature(module.operation, "serving_default", inputs, outputs)
+        try:
+            converter.run_convert_to_tfl_passes(module, passes.PassManager(), config)
+            return converter.export_flatbuffer_to_bytes(module.operation)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"tflite: LiteRT's converter refuses the program: {error}\n"
+                "  cure: write the model with operations that LiteRT has; jqinject.export.stablehlo(model, ...).text "
+                "is what it was given"
+            ) from error
+
+
+def _names(given: Sequence[str] | None, count: int, prefix: str) -> list[str]:
+    names = [f"{prefix}_{place}" for place in range(count)] if given is None else list(given)
+    if len(names) != count:
+        raise ValueError(
+            f"tflite: {prefix}put_names names {len(names)} arrays, and the program has {count}: {names}"
+        )
+    return names
+
+
+def _refuse_symbolic(call: Call) -> None:
+    for array in call.arrays:
+        symbolic = [size for size in array.shape if not isinstance(size, int)]
+        if symbolic:
+            raise ValueError(
+                f"tflite: the size {symbolic[0]} of an input of shape {tuple(array.shape)} is symbolic, and integer "
+                "operations of LiteRT have fixed sizes.\n"
+                "  cure: export with a number, jax.ShapeDtypeStruct((1, ...), dtype); a file for each batch size"
+            )
+
+
+def _refuse_unmarked(model: nnx.Module, program: export.Exported) -> None:
+    """Refuse quantizers that would become float operations."""
+    if has_composites(program):
+        return
+    for path, node in nnx.iter_modules(model, graph=True):
+        if isinstance(node, QuantProxyFromInjector):
+            raise ValueError(
+                f"tflite: {'.'.join(map(str, path))} quantizes, and is not marked for devices: its rounding would be "
+                "float operations.\n  cure: converted = jqinject.odml.OdmlConversion().quantize(model, x), of a model "
+                "that jqinject.odml.OdmlQat quantized"
+            )
