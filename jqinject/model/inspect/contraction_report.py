@@ -36,6 +36,7 @@ def report(
     model: nnx.Module,
     *inputs: Any,
     numbers: bool = False,
+    reference: nnx.Module | None = None,
     optimizer: Any = None,
     method: Method = CALL,
     **keywords: Any,
@@ -55,6 +56,8 @@ def report(
         inputs, keywords: the model's arguments, of any kind: pytrees of arrays or `jax.ShapeDtypeStruct`s, modules
             (which are not changed), flags, None.
         numbers: measure the quantization error of each layer and of the model; needs arrays.
+        reference: for `numbers` after a recipe, which puts the numbers that it chose in the place of float weights: the
+            float model that has them, `Result.float_model`. All but these weights is the model's own.
         optimizer: an `nnx.Optimizer`, or an optax transformation: count the bytes of training too, in the program of
             the training mode, whose floating-point outputs are differentiated; nothing of it is run. See
             `TrainingBytes`.
@@ -71,7 +74,9 @@ def report(
         TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays;
             `optimizer` is none.
         ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone: names
-            the layers and parameters; `optimizer` for a model with nothing to train, or no floating-point output.
+            the layers and parameters; the same after a recipe without `reference`, or a reference whose parameters do
+            not fit; `reference` without `numbers`; `optimizer` for a model with nothing to train, or no floating-point
+            output.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,15 +95,24 @@ def report(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
     call = Call(inputs, keywords, checked_method(model, method, "report"))
-    return report_of(model, call, numbers=numbers, optimizer=optimizer)
+    if reference is not None and not numbers:
+        raise ValueError("report(reference=...) has no effect without numbers.\n  cure: numbers=True")
+    return report_of(model, call, numbers=numbers, reference=reference, optimizer=optimizer)
 
 
-def report_of(model: nnx.Module, call: Call, *, numbers: bool, optimizer: Any = None) -> ContractionReport:
+def report_of(
+    model: nnx.Module,
+    call: Call,
+    *,
+    numbers: bool,
+    reference: nnx.Module | None = None,
+    optimizer: Any = None,
+) -> ContractionReport:
     """See `report`."""
     if optimizer is not None:
         checked_optimizer(optimizer)
     if numbers:
-        check_numbers(model, call)
+        check_numbers(model, call, reference)
     copy = nnx.clone(model)
     copy.eval()
     modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
@@ -135,7 +149,7 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool, optimizer: Any = 
     training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
     if not numbers:
         return ContractionReport((*entries.values(), *sites), None, unseen, covered, training)
-    found = measure(copy, call, switched)
+    found = measure(copy, call, switched, reference)
     both = (
         entries.get(name) or _without_weight(name, node)
         for name, node in modules.items()
