@@ -19,6 +19,9 @@ CUSTOM = "a function with a derivative of its own"
 PARTS = {
     "cond": "a branch (cond)",
     "while": "a loop of unknown length (while)",
+    "pallas_call": "a kernel (pallas_call)",
+    "ffi_call": "a foreign function (ffi_call)",
+    "pure_callback": "a function outside of the program (pure_callback)",
     "custom_jvp_call": f"{CUSTOM} (custom_jvp)",
     "custom_vjp_call": f"{CUSTOM} (custom_vjp)",
     "custom_vjp_call_jaxpr": f"{CUSTOM} (custom_vjp)",
