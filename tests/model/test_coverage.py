@@ -18,6 +18,7 @@ from jqinject import LowCoverageWarning, Rule, coverage, freeze, quantize, repor
 from jqinject.quant import (
     Fp8e4m3OCPWeightPerTensorFloat,
     Int8ActPerTensorFloat,
+    Int8Training,
     Int8WeightPerChannelFloat,
     NF4WeightPerGroupFloat,
     NF4WeightPerTensorFloat,
@@ -171,6 +172,16 @@ def test_without_inputs_the_program_is_not_looked_at() -> None:
     lines = str(report).splitlines()
     assert "coverage: 1 of 3 matrices quantized, 14.3% of the weight bytes, multiply-adds unknown" in lines
     assert lines[-2].startswith("not quantized: stack (8,000 numbers): no inputs were given")
+
+
+@pytest.mark.parametrize("rest", [W8A8, Rule(scheme=Int8Training)], ids=["quantizers", "scheme"])
+def test_a_layer_that_a_rule_kept_float_is_one_of_a_quantized_model(rest: Rule) -> None:
+    model = nnx.Sequential(*(nnx.Linear(40, 40, rngs=nnx.Rngs(seed)) for seed in range(2)))
+    quantized = quantize(model, [Rule("layers.0"), rest], rngs=nnx.Rngs(0))
+    for stage in (quantized, freeze(nnx.clone(quantized), allow_uncalibrated=True)):
+        assert [one.why for one in coverage(stage, X).missed] == ["no rule took it"]
+        assert [one.why for one in coverage(stage).missed] == ["no rule took it"]
+        assert "the model is not quantized" not in str(jqinject.report(stage, X))
 
 
 def test_rules_report_plans_what_quantize_does() -> None:
