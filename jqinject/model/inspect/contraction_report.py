@@ -147,8 +147,10 @@ def report_of(
     }
     switched |= {one.name: one.name for one in covered.activations if one.lhs or one.rhs}
     training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
+    formats = _formats_of_entries(covered, parameters)
     if not numbers:
-        return ContractionReport((*entries.values(), *sites), None, unseen, covered, training)
+        rows = (replace(row, formats=formats.get(row.path, "")) for row in (*entries.values(), *sites))
+        return ContractionReport(tuple(rows), None, unseen, covered, training)
     found = measure(copy, call, switched, reference)
     both = (
         entries.get(name) or _without_weight(name, node)
@@ -156,7 +158,10 @@ def report_of(
         if name in entries or name in found.entries
     )
     between = (product_entry(one, by_layer[name], program.operations[name]) for name, one in products.items())
-    rows = (replace(row, numbers=found.entries.get(row.path)) for row in (*both, *sites, *between))
+    rows = (
+        replace(row, formats=formats.get(row.path, ""), numbers=found.entries.get(row.path))
+        for row in (*both, *sites, *between)
+    )
     return ContractionReport(tuple(rows), found.output_sqnr_db, unseen, covered, training)
 
 
@@ -167,6 +172,21 @@ def _entries_of_parameters(covered: Coverage, layers: Mapping[str, Any]) -> dict
         layer = row.parameter.rpartition(".")[0]
         found[row.parameter] = layer if layer in layers else row.parameter
     return found
+
+
+def _formats_of_entries(covered: Coverage, parameters: Mapping[str, str]) -> dict[str, str]:
+    """Map each entry to the numbers that quantizers make of its operands, as text."""
+    texts: dict[str, list[str]] = {}
+    for row in covered.weights:
+        if row.weight or row.input:
+            both = (
+                row.weight if row.operation == "take" else f"{row.input or 'float'} x {row.weight or 'float'}"
+            )
+            texts.setdefault(parameters[row.parameter], []).append(both)
+    for product in covered.activations:
+        if product.lhs or product.rhs:
+            texts.setdefault(product.name, []).append(f"{product.lhs or 'float'} x {product.rhs or 'float'}")
+    return {name: ", ".join(dict.fromkeys(both)) for name, both in texts.items()}
 
 
 def _without_weight(name: str, layer: Any) -> LayerReport:
