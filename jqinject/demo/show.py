@@ -123,21 +123,27 @@ def save_picture(path: Path, rows: Sequence[Row]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     places = range(len(rows))
     trained = [float("nan") if r.trained_accuracy is None else r.trained_accuracy for r in rows]
-    left.bar([p - 0.2 for p in places], [100 * r.loaded_accuracy for r in rows], 0.4, label="after loading")
-    left.bar([p + 0.2 for p in places], [100 * t for t in trained], 0.4, label="after training")
+    loaded = [100 * row.loaded_accuracy for row in rows]
+    left.plot(places, loaded, "o", label="after loading")
+    left.plot(places, [100 * share for share in trained], "s", label="after training")
     left.axhline(100 * rows[0].float_accuracy, color="black", linestyle="--", linewidth=1, label="float")
-    left.set(
-        ylabel="test accuracy in %", xticks=list(places), xticklabels=[r.name for r in rows], ylim=(0, 105)
-    )
+    left.set(ylabel="test accuracy in %", xticks=places, xticklabels=[row.name for row in rows])
+    left.margins(x=0.15)
+    left.grid(axis="y", alpha=0.3)
     above = {
         "loc": "lower center",
         "bbox_to_anchor": (0.5, 1.0),
         "frameon": False,
     }  # they cover nothing there
     left.legend(ncols=3, **above)
-    for row in rows:
-        right.plot(list(row.sqnr), list(row.sqnr.values()), marker="o", label=row.name)
-    right.set(ylabel="weights: signal / quantization noise in dB")
+    for number, row in enumerate(rows):  # side by side: layers are no series, which a line would join
+        shift = 0.12 * (number - (len(rows) - 1) / 2)
+        right.plot([place + shift for place in range(len(row.sqnr))], row.sqnr.values(), "o", label=row.name)
+    layers = list(rows[0].sqnr)
+    right.set(
+        ylabel="weights: signal / quantization noise in dB", xticks=range(len(layers)), xticklabels=layers
+    )
+    right.grid(axis="y", alpha=0.3)
     right.legend(ncols=(len(rows) + 1) // 2, **above)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -155,7 +155,7 @@ class Recipe:
             if undone:
                 work = before
                 break
-        return Result(work.quantized, Report(tuple(steps)))  # pyright: ignore
+        return Result(work.quantized, Report(tuple(steps)), work.model)  # pyright: ignore
 
     def explain(
         self,

@@ -73,7 +73,10 @@ class Result(Generic[Model]):
     Attributes:
         model: the quantized model, in evaluation mode.
         report: what each pass did.
+        float_model: the float model as passes that rescale it left it: its weights are those that solvers rounded. For
+            `jqinject.report(model, x, numbers=True, reference=float_model)`.
     """
 
     model: Model
     report: Report
+    float_model: Model

@@ -62,6 +62,22 @@ def test_headers_are_whole_at_80_columns(tmp_path):
     assert {"model", "epochs", "accuracy", "points", "100.0%", "123,456"} <= words
 
 
+def test_the_picture_joins_no_layers_and_begins_near_the_numbers(tmp_path: Path, monkeypatch):
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    sqnr = {"conv1": 30.0, "conv2": 25.0}
+    rows = [show.Row(name, 4, 8, 0.97, loaded, 0.96, 1, sqnr) for name, loaded in (("a", 0.95), ("b", 0.9))]
+    show.save_picture(tmp_path / "picture.png", rows)
+    left, right = plt.gcf().axes
+    monkeypatch.undo()
+    plt.close("all")
+    assert 80 < left.get_ylim()[0] < 90 and not left.patches
+    assert [line.get_linestyle() for line in right.lines] == ["None", "None"]
+    assert all(list(line.get_ydata()) == [30.0, 25.0] for line in right.lines)
+    assert [text.get_text() for text in right.get_xticklabels()] == ["conv1", "conv2"]
+
+
 @pytest.mark.slow
 def test_a_small_run_draws_and_tells(tmp_path: Path):
     from jqinject.demo.job import run

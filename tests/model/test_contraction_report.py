@@ -1,5 +1,7 @@
 """`report`: what a compiled program contracts, layer by layer."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -88,9 +90,10 @@ def test_bytes_of_the_weights(reports):
 
 def test_it_prints(reports):
     lines = str(reports[1]).splitlines()
-    assert lines[0].split() == ["layer", "class", "contracts", "program", "bytes", "operations", "note"]
-    assert lines[11:] == list(reports[1].coverage.summary)
-    assert len(lines[11:]) == 2  # the line, and how many small ones are float
+    names = ["layer", "class", "input x weight", "contracts", "program", "bytes", "operations", "note"]
+    assert re.split(r"  +", lines[0]) == names
+    assert lines[-2:] == list(reports[1].coverage.summary)  # the line, and how many small ones are float
+    assert len({line.split("  ")[0] for line in lines[1:11]}) == 10 and lines[10].startswith("all layers  ")
     assert all(line == line.rstrip() for line in lines)
 
 

@@ -10,10 +10,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
 
 import jqinject
 from jqinject import LowCoverageWarning, Rule, coverage, freeze, quantize, report, rules_report
-from jqinject.quant import Fp8e4m3OCPWeightPerTensorFloat, Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+from jqinject.quant import (
+    Fp8e4m3OCPWeightPerTensorFloat,
+    Int8ActPerTensorFloat,
+    Int8Training,
+    Int8WeightPerChannelFloat,
+    NF4WeightPerGroupFloat,
+    NF4WeightPerTensorFloat,
+)
 
 W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
 X = jnp.linspace(-1, 1, 3 * 40).reshape(3, 40)
@@ -165,6 +174,16 @@ def test_without_inputs_the_program_is_not_looked_at() -> None:
     assert lines[-2].startswith("not quantized: stack (8,000 numbers): no inputs were given")
 
 
+@pytest.mark.parametrize("rest", [W8A8, Rule(scheme=Int8Training)], ids=["quantizers", "scheme"])
+def test_a_layer_that_a_rule_kept_float_is_one_of_a_quantized_model(rest: Rule) -> None:
+    model = nnx.Sequential(*(nnx.Linear(40, 40, rngs=nnx.Rngs(seed)) for seed in range(2)))
+    quantized = quantize(model, [Rule("layers.0"), rest], rngs=nnx.Rngs(0))
+    for stage in (quantized, freeze(nnx.clone(quantized), allow_uncalibrated=True)):
+        assert [one.why for one in coverage(stage, X).missed] == ["no rule took it"]
+        assert [one.why for one in coverage(stage).missed] == ["no rule took it"]
+        assert "the model is not quantized" not in str(jqinject.report(stage, X))
+
+
 def test_rules_report_plans_what_quantize_does() -> None:
     rules = [Rule("own"), W8A8]
     planned = rules_report(Mixed(), rules, X).coverage
@@ -287,3 +306,104 @@ def test_a_table_that_a_layer_attends_to_is_quantized_there():
     ]
     assert found.weights[1].name == "table"
     assert not found.missed
+
+
+def kernel(x: jax.Array, *weights: jax.Array) -> jax.Array:
+    """The product of matrices in a Pallas kernel, two blocks of rows."""
+
+    def body(x: Any, *refs: Any) -> None:
+        product = x[...]
+        for weight in refs[:-1]:
+            product = product @ weight[...]
+        refs[-1][...] = product
+
+    rows, columns = x.shape[0] // 2, weights[-1].shape[-1]
+    of_weights = [pl.BlockSpec(weight.shape, lambda i: (0, 0)) for weight in weights]
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype),
+        grid=(2,),
+        in_specs=[pl.BlockSpec((rows, x.shape[1]), lambda i: (i, 0)), *of_weights],
+        out_specs=pl.BlockSpec((rows, columns), lambda i: (i, 0)),
+        interpret=True,
+    )(x, *weights)
+
+
+class Opaque(nnx.Module):
+    """Matrices in kernels and in a function outside of the program."""
+
+    def __init__(self) -> None:
+        self.reached, self.first, self.second, self.python = (matrix(i) for i in range(4))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = kernel(x @ self.reached, self.first[...], self.second[...])
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x, w: x @ w, shape, x, self.python[...])
+
+
+def test_what_goes_into_a_kernel_is_not_quantized() -> None:
+    x = jnp.ones((4, 40))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LowCoverageWarning)
+        model = quantize(Opaque(), W8A8, inputs=(x,))
+    for stage in (model, freeze(nnx.clone(model), allow_uncalibrated=True)):
+        found = coverage(stage, x)
+        assert (found.matrices, found.quantized_matrices, found.share_of_bytes) == (4, 1, 0.25)
+        assert (found.operations, found.low_bit_operations) == (3 * 4 * 40 * 40, 4 * 40 * 40)
+        whys = {one.parameter: one.why for one in found.missed}
+        assert set(whys) == {"first", "second", "python"}
+        assert "inside a kernel (pallas_call), which runs as it was written" in whys["first"]
+        assert "inside a function outside of the program (pure_callback)" in whys["python"]
+    assert jqinject.report(model, x)["first"].operations == 2 * 4 * 40 * 40
+
+
+@pytest.mark.parametrize("freezing", [lambda model: model, freeze])
+def test_numbers_of_a_table_are_quantized_live_and_frozen(freezing: Any) -> None:
+    class Tables(nnx.Module):
+        def __init__(self) -> None:
+            self.embed = nnx.Embed(8, 32, rngs=nnx.Rngs(0))
+            self.layer = nnx.Linear(32, 4, rngs=nnx.Rngs(1))
+            self.own = matrix(0, (4, 32))
+
+        def __call__(self, ids: jax.Array) -> jax.Array:
+            return self.layer(self.embed(ids)) @ self.own
+
+    ids = jnp.arange(3)
+    for quantizer in (NF4WeightPerGroupFloat.let(group_size=4), NF4WeightPerTensorFloat):
+        found = coverage(freezing(quantize(Tables(), Rule(weight_quant=quantizer), inputs=(ids,))), ids)
+        assert {row.parameter: row.operations for row in found.weights} == {
+            "embed.embedding": 0,
+            "layer.kernel": 3 * 32 * 4,
+            "own": 3 * 4 * 32,
+        }
+        assert {row.weight.partition(" in ")[0] for row in found.weights} == {"4-bit table"}
+        assert (found.matrices, found.quantized_matrices, found.share_of_bytes) == (3, 3, 1.0)
+        assert sum(size.low_bytes for size in found.sizes) == (8 * 32 + 32 * 4 + 4 * 32) // 2
+
+
+def test_a_model_without_matrices_has_no_share_of_them() -> None:
+    assert (
+        coverage(nnx.Dropout(0.5, deterministic=True), X).line
+        == "coverage: no matrix is contracted or looked up"
+    )
+
+
+@pytest.mark.parametrize("specs", [(P(None, "x"), P("x", None)), (P("x", None), P()), (P(), P())])
+def test_shards_count_as_often_as_there_are(specs: Any) -> None:
+    """What every device repeats counts once."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+
+    class Sharded(nnx.Module):
+        def __init__(self) -> None:
+            self.own = matrix(0)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            def product(x: jax.Array, w: jax.Array) -> jax.Array:
+                return jax.lax.psum(x @ w, "x") if len(specs[1]) else x @ w
+
+            out = P() if len(specs[1]) else specs[0]
+            return jax.shard_map(product, mesh=mesh, in_specs=specs, out_specs=out)(x, self.own[...])
+
+    x = jnp.ones((4, 40))
+    assert coverage(Sharded(), x).operations == 4 * 40 * 40
+    assert jqinject.report(Sharded(), x)["own"].operations == 4 * 40 * 40

@@ -12,6 +12,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
+from jqinject.recipes import GPTQ, RTN, Recipe, SmoothQuant, Solve
 
 X = jax.random.normal(jax.random.key(0), (32, 8))
 
@@ -21,6 +22,9 @@ class Const(q.Int8ActPerTensorFloatMinMaxInit):
 
     min_val = -2.0
     max_val = 2.0
+
+
+FourBits = q.Int8WeightPerTensorFloat.let(bit_width=4)
 
 
 class Mlp(nnx.Module):
@@ -317,3 +321,114 @@ def test_a_model_that_needs_its_quantizers_says_so():
         jqinject.report(Needy(), X, numbers=True)
     notes = "\n".join(raised.value.__notes__)
     assert "quantizers switched off" in notes and "cure: report(model, ...) without numbers" in notes
+
+
+class Solvable(nnx.Module):
+    """A layer, a norm, a layer, a stack of layers in a scan, and a matrix that no layer holds."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first, self.norm = nnx.Linear(8, 64, rngs=rngs), nnx.RMSNorm(64, rngs=rngs)
+        self.second = nnx.Linear(64, 64, rngs=rngs)
+        self.layers = nnx.vmap(lambda rngs: nnx.Linear(64, 64, rngs=rngs))(rngs.split(3))
+        self.head = nnx.Param(jax.random.normal(rngs.params(), (64, 16)))
+
+    def __call__(self, x):
+        x = self.second(self.norm(jnp.tanh(self.first(x))))
+        scan = nnx.scan(lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        return scan(self.layers, x) @ self.head[...]
+
+
+@pytest.mark.parametrize(
+    ("passes", "weight_quant", "keep_masters"),
+    [
+        ((GPTQ(),), FourBits, False),
+        ((SmoothQuant(), RTN()), q.Int4WeightPerGroupAbsMax.let(group_size=8), True),
+    ],
+)
+def test_solved_weights_are_compared_with_those_of_a_reference(passes, weight_quant, keep_masters):
+    """Not with themselves."""
+    passes = [Solve(step) if hasattr(step, "statistics") else step for step in passes]
+    result = Recipe(*passes).apply(Solvable(), jqinject.Rule(weight_quant=weight_quant), [X], progress=False)
+    model, floats = result.model, result.float_model
+    solved = {path: np.asarray(leaf) for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    if keep_masters:
+        jqinject.freeze(model, keep_masters=True)
+    with pytest.raises(
+        ValueError, match=r"(?s)weights of first.kernel, .*cure: .*reference=result.float_model"
+    ):
+        jqinject.report(model, X, numbers=True)
+    before = nnx.state(nnx.clone(model))
+    found = jqinject.report(model, X, numbers=True, reference=floats)
+    assert found.output_sqnr_db == pytest.approx(ratio(floats(X), model(X)), rel=1e-3)
+    for name, path in (
+        ("first", "first.kernel"),
+        ("second", "second.kernel"),
+        ("layers", "layers.kernel"),
+        ("head", "head"),
+    ):
+        place = tuple(path.split("."))
+        weight = dict(nnx.to_flat_state(nnx.state(floats)))[place]
+        assert found[name].numbers.weight_sqnr_db == pytest.approx(
+            ratio(weight[...], solved[place]), rel=1e-3
+        )
+        assert found[name].numbers.isolated_sqnr_db < 40 and found[name].numbers.only_quantized < 40
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(before), jax.tree.leaves(nnx.state(model)))
+
+
+def test_a_reference_that_does_not_fit_is_refused():
+    rule = jqinject.Rule(weight_quant=FourBits)
+    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    result = Recipe(Solve(RTN())).apply(model, rule, [X], progress=False)
+    for reference, has in ((nnx.Linear(8, 5, rngs=nnx.Rngs(0)), r"one of shape \(8, 5\)"), (Stack(), "none")):
+        with pytest.raises(
+            ValueError, match=rf"kernel has shape \(8, 4\) .* has {has}.*\n  cure: reference="
+        ):
+            jqinject.report(result.model, X, numbers=True, reference=reference)
+    with pytest.raises(ValueError, match="no effect without numbers"):
+        jqinject.report(result.model, X, reference=model)
+
+
+def test_solved_weights_that_were_trained_since_are_floats():
+    rule, model = jqinject.Rule(weight_quant=FourBits), nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    layer = Recipe(Solve(RTN())).apply(model, rule, [X], progress=False).model.layers[0]
+    layer.kernel.set_value(layer.kernel[...] + 0.003)
+    numbers = jqinject.report(layer, X, numbers=True)[""].numbers
+    expected = ratio(layer.kernel[...], layer.weight_quant(layer.kernel[...]).value)
+    assert numbers.weight_sqnr_db == pytest.approx(expected, rel=1e-3)
+
+
+def test_weights_that_depend_on_the_format_of_their_input():
+    layer = QuantLinear(
+        8, 4, weight_quant=q.Int8AccumulatorAwareWeightQuant, input_quant=Const, rngs=nnx.Rngs(0)
+    )
+    layer.eval()
+    numbers = jqinject.report(layer, X, numbers=True)[""].numbers
+    weight = layer.weight_quant(layer.kernel[...], layer.input_quant(X)).value
+    weight = np.asarray(weight, np.float64)
+    assert numbers.weight_sqnr_db == pytest.approx(ratio(layer.kernel[...], weight), rel=1e-3)
+    expected = ratio(np.asarray(X, np.float64) @ np.asarray(layer.kernel[...]), const(np.asarray(X)) @ weight)
+    assert numbers.isolated_sqnr_db == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "input_quant", [q.Int8ActPerTensorMinMax, q.Int8ActPerTensorAbsMax, q.Int8ActPerTensorFloat]
+)
+def test_static_ranges_of_layers_in_a_scan(input_quant):
+    """Live and frozen; each layer of the stack has a range of its own."""
+
+    class Ranged(Stack):
+        def __init__(self):
+            def make(rngs):
+                return QuantLinear(8, 8, input_quant=input_quant, rngs=rngs)
+
+            self.layers = nnx.vmap(make, in_axes=0, out_axes=0)(nnx.Rngs(0).split(3))
+
+    model = Ranged()
+    jqinject.calibrate(model, [X], progress=False)
+    model.eval()
+    assert jqinject.report(model, X, numbers=True).output_sqnr_db > 30
+    for stage in (model, jqinject.freeze(nnx.clone(model))):
+        found = jqinject.report(stage, X)
+        assert found["layers"].operations == 3 * 32 * 8 * 8
+        assert [(row.weight, row.input) for row in found.coverage.weights] == [("int8", "int8")]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 
 import jax
@@ -166,7 +167,7 @@ def measured():
 def test_it_prints(measured):
     _, found = measured
     lines = str(found).splitlines()
-    assert len({len(line.split("  ")[0]) for line in lines[1:-2]}) == 3
+    assert [line.split("  ")[0] for line in lines[:5]] == ["layer", "act", "first", "second", "all layers"]
     for name in (
         "operations",
         "alone dB",
@@ -180,8 +181,85 @@ def test_it_prints(measured):
     row = next(line for line in lines if line.startswith("first"))
     numbers = found["first"].numbers
     assert f"{numbers.isolated_sqnr_db:.1f}" in row and f"0.00% {numbers.saturation.input:.2%} -" in row
-    assert f"{found.output_sqnr_db:.1f}" in lines[-2]
+    assert f"{found.output_sqnr_db:.1f}" in lines[4]
+    legend = "\n".join(lines[5:-1])
+    assert all(name in legend for name in re.split(r"  +", lines[0])[2:-1])
     assert lines[-1] == found.coverage.line
+
+
+def test_it_shows_the_bits_that_quantizers_make():
+    """Not those of the containers that the program has."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.embed = nnx.Embed(5, 8, rngs=rngs)
+            self.first, self.second = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 16, rngs=rngs)
+            self.plain, self.own = nnx.Linear(16, 16, rngs=rngs), nnx.Param(jnp.ones((16, 4)))
+
+        def __call__(self, ids):
+            x = self.plain(self.second(self.first(self.embed(ids))))
+            return x @ self.own[...], x @ x.T
+
+    int3 = q.Int8WeightPerChannelFloat.let(bit_width=3)
+    rules = [
+        jqinject.Rule("plain|.*dot_general1"),
+        jqinject.Rule("second", weight_quant=q.Int4WeightPerGroupAbsMax.let(group_size=8)),
+        jqinject.Rule("own", weight_quant=q.NF4WeightPerTensorFloat),
+        jqinject.Rule("embed|first", weight_quant=int3, input_quant=Const),
+        jqinject.Rule(op="dot_general", lhs_quant=Const, rhs_quant=q.Int8ActPerTensorFloat.let(bit_width=6)),
+    ]
+    ids = jnp.arange(3)
+    model = jqinject.quantize(Net(), rules, inputs=ids)
+    expected = {
+        "embed": "int3",
+        "first": "int8 x int3",
+        "second": "float x int4 in 8s",
+        "plain": "",
+        "own": "float x 4-bit table",
+    }
+    for stage in (model, jqinject.freeze(nnx.clone(model), allow_uncalibrated=True)):
+        found = jqinject.report(stage, ids)
+        assert {entry.path: entry.formats for entry in found} == expected
+        assert "int8 x int3" in str(found) and "int8 x int3" in found.html()
+    (product,) = [entry for entry in jqinject.report(model, ids, numbers=True) if entry.path not in expected]
+    assert product.formats == "int8 x int6"
+
+
+def test_placeholders_are_no_numbers():
+    """What training or data fill is not drawn before that."""
+    rngs = nnx.Rngs(0)
+    layer = QuantLinear(
+        8, 16, weight_quant=q.Int4WeightPerChannelLearned, input_quant=q.Int8ActPerTensorMinMax, rngs=rngs
+    )
+    relu = QuantReLU()
+    layers = nnx.Sequential(layer, relu)
+
+    def drawn():
+        found = jqinject.report(layers, X, numbers=True)
+        kept = {h.name: h.values for entry in found if entry.numbers for h in entry.numbers.histories}
+        return kept, found.html()
+
+    names = {
+        "averaging_impl.sum_of_max",
+        "averaging_impl.sum_of_min",
+        "scaling_impl.buffer",
+        "scaling_impl.value",
+    }
+    kept, text = drawn()
+    assert set(kept) == names and not any(kept.values())
+    assert "not filled yet" in text and "<circle" not in text and "polyline" not in text
+    layers(X)
+    kept, text = drawn()
+    learned = layer.weight_quant.tensor_quant.scaling_impl.value[...].reshape(-1)
+    assert kept["scaling_impl.buffer"] == pytest.approx(
+        [float(relu.act_quant.tensor_quant.scaling_impl.buffer[...])]
+    )
+    assert kept["averaging_impl.sum_of_max"] == pytest.approx([float(X.max())])
+    page = Page(text)
+    assert page.tags.count("circle") == learned.size == 16 and "polyline" not in page.tags
+    assert f" {learned.min():.4g} to {learned.max():.4g}, drawn from 0" in page.text
+    assert "channel or group 1" in page.text and "16" in page.text
 
 
 def test_it_prints_with_rich(measured):
@@ -196,7 +274,7 @@ def test_it_prints_with_rich(measured):
 class Page(HTMLParser):
     """Checks that tags are closed in order, and counts."""
 
-    VOID = {"meta", "!doctype", "rect", "line", "polyline"}
+    VOID = {"meta", "!doctype", "rect", "line", "polyline", "circle"}
 
     def __init__(self, text):
         super().__init__()

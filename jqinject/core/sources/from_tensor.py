@@ -108,6 +108,10 @@ class FromParameter(Source):
 
     set_view = set_view
 
+    def unfilled(self) -> tuple[str, ...]:
+        """See `Source`."""
+        return () if self.init_done is None or self.init_done.get_value().any() else ("value",)
+
     def number(self, x: Any, domain: Domain, task: Task = None) -> Number:
         """The statistic, its affine map, or the parameter filled from that."""
         if self.value is not None and self.init_done is not None:

@@ -178,6 +178,10 @@ class Collected(_Averaged):
         assign(self, value=QuantParam(float_array(empty, shape)), buffer=QuantStat(float_array(empty, shape)))
         set_given(self, empty=empty)
 
+    def unfilled(self) -> tuple[str, ...]:
+        """See `Source`."""
+        return ("value",) if (self.counter.get_value() <= self.collection.limit).all() else ()
+
     def number(self, x: jax.Array, domain: Domain, task: Task = None) -> Number:
         """Statistic and parameter, one of which is used; collects and hands over in training mode."""
         if self.use_running_average or x.size == 0:

@@ -92,6 +92,10 @@ class Source(Component):
         assign(self, stats=stats, view=view)
         set_given(self, searches=searches(stats))
 
+    def unfilled(self) -> tuple[str, ...]:
+        """Return the names of the Variables that hold placeholders until training fills them."""
+        return ()
+
     @property
     def scale_dtype(self) -> np.dtype | None:
         """The `scale_dtype` of the rule."""

@@ -36,6 +36,7 @@ def report(
     model: nnx.Module,
     *inputs: Any,
     numbers: bool = False,
+    reference: nnx.Module | None = None,
     optimizer: Any = None,
     method: Method = CALL,
     **keywords: Any,
@@ -55,6 +56,8 @@ def report(
         inputs, keywords: the model's arguments, of any kind: pytrees of arrays or `jax.ShapeDtypeStruct`s, modules
             (which are not changed), flags, None.
         numbers: measure the quantization error of each layer and of the model; needs arrays.
+        reference: for `numbers` after a recipe, which puts the numbers that it chose in the place of float weights: the
+            float model that has them, `Result.float_model`. All but these weights is the model's own.
         optimizer: an `nnx.Optimizer`, or an optax transformation: count the bytes of training too, in the program of
             the training mode, whose floating-point outputs are differentiated; nothing of it is run. See
             `TrainingBytes`.
@@ -71,7 +74,9 @@ def report(
         TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays;
             `optimizer` is none.
         ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone: names
-            the layers and parameters; `optimizer` for a model with nothing to train, or no floating-point output.
+            the layers and parameters; the same after a recipe without `reference`, or a reference whose parameters do
+            not fit; `reference` without `numbers`; `optimizer` for a model with nothing to train, or no floating-point
+            output.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,15 +95,24 @@ def report(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
     call = Call(inputs, keywords, checked_method(model, method, "report"))
-    return report_of(model, call, numbers=numbers, optimizer=optimizer)
+    if reference is not None and not numbers:
+        raise ValueError("report(reference=...) has no effect without numbers.\n  cure: numbers=True")
+    return report_of(model, call, numbers=numbers, reference=reference, optimizer=optimizer)
 
 
-def report_of(model: nnx.Module, call: Call, *, numbers: bool, optimizer: Any = None) -> ContractionReport:
+def report_of(
+    model: nnx.Module,
+    call: Call,
+    *,
+    numbers: bool,
+    reference: nnx.Module | None = None,
+    optimizer: Any = None,
+) -> ContractionReport:
     """See `report`."""
     if optimizer is not None:
         checked_optimizer(optimizer)
     if numbers:
-        check_numbers(model, call)
+        check_numbers(model, call, reference)
     copy = nnx.clone(model)
     copy.eval()
     modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
@@ -133,16 +147,21 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool, optimizer: Any = 
     }
     switched |= {one.name: one.name for one in covered.activations if one.lhs or one.rhs}
     training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
+    formats = _formats_of_entries(covered, parameters)
     if not numbers:
-        return ContractionReport((*entries.values(), *sites), None, unseen, covered, training)
-    found = measure(copy, call, switched)
+        rows = (replace(row, formats=formats.get(row.path, "")) for row in (*entries.values(), *sites))
+        return ContractionReport(tuple(rows), None, unseen, covered, training)
+    found = measure(copy, call, switched, reference)
     both = (
         entries.get(name) or _without_weight(name, node)
         for name, node in modules.items()
         if name in entries or name in found.entries
     )
     between = (product_entry(one, by_layer[name], program.operations[name]) for name, one in products.items())
-    rows = (replace(row, numbers=found.entries.get(row.path)) for row in (*both, *sites, *between))
+    rows = (
+        replace(row, formats=formats.get(row.path, ""), numbers=found.entries.get(row.path))
+        for row in (*both, *sites, *between)
+    )
     return ContractionReport(tuple(rows), found.output_sqnr_db, unseen, covered, training)
 
 
@@ -153,6 +172,21 @@ def _entries_of_parameters(covered: Coverage, layers: Mapping[str, Any]) -> dict
         layer = row.parameter.rpartition(".")[0]
         found[row.parameter] = layer if layer in layers else row.parameter
     return found
+
+
+def _formats_of_entries(covered: Coverage, parameters: Mapping[str, str]) -> dict[str, str]:
+    """Map each entry to the numbers that quantizers make of its operands, as text."""
+    texts: dict[str, list[str]] = {}
+    for row in covered.weights:
+        if row.weight or row.input:
+            both = (
+                row.weight if row.operation == "take" else f"{row.input or 'float'} x {row.weight or 'float'}"
+            )
+            texts.setdefault(parameters[row.parameter], []).append(both)
+    for product in covered.activations:
+        if product.lhs or product.rhs:
+            texts.setdefault(product.name, []).append(f"{product.lhs or 'float'} x {product.rhs or 'float'}")
+    return {name: ", ".join(dict.fromkeys(both)) for name, both in texts.items()}
 
 
 def _without_weight(name: str, layer: Any) -> LayerReport:

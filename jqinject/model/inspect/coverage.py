@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flax import nnx
@@ -73,6 +73,8 @@ class Coverage:
     @property
     def line(self) -> str:
         """The shares in one line."""
+        if not self.matrices:
+            return "coverage: no matrix is contracted or looked up"
         share = self.share_of_operations
         known = "multiply-adds unknown" if share is None else f"{share:.1%} of the multiply-adds in low bits"
         return (
@@ -185,8 +187,9 @@ class _Gathered:
         for one in call.flow.found:
             if not one.sources:
                 self.activations.append(activation_entry(one, self.weights, call.products))
-            for name in sorted(_matrices(one.sources, self.weights.all)):
-                row = used_weight(one, name, self.weights, call)
+            for number, name in enumerate(sorted(_matrices(one.sources, self.weights.all))):
+                # The multiply-adds of an operation that takes several weights count once.
+                row = used_weight(replace(one, times=0) if number else one, name, self.weights, call)
                 self.rows.append(row)
                 if not row.weight and name not in self.whys:
                     use = call.uses.get((id(one.equation), name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.inspect.weight_flow import Contracted
 from jqinject.model.inspect.weight_numbers import ModelWeights, Weight
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
@@ -19,6 +20,9 @@ CUSTOM = "a function with a derivative of its own"
 PARTS = {
     "cond": "a branch (cond)",
     "while": "a loop of unknown length (while)",
+    "pallas_call": "a kernel (pallas_call)",
+    "ffi_call": "a foreign function (ffi_call)",
+    "pure_callback": "a function outside of the program (pure_callback)",
     "custom_jvp_call": f"{CUSTOM} (custom_jvp)",
     "custom_vjp_call": f"{CUSTOM} (custom_vjp)",
     "custom_vjp_call_jaxpr": f"{CUSTOM} (custom_vjp)",
@@ -39,7 +43,9 @@ class Reasons:
         kept = held.policy.rules if held is not None and isinstance(held.policy, RulePolicy) else None
         self._rules = tuple(rules) if rules is not None else kept
         self._traced = held is not None
-        self._is_float = held is None and not any(isinstance(node, OURS) for node in weights.nodes.values())
+        self._is_float = held is None and not any(
+            isinstance(node, OURS) or quantized_op(node) is not None for node in weights.nodes.values()
+        )
 
     def of_unread(self, weight: Weight) -> str:
         """Why, of a weight that no traced call reads."""

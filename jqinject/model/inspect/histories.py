@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling, GradStat, QuantParam, QuantStat
+from jqinject.core import AmaxHistory, AmaxScaling, GradStat, QuantParam, QuantStat, StaticRange
+from jqinject.core.sources import Source
 from jqinject.core.state.record import state_parts
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
@@ -27,7 +28,8 @@ class History:
         slot: the quantizer, as in "input_quant".
         name: their path within the quantizer.
         along: "steps" (oldest first, newest last) or "elements" (channels; stacked layers follow one another).
-        values: the numbers. For an amax per channel, the largest of each step.
+        values: the numbers; none while placeholders are in their place. For an amax per channel, the largest of each
+            step.
     """
 
     slot: str
@@ -59,10 +61,22 @@ def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
             )
         elif isinstance(node, AmaxHistory) and isinstance(node, nnx.Module):
             yield History(slot, ".".join(map(str, path)), "steps", _steps(node))
+    placeholders = tuple(_placeholders(nodes))
     for path, node in nodes:
+        unfilled = any(path[: len(above)] == above for above in placeholders)
         for name, part in _numbers(path, node):
             numbers = on_host(part.get_value()).astype(np.float64).reshape(-1)
-            yield History(slot, name, "elements", tuple(numbers.tolist()))
+            yield History(slot, name, "elements", () if unfilled else tuple(numbers.tolist()))
+
+
+def _placeholders(nodes: Iterable[tuple[tuple[Any, ...], Any]]) -> Iterator[tuple[Any, ...]]:
+    """The paths below which no data or training has replaced initial numbers."""
+    for path, node in nodes:
+        # On the class: `nnx.Rngs` has a stream under any name.
+        if issubclass(type(node), StaticRange) and node.has_range() is False:
+            yield path
+        if isinstance(node, Source):
+            yield from ((*path, name) for name in node.unfilled())
 
 
 def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:

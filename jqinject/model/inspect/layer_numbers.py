@@ -94,6 +94,7 @@ class LayerReport:
         operations: multiply-accumulates of its contractions for these inputs, over all calls; 0 if it is not called. A
             loop body counts once per iteration (once if the trip count is unknown); of several branches, the one with
             the most counts.
+        formats: the numbers that quantizers make of its input and of its weight, as in "int8 x int4"; "" for neither.
         numbers: its quantization error; None in a report without numbers, or if the layer is not quantized.
     """
 
@@ -104,6 +105,7 @@ class LayerReport:
     weight_bytes: int
     note: str = ""
     operations: int = 0
+    formats: str = ""
     numbers: LayerNumbers | None = None
 
 

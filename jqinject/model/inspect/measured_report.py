@@ -15,6 +15,7 @@ from jqinject.model.inspect.histograms import Clipped, histogram, saturation
 from jqinject.model.inspect.histories import histories_of
 from jqinject.model.inspect.layer_numbers import Histograms, LayerNumbers, Saturation
 from jqinject.model.inspect.sensitivity import SensitivityRuns
+from jqinject.model.inspect.solved_weights import solved_weights, with_float_weights
 from jqinject.model.running.recorder import Recorder
 from jqinject.model.running.switching import has_float, quantized_layers, switchable
 from jqinject.model.site_freezing import unfreeze_parameters, without_masters
@@ -64,12 +65,13 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
     return -math.inf if signal == 0 else 10 * (math.log10(signal) - math.log10(noise))
 
 
-def check_numbers(model: nnx.Module, call: Call) -> None:
+def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -> None:
     """Check that the model can be run and has a float model to compare with.
 
     Raises:
         TypeError: an input or a Variable of the model is not a concrete array.
-        ValueError: frozen layers or parameters whose float numbers are gone.
+        ValueError: frozen layers or parameters whose float numbers are gone; without `reference`, weights in whose
+            place are the numbers that a solver chose.
     """
     without_float = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
     # A layer is named once, not by its parameter too.
@@ -97,6 +99,13 @@ def check_numbers(model: nnx.Module, call: Call) -> None:
                     f"{_kind(leaf)}.\n  cure: a model with its weights, not one from nnx.eval_shape and not inside of "
                     "jax.jit; or leave numbers=True away"
                 )
+    solved = () if reference is not None else tuple(solved_weights(_with_float_parameters(model)))
+    if solved:
+        raise ValueError(
+            f"report(numbers=True) compares with the float model, and the float weights of {listed(solved)} are gone: "
+            "a recipe put the numbers that it chose in their place.\n  cure: report(result.model, ..., numbers=True, "
+            "reference=result.float_model), of what Recipe.apply returned"
+        )
 
 
 def _abstract(leaf: Any) -> bool:
@@ -108,24 +117,29 @@ def _kind(leaf: Any) -> str:
     return f"{kind} ({leaf.dtype}{list(leaf.shape)})"
 
 
-def measure(model: nnx.Module, call: Call, sites: Mapping[str, str]) -> Measured:
+def measure(
+    model: nnx.Module, call: Call, sites: Mapping[str, str], reference: nnx.Module | None
+) -> Measured:
     """Run a model in float, quantized, and with each entry switched.
 
     Args:
         model: in evaluation mode; not changed.
         call: of it, with arrays.
         sites: see `SensitivityRuns`.
+        reference: has the float weights in whose place are those that a solver chose.
     """
     model = _with_float_parameters(model)
+    if reference is not None:
+        model = with_float_weights(model, reference)
     nodes = quantized_layers(model)
     runs = SensitivityRuns(model, call, {path: switchable(path, node) for path, node in nodes.items()}, sites)
     in_float, quantized = Recorder(), Recorder()
     try:
         output = runs.quantized(quantized)
         try:
-            reference = runs.floating(in_float)
+            floats = runs.floating(in_float)
             read = [entry for entry in runs.entries if _is_read(quantized, entry)]
-            switched = {entry: _sensitivity(runs, entry, reference) for entry in read}
+            switched = {entry: _sensitivity(runs, entry, floats) for entry in read}
         except Exception as error:
             error.add_note(ADVICE)
             raise
@@ -138,7 +152,7 @@ def measure(model: nnx.Module, call: Call, sites: Mapping[str, str]) -> Measured
     finally:
         in_float.clear()
         quantized.clear()
-    return Measured(found, sqnr_db(reference, output))
+    return Measured(found, sqnr_db(floats, output))
 
 
 def _with_float_parameters(model: nnx.Module) -> nnx.Module:

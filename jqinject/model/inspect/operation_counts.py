@@ -13,10 +13,10 @@ from jax.extend import core
 
 
 def operations_by(jaxpr: Any, mark: re.Pattern[str]) -> Counter[str]:
-    """The multiply-accumulates of a program's contractions, by named scope.
+    """Count the multiply-accumulates of a program's contractions, by named scope.
 
     A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
-    most counts.
+    most counts; see `times_run`.
 
     Args:
         jaxpr: a traced program.
@@ -41,10 +41,26 @@ def _count(jaxpr: Any, outer: str, mark: re.Pattern[str]) -> Counter[str]:
             for branch in inner:
                 most |= branch
             inner = [most]
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
         for program in inner:
-            found.update({key: times * count for key, count in program.items()})
+            found.update({key: times_run(equation) * count for key, count in program.items()})
     return found
+
+
+def times_run(equation: Any) -> int:
+    """Count how often the program within an operation runs.
+
+    A scan's body runs once per iteration, a kernel once per block, a shard once on each device that inputs are split
+    over; others count once.
+    """
+    params = equation.params
+    if equation.primitive.name == "scan":
+        return params["length"]
+    if equation.primitive.name == "pallas_call":
+        return math.prod(size for size in params["grid_mapping"].grid if isinstance(size, int))
+    if equation.primitive.name == "shard_map":
+        axes = {axis for spec in params["in_specs"] for axis in jax.tree.leaves(tuple(spec))}
+        return math.prod(params["mesh"].shape[axis] for axis in axes)
+    return 1
 
 
 def programs_in(params: Any) -> Iterator[Any]:
@@ -77,8 +93,15 @@ def _of_ragged_dot(equation: Any) -> int:
     return equation.outvars[0].aval.size * math.prod(lhs.shape[axis] for axis in summed)
 
 
+def _of_kernel(equation: Any) -> int:
+    inner = programs_in(list(equation.params.values()))
+    return times_run(equation) * sum(_count(program, "kernel", UNMARKED).total() for program in inner)
+
+
+UNMARKED = re.compile(r"(?!)")
 COUNTS: dict[str, Callable[[Any], int]] = {
     "dot_general": _of_dot,
     "conv_general_dilated": _of_convolution,
     "ragged_dot_general": _of_ragged_dot,
+    "pallas_call": _of_kernel,
 }

@@ -10,10 +10,35 @@ from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.training.training_bytes import TrainingBytes
 from jqinject.terminal import blocks, columns, table, wrapped
 
-COLUMNS = ("layer", "class", "contracts", "program", "bytes", "operations")
+COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
 # Numbers stand at the right of their column.
 RIGHT = frozenset({"bytes", "operations", *MEASURED})
+TOTAL = "all layers"
+# What the columns mean: names, explanation.
+COLUMNS_EXPLAINED = (
+    ("input x weight", "The numbers that quantizers make of both; int4 in 32s: with a scale for each 32."),
+    (
+        "contracts, program",
+        "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
+    ),
+    ("bytes, operations", "Of the weight with its scales; multiply-adds of this call."),
+)
+MEASURED_EXPLAINED = (
+    (
+        "alone dB, here dB, weight dB",
+        "Signal-to-quantization-noise ratio: of the layer's output when only it is quantized and its input is the "
+        f"float model's; of its output in the quantized model ({TOTAL}: of the model's output); of its weight.",
+    ),
+    (
+        "clipped w/in/out",
+        "Share of the elements of weight, input and output that lie outside what their quantizer can represent.",
+    ),
+    (
+        "only quantized, only float",
+        "The ratio of the model's output, in dB, when this layer is quantized and no other; when all but it are.",
+    ),
+)
 
 
 class Rows(Protocol):
@@ -61,6 +86,11 @@ def head(report: Rows) -> tuple[str, ...]:
     return (*COLUMNS, *measured, "note")
 
 
+def legend(report: Rows) -> tuple[tuple[str, str], ...]:
+    """What the columns mean: names, explanation."""
+    return COLUMNS_EXPLAINED if report.output_sqnr_db is None else (*COLUMNS_EXPLAINED, *MEASURED_EXPLAINED)
+
+
 def rows(report: Rows) -> list[tuple[str, ...]]:
     """A row for each layer, and one of totals."""
     found = [(*_cells(entry), *_measured(report, entry), entry.note) for entry in report.layers]
@@ -68,19 +98,21 @@ def rows(report: Rows) -> list[tuple[str, ...]]:
     measured = (
         ("", decibels(report.output_sqnr_db), "", "", "", "") if report.output_sqnr_db is not None else ()
     )
-    totals = ("", "", "", "", f"{report.weight_bytes:,}", f"{report.operations:,}", *measured, "")
+    totals = (TOTAL, "", "", "", "", f"{report.weight_bytes:,}", f"{report.operations:,}", *measured, "")
     return [*found, totals]
 
 
 def as_text(report: Rows) -> str:
     """The table in plain text, as wide as the terminal: where columns do not fit, several, and the notes beneath."""
     names, body = head(report), rows(report)
+    explained = ["", *(wrapped(f"{name}: {text}", hang="  ") for name, text in legend(report))]
     widths = [max(len(row[column]) for row in (names, *body)) for column in range(len(names))]
     if sum(widths) + 2 * len(names) - 2 <= columns():
-        return "\n".join([*table(names, body, right=RIGHT), *notes(report)])
+        return "\n".join([*table(names, body, right=RIGHT), *explained, *notes(report)])
     lines = blocks(names[:-1], [row[:-1] for row in body], right=RIGHT)
     noted = (f"{row[0]}: {row[-1]}" for row in body if row[-1])
-    return "\n".join([*lines, *(wrapped(line, hang="  ") for line in (*noted, *notes(report)))])
+    beneath = (wrapped(line, hang="  ") for line in (*noted, *notes(report)))
+    return "\n".join([*lines, *explained, *beneath])
 
 
 def as_rich(report: Rows) -> Any:
@@ -88,7 +120,8 @@ def as_rich(report: Rows) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(caption=Text("\n".join(notes(report))) if notes(report) else None, caption_justify="left")
+    beneath = (*(f"{name}: {text}" for name, text in legend(report)), *notes(report))
+    shown = Table(caption=Text("\n".join(beneath)), caption_justify="left")
     for name in head(report):
         shown.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows(report):
@@ -126,7 +159,7 @@ def share(part: float | None) -> str:
 
 def _cells(entry: LayerReport) -> tuple[str, ...]:
     counts = (f"{entry.weight_bytes:,}", f"{entry.operations:,}")
-    return entry.path, entry.layer, entry.contraction, entry.program, *counts
+    return entry.path or "the model", entry.layer, entry.formats, entry.contraction, entry.program, *counts
 
 
 def _measured(report: Rows, entry: LayerReport) -> tuple[str, ...]:

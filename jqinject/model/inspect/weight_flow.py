@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
-from jqinject.model.inspect.operation_counts import COUNTS
+from jqinject.model.inspect.operation_counts import COUNTS, times_run
 from jqinject.program import name_of_function, only_moves, operation_of, path_in, runs_inside, scan_counts
 
 
@@ -41,6 +41,7 @@ class Flow:
 
 
 ARGUMENT = Flow(depends=True)
+OPAQUE = frozenset({"pallas_call", "ffi_call", "pure_callback"})
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Place:
         """Inside a part of the program."""
         name = equation.primitive.name
         path = path_in(equation.source_info.name_stack) or self.path
-        times = self.times * (equation.params["length"] if name == "scan" else 1)
+        times = self.times * times_run(equation)
         return Place(path, times, self.inside or ("" if runs_inside(name) else name))
 
 
@@ -136,6 +137,8 @@ class WeightFlow:
             return {"cond": self._branches, "while": self._while, "scan": self._scan}[name](
                 equation, inputs, place.within(equation)
             )
+        if name in OPAQUE:
+            return [self._opaque(equation, inputs, place)] * count
         body = _body(equation, len(inputs))
         if body is not None:
             return self._run(body, inputs, place.within(equation))
@@ -159,10 +162,17 @@ class WeightFlow:
             self._note(equation, ARGUMENT, place)
         return ARGUMENT
 
+    def _opaque(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
+        """An operation that is not looked into: what it does with a weight and with activations is a contraction."""
+        weights = _all([x for x in inputs if not x.depends])
+        if weights.sources and any(x.depends for x in inputs):
+            self._note(equation, weights, replace(place, inside=place.inside or equation.primitive.name))
+        return _changed(inputs, equation.primitive.name)
+
     def _moved(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
         x, others = inputs[0], inputs[1:]
         if not any(other.depends for other in others):
-            return x
+            return x if x.sources else _all(inputs)  # indices into a table are a weight's numbers
         if x.sources and not x.depends and equation.primitive.name == "gather":
             self._note(equation, x, place)
         return replace(x, depends=True)

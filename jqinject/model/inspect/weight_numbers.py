@@ -186,7 +186,7 @@ class ModelWeights:
         """The low-bit numbers that a layer makes of its own input; None if it makes none."""
         layer = self.nodes.get(tuple(name.split("."))[:-1])
         if isinstance(layer, QuantWeightLayer) and op_of_weight(layer) is None:
-            return self.numbers_of(layer.input_quant)
+            return self.numbers_of(layer.input_quant, stacked=len(stack_of((layer,))))
         return None if layer is None or quantized_op(layer) is None else self._of_op(layer, 0)
 
     def transform_of_input(self, name: str, site: str) -> str:

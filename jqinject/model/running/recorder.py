@@ -77,9 +77,9 @@ class Listener:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._proxy, name)
 
-    def __call__(self, x: Any) -> Any:
-        """Call the proxy and record."""
-        made = self._proxy(x)
+    def __call__(self, x: Any, *more: Any) -> Any:
+        """Call the proxy and record; weights that depend on the format of their input are called with it."""
+        made = self._proxy(x, *more)
         if self._proxy.is_quant_enabled:
             self._note(*clipped_fields(self._proxy, as_array(x), made))
         return made

@@ -28,8 +28,8 @@ class Codebook:
 
     Example:
         >>> table = Codebook((-1.0, 0.0, 0.25, 1.0))
-        >>> table.bit_width, table.encode(jnp.array([0.2, -3.0]))
-        (2, Array([2, 0], dtype=uint8))
+        >>> table.bit_width, str(table), table.encode(jnp.array([0.2, -3.0]))
+        (2, '2-bit table', Array([2, 0], dtype=uint8))
     """
 
     values: tuple[float, ...]
@@ -42,6 +42,9 @@ class Codebook:
             raise ValueError(
                 f"a codebook has 2 to {MOST_VALUES} finite numbers in ascending order, got {self.values!r:.120}"
             )
+
+    def __str__(self) -> str:
+        return f"{self.bit_width}-bit table"
 
     @property
     def bit_width(self) -> int:

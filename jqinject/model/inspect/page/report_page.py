@@ -6,26 +6,12 @@ from html import escape
 
 from jqinject.model.inspect.histories import History
 from jqinject.model.inspect.layer_numbers import LayerReport
-from jqinject.model.inspect.page.html_table import framed, row_of
+from jqinject.model.inspect.page.html_table import TITLES, framed, row_of
 from jqinject.model.inspect.page.state_words import in_words
 from jqinject.model.inspect.page.style import STYLE
 from jqinject.model.inspect.page.summary import costs, tiles
-from jqinject.model.inspect.page.svg_charts import histogram_chart, line_chart
-from jqinject.model.inspect.report_table import RIGHT, Rows, head, notes, rows
-
-LEGEND = """
-<dl>
-<dt>alone dB, here dB, weight dB</dt>
-<dd>Signal-to-quantization-noise ratio: of the layer's output when only it is quantized and its input is the float
-model's; of its output in the quantized model; of its weight.</dd>
-<dt>clipped weight, input, output</dt>
-<dd>Share of the elements of weight, input and output that lie outside what their quantizer can represent.</dd>
-<dt>only quantized, only float</dt>
-<dd>The ratio of the model's output, in dB, when this layer is quantized and no other; when every layer is but this. The
-last row has the ratio of the model's output with all layers quantized.</dd>
-</dl>
-"""
-ALONG = {"steps": ("oldest", "newest"), "elements": ("first", "last")}
+from jqinject.model.inspect.page.svg_charts import histogram_chart, series_chart
+from jqinject.model.inspect.report_table import RIGHT, Rows, head, legend, notes, rows
 
 
 def page(report: Rows) -> str:
@@ -45,13 +31,16 @@ def fragment(report: Rows, title: str = "") -> str:
         report: the report.
         title: HTML that comes first.
     """
-    measured = report.output_sqnr_db is not None
+    terms = "".join(
+        f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n"
+        for name, text in legend(report)
+    )
     sections = "".join(_section(entry) for entry in report.layers)
     charts = f"<h2>Numbers and their ranges</h2>\n{sections}" if sections else ""
     beneath = "".join(f"<p>{escape(note)}</p>\n" for note in notes(report))
     return (
         f'<div class="jqinject"><style>{STYLE}</style>\n{title}{tiles(report)}{costs(report)}'
-        f"<h2>All layers</h2>\n{_table(report)}{beneath}{LEGEND if measured else ''}{charts}</div>\n"
+        f"<h2>All layers</h2>\n{_table(report)}{beneath}<dl>\n{terms}</dl>\n{charts}</div>\n"
     )
 
 
@@ -77,7 +66,7 @@ def _section(entry: LayerReport) -> str:
     kept = [_history(history) for history in entry.numbers.histories]
     calls = f"{entry.numbers.calls} call{'' if entry.numbers.calls == 1 else 's'}"
     return (
-        f'<section><h2>{escape(entry.path)}</h2><p class="dim">{escape(entry.layer)}, {calls}</p>'
+        f'<section><h2>{escape(entry.path) or "the model"}</h2><p class="dim">{escape(entry.layer)}, {calls}</p>'
         f'<div class="charts">{"".join([*drawn, *kept])}</div></section>\n'
     )
 
@@ -85,7 +74,15 @@ def _section(entry: LayerReport) -> str:
 def _history(history: History) -> str:
     title, name = in_words(history.slot, history.name), f"{history.slot}.{history.name}"
     if len(history.values) > 1:
-        return line_chart(title, history.values, ALONG[history.along])
-    value = f"{history.values[0]:.6g}" if history.values else "nothing yet"
+        return series_chart(title, history.values, _ends(history), joined=history.along == "steps")
+    value = f"{history.values[0]:.6g}" if history.values else "not filled yet"
     caption = f"<figcaption><b>{escape(title)}</b> {value}</figcaption>"
     return f'<figure title="{escape(name, quote=True)}">{caption}</figure>'
+
+
+def _ends(history: History) -> tuple[str, str]:
+    """What the two ends of a chart's horizontal axis are."""
+    count = len(history.values)
+    if history.along == "steps":
+        return f"{count - 1} steps before", "last step"
+    return "channel or group 1", f"{count}"

@@ -7,7 +7,7 @@ WORDS = {
     "amax_history": "largest magnitude of each step",
     "scale": "scale",
     "value": "learned value",
-    "buffer": "average that is collected",
+    "buffer": "collected average",
     "running_stats": "running statistic",
     "sum_of_max": "sum of the batches' largest numbers",
     "sum_of_min": "sum of the batches' smallest numbers",

@@ -30,7 +30,7 @@ STYLE = """
 .jqinject .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(260px, 1fr)); gap: .6rem 1.2rem; }
 .jqinject figure { margin: 0; } .jqinject figcaption { font-size: 12px; min-height: 2.9em; }
 .jqinject svg { width: 100%; height: auto; display: block; } .jqinject svg text { font-size: 10px; fill: currentColor; }
-.jqinject rect.bar { fill: var(--bar); } .jqinject rect.out { fill: var(--out); }
+.jqinject rect.bar, .jqinject .dot { fill: var(--bar); } .jqinject rect.out { fill: var(--out); }
 .jqinject .clip { stroke: var(--out); stroke-width: 1.2; stroke-dasharray: 4 2; }
 .jqinject .axis { stroke: var(--line); } .jqinject .line { fill: none; stroke: var(--bar); stroke-width: 1.5; }
 """

@@ -41,10 +41,10 @@ def histogram_chart(title: str, drawn: Histogram) -> str:
         for at in (x(_place(drawn.edges, edge)) for edge in (drawn.low, drawn.high))
     ]
     unit = "" if drawn.unit == "value" else f" {drawn.unit}"
-    about = f"range {drawn.low:.3g} to {drawn.high:.3g}{unit}; log counts"
+    about = f"quantizer's range {drawn.low:.3g} to {drawn.high:.3g}{unit} (dashed); heights: log of counts"
     marks = [
         *_ends("", ""),
-        *(_mark(x(place), drawn.edges[place]) for place in range(0, bins + 1, bins // 4 or 1)),
+        *(_mark(x(place), _rounded(drawn.edges, place)) for place in range(0, bins + 1, bins // 4 or 1)),
     ]
     return _figure(title, about, [*bars, *lines, *marks])
 
@@ -56,29 +56,38 @@ def _place(edges: Sequence[float], value: float) -> float:
     return after - 1 + min(max((value - left) / (right - left), 0.0), 1.0)
 
 
+def _rounded(edges: Sequence[float], place: int) -> float:
+    """An edge, 0 where only rounding separates it from 0."""
+    return edges[place] if abs(edges[place]) > 1e-6 * (edges[-1] - edges[0]) else 0.0
+
+
 def _mark(at: float, value: float) -> str:
     """The value at a place of the axis."""
     anchor = "start" if at < LEFT + 1 else "end" if at > RIGHT - 1 else "middle"
     return f'<text x="{at:.1f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{value:.3g}</text>'
 
 
-def line_chart(title: str, values: Sequence[float], ends: tuple[str, str]) -> str:
-    """A line chart whose vertical axis starts at 0, or at the lowest value if that is negative.
+def series_chart(title: str, values: Sequence[float], ends: tuple[str, str], *, joined: bool) -> str:
+    """Draw numbers in order, above a vertical axis that starts at 0, or at the lowest value if that is negative.
 
     Args:
         title: its title.
         values: the numbers; if there are very many, an evenly spaced subset is drawn.
         ends: labels of the two ends of the horizontal axis.
+        joined: whether a line joins them, as numbers of successive steps; dots otherwise.
     """
     shown = [v for v in values[:: math.ceil(len(values) / MOST_POINTS)] if math.isfinite(v)]
     low, high = min([0.0, *shown]), max([0.0, *shown])
     span = high - low or 1.0
     step = (RIGHT - LEFT) / max(len(shown) - 1, 1)
-    points = " ".join(
-        f"{LEFT + i * step:.1f},{BOTTOM - (v - low) / span * (BOTTOM - TOP):.1f}" for i, v in enumerate(shown)
-    )
-    about = f"{low:.4g} to {high:.4g}, last {values[-1]:.4g}"
-    return _figure(title, about, [f'<polyline class="line" points="{points}"/>', *_ends(*ends)])
+    points = [
+        (f"{LEFT + i * step:.1f}", f"{BOTTOM - (v - low) / span * (BOTTOM - TOP):.1f}")
+        for i, v in enumerate(shown)
+    ]
+    line = f'<polyline class="line" points="{" ".join(",".join(point) for point in points)}"/>'
+    drawing = [line] if joined else [f'<circle class="dot" cx="{x}" cy="{y}" r="1.6"/>' for x, y in points]
+    about = f"{min(shown, default=math.nan):.4g} to {max(shown, default=math.nan):.4g}, drawn from {low:.4g}"
+    return _figure(title, about, [*drawing, *_ends(*ends)])
 
 
 def _ends(left: str, right: str) -> list[str]:
