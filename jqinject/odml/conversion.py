@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,9 +95,9 @@ class Markers(AsWritten):
         """No."""
         return False
 
-    def state(self, names: Iterable[str]) -> Any:
+    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
         """Has no effect."""
-        return ()
+        return (), ()
 
     def restored(self, state: Any) -> Markers:
         """Itself."""

@@ -23,6 +23,7 @@ def carried(
     wrap: Callable[[Step], Step],
     inside: list[Tracked] | None = None,
     constants: int = 0,
+    layers: int = 0,
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 
@@ -36,11 +37,12 @@ def carried(
         wrap: transforms a function of state and values.
         inside: the inputs as the part sees them, if they differ: the slices of a loop.
         constants: how many inputs, from the first, are the same in every iteration of a loop.
+        layers: the length of a loop over stacked layers, which has a part of the quantizers' state for each step.
     """
     seen = [_at_home(x) for x in (inputs if inside is None else inside)]
     if not run.quantizers.has_state() and all(x.state is None for x in inputs):
-        return _without_state(run, body, inputs, seen, wrap)
-    finder = run.within(Finder(run.quantizers))
+        return _without_state(run, body, inputs, seen, wrap, layers)
+    finder = run.within(Finder(run.quantizers), layers=layers)
     crossing: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
@@ -51,13 +53,14 @@ def carried(
         return [out.passed for out in found]
 
     jax.eval_shape(look, [x.passed for x in seen])
+    stacked = {name for name, site in finder.sites.items() if layers and len(site.stack) > len(run.stack)}
     looped = {text: place for text, place in crossing.items() if place < constants}
     single = [text for text in crossing if text not in looped]
     before, outputs = run.counts.copy(), []
 
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0])
-        part = run.within(quantizers, before)
+        part = run.within(quantizers, before, layers)
         here = _with_values(seen, values)
         part.kept.begin(here)
         for text, value in state[1].items():
@@ -65,10 +68,10 @@ def carried(
         outputs[:] = body(part, here)
         left = {text: part.kept.value(text, seen[place]) for text, place in crossing.items()}
         found = [*(out.passed for out in outputs), *(left[text] for text in single)]
-        return found, (quantizers.state(finder.sites), {text: left[text] for text in looped})
+        return found, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
 
     entering = {text: strong(inputs[place].array) for text, place in looped.items()}
-    start = (run.quantizers.state(finder.sites), entering)
+    start = (run.quantizers.state(finder.sites, stacked), entering)
     values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
     run.quantizers.update(state)
     _adopt(run, finder)
@@ -87,20 +90,25 @@ def carried(
 
 
 def _without_state(
-    run: Any, body: Body, inputs: list[Tracked], seen: list[Tracked], wrap: Callable[[Step], Step]
+    run: Any,
+    body: Body,
+    inputs: list[Tracked],
+    seen: list[Tracked],
+    wrap: Callable[[Step], Step],
+    layers: int,
 ) -> list[Tracked]:
     """As `carried`, where nothing has state: which sites there are need not be found out first."""
     before, ran = run.counts.copy(), []
 
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-        part = run.within(run.quantizers, before)
+        part = run.within(run.quantizers, before, layers)
         here = _with_values(seen, values)
         part.kept.begin(here)
         outputs = body(part, here)
         ran[:] = [(part, outputs)]
         return [out.passed for out in outputs], state
 
-    values, _ = wrap(step)((), [x.passed for x in inputs])
+    values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
     ((part, outputs),) = ran
     part.kept.crossing(inputs, seen, outputs)  # notes what is lost
     _adopt(run, part)

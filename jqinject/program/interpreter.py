@@ -70,6 +70,7 @@ class Interpreter:
         self.occurrences: list[Occurrence] = []
         self.region: tuple[str, str] | None = None
         self.mapped = False
+        self.stack: tuple[int, ...] = ()
         self._entered = Tracked(None)
         self._equation: Any = None
         self.kept = KeptState()
@@ -211,12 +212,19 @@ class Interpreter:
 
     # --- programs within: see `nested` and `carrying`
 
-    def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
-        """An interpreter for a part of the program."""
+    def within(self, quantizers: Quantizers, counts: Any = None, layers: int = 0) -> Interpreter:
+        """An interpreter for a part of the program.
+
+        Args:
+            quantizers: for the part.
+            counts: of operations before it; None for the current ones.
+            layers: the number of its steps if it is a loop over stacked layers.
+        """
         run = Interpreter(self.policy, quantizers, names=self.names)
         run.counts = (self.counts if counts is None else counts).copy()
         run.region, run.mapped, run._equation = self.region, self.mapped, self._equation
         run.kept = self.kept.within()
+        run.stack = (*self.stack, layers) if layers else self.stack
         return run
 
     @staticmethod
@@ -272,7 +280,8 @@ class Interpreter:
         same = (quantizer, axes, tuple(sorted(overrides.items())))
         key = (*same, self.quantizers.mode)
         if key not in x.twins:
-            site = site_of(x, self._site_name(x, same, name), quantizer, overrides, axes)
+            full = self._site_name(x, same, name)
+            site = site_of(x, full, quantizer, overrides, axes, self.stack)
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name

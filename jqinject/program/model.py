@@ -40,6 +40,7 @@ class OpQuantizers(nnx.Module):
         caches: caches whose rows are quantized when they are written.
         same: see `FoundSites`.
         unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
+        stacks: name of a tensor in a loop over stacked layers -> the number of leading axes of its quantizer's state.
     """
 
     policy: Policy
@@ -50,6 +51,7 @@ class OpQuantizers(nnx.Module):
     caches: tuple[CacheSite, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
     unstored: tuple[tuple[str, str], ...] = ()
+    stacks: tuple[tuple[str, int], ...] = ()
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class OpQuantizers(nnx.Module):
         caches: tuple[CacheSite, ...] = (),
         same: Mapping[str, str] | None = None,
         unstored: tuple[tuple[str, str], ...] = (),
+        stacks: Mapping[str, int] | None = None,
     ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
         if weights:
@@ -72,6 +75,8 @@ class OpQuantizers(nnx.Module):
             self.same = tuple(sorted(same.items()))
         if unstored:
             self.unstored = unstored
+        if stacks:
+            self.stacks = tuple(sorted(stacks.items()))
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from jqinject.dot import is_low_bit_cache
 from jqinject.program.cache_writes import check_caches_carried
 from jqinject.program.carrying import carried
 from jqinject.program.passing import closed_over, in_slices
-from jqinject.program.tracked_value import Origin, Tracked, plain
+from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.parameters import parameter
 
 
@@ -51,6 +51,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
     inputs = [parameter(run, x) for x in inputs]
     entering = [x.is_activation for x in inputs]
     depends = _depending_carries(closed.jaxpr, entering, consts, carries)
+    layers = options["length"] if _steps_through_layers(eqn, inputs, depends) else 0
     held, carry, slices = (
         closed_over(inputs[:consts]),
         inputs[consts : consts + carries],
@@ -73,14 +74,18 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
                 values[consts + carries :],
             )
 
-            def one(carried: Any, x: Any) -> Any:
-                state, now = carried
-                out, state = step(state, [*held, *now, *x])
-                check_caches_carried(carry, now, out)
-                return (state, out[:carries]), out[carries:]
+            (shared, of_steps), left = state
 
-            (state, end), stacked = jax.lax.scan(one, (state, start), slices, **options)
-            return [*end, *stacked], state
+            def one(carried: Any, x: Any) -> Any:
+                (shared, left, now), (of_step, x) = carried, x
+                out, ((shared, of_step), left) = step(((shared, of_step), left), [*held, *now, *x])
+                check_caches_carried(carry, now, out)
+                return (shared, left, out[:carries]), (of_step, out[carries:])
+
+            (shared, left, end), (of_steps, stacked) = jax.lax.scan(
+                one, (shared, left, start), (of_steps, slices), **options
+            )
+            return [*end, *stacked], ((shared, of_steps), left)
 
         return scan
 
@@ -89,7 +94,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
         *(_slice(x) for x in xs),
     ]
-    return carried(run, body, inputs, loop, inside, consts)
+    return carried(run, body, inputs, loop, inside, consts, layers)
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
@@ -125,6 +130,65 @@ def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: i
         if after == before:
             return after
         known[consts : consts + carries] = after
+
+
+def _steps_through_layers(eqn: Any, inputs: list[Tracked], depends: list[bool]) -> bool:
+    """Whether each step of a scan has matrices of its own: it slices a parameter, or looks it up by its number.
+
+    Args:
+        eqn: the scan.
+        inputs: its operands: constants, carried values, slices.
+        depends: which carried values depend on the model's inputs in some step.
+    """
+    consts, carries = scan_counts(eqn)
+    slices = inputs[consts + carries :]
+    if any(x.is_weight and len(shape_of(x)) > 2 for x in slices):
+        return True
+    varies = [*depends, *(x.is_activation or x.is_weight for x in slices)]
+    kinds = [
+        *(_WEIGHT if x.is_weight else _INPUT if x.is_activation else frozenset() for x in inputs[:consts]),
+        *(_INPUT if depending else _COUNTER for depending in varies),
+    ]
+    return _looks_up_layers(eqn.params["jaxpr"].jaxpr, kinds, eqn.params["length"])[0]
+
+
+Kinds = frozenset[str]
+_WEIGHT, _COUNTER, _INPUT = (frozenset({kind}) for kind in ("weight", "counter", "input"))
+
+
+def _looks_up_layers(jaxpr: Any, kinds: list[Kinds], length: int) -> tuple[bool, list[Kinds]]:
+    """Whether a body looks up matrices of a parameter by a counter of its steps; and what its outputs are made from.
+
+    Args:
+        jaxpr: the body, or a program within it.
+        kinds: what its inputs are made from: "weight", "counter" (differs from step to step, whatever the model's
+            inputs are), "input".
+        length: the number of steps.
+    """
+    known = dict(zip(jaxpr.invars, kinds, strict=True))
+
+    def kinds_of(variables: Sequence[Any]) -> list[Kinds]:
+        return [
+            known.get(v, frozenset()) if not isinstance(v, core.Literal) else frozenset() for v in variables
+        ]
+
+    for eqn in jaxpr.eqns:
+        read = kinds_of(eqn.invars)
+        if eqn.primitive.name in ("dynamic_slice", "gather") and read[0] == _WEIGHT:
+            shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+            of_layers = len(shape) > 2 and shape[0] >= length and sizes[0] == 1
+            if of_layers and frozenset().union(*read[1:]) == _COUNTER:
+                return True, []
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        body = getattr(inner, "jaxpr", inner)
+        made = [frozenset().union(*read)] * len(eqn.outvars)
+        if body is not None and len(body.invars) == len(eqn.invars):
+            looks_up, inside = _looks_up_layers(body, read, length)
+            if looks_up:
+                return True, []
+            made = inside if len(inside) == len(made) else made
+        known.update(zip(eqn.outvars, made, strict=True))
+    return False, kinds_of(jaxpr.outvars)
 
 
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:

@@ -58,6 +58,7 @@ class Site:
         rows: the axes that a contraction sums over, which share one scale; empty for the quantizer's own axes.
         transformed: the axes that the transform before the quantizer takes; empty without one.
         turned: whether the tensor has been through that transform already: it comes from a cache that keeps it so.
+        stack: the lengths of the loops over stacked layers around it; each step has a state of its own.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Site:
     rows: tuple[int, ...] = ()
     transformed: tuple[int, ...] = ()
     turned: bool = False
+    stack: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,13 @@ def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
 
 
 def site_of(
-    x: Tracked, name: str, quantizer: Any, overrides: dict[str, Any], axes: SummedAxes = NO_AXES
+    x: Tracked,
+    name: str,
+    quantizer: Any,
+    overrides: dict[str, Any],
+    axes: SummedAxes = NO_AXES,
+    stack: tuple[int, ...] = (),
 ) -> Site:
     """The site where `x` is quantized."""
-    return Site(name, quantizer, overrides, x.is_weight, shape_of(x), x.weight_path, **axes._asdict())
+    facts = x.is_weight, shape_of(x), x.weight_path
+    return Site(name, quantizer, overrides, *facts, **axes._asdict(), stack=stack)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -110,8 +110,10 @@ class Quantizers(Protocol):
         """Whether any quantizer has arrays."""
 
     @abstractmethod
-    def state(self, names: Iterable[str]) -> Any:
-        """The arrays that the quantizers at some sites may change."""
+    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
+        """The arrays that the quantizers at some sites may change: a pair, of the sites that are not stacked and of
+        those that are.
+        """
 
     @abstractmethod
     def restored(self, state: Any) -> Quantizers:
@@ -192,9 +194,9 @@ class Finder(AsWritten):
         """No."""
         return False
 
-    def state(self, names: Iterable[str]) -> Any:
+    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
         """None."""
-        return ()
+        return (), ()
 
     def restored(self, state: Any) -> Finder:
         """Itself."""
@@ -312,24 +314,28 @@ class HeldQuantizers(AsWritten):
             )
         return self._has_state
 
-    def state(self, names: Iterable[str]) -> Any:
-        """The Variables of some quantizers, as a state."""
+    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
+        """The Variables of some quantizers, as two states."""
         parts = (self._held, self._weights, self._dropouts)
         chosen = [nnx.Dict({name: part[name] for name in sorted(names) if name in part}) for part in parts]
-        self._graphdef, state = nnx.split(tuple(chosen), graph=True)
-        return state
+
+        def shared(path: Sequence[Any], variable: Any) -> bool:
+            return path[1] not in stacked
+
+        self._graphdef, *states = nnx.split(tuple(chosen), shared, ..., graph=True)
+        return tuple(states)
 
     def restored(self, state: Any) -> HeldQuantizers:
         """Copies with that state."""
-        held, weights, dropouts = nnx.merge(self._graphdef, state)
+        held, weights, dropouts = nnx.merge(self._graphdef, *state)
         return HeldQuantizers(held, weights, self._stacked, dropouts, self._again)
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
         for place, held in enumerate((self._held, self._weights, self._dropouts)):
-            parts = state.get(place, {})
-            for name, part in parts.items():
-                nnx.update(held[name], part)
+            for parts in state:
+                for name, part in parts.get(place, {}).items():
+                    nnx.update(held[name], part)
 
 
 def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:

@@ -260,22 +260,23 @@ class InputQuantizers:
         places = ModelIndex(model).places
         self._layers = {path: node for path, node in places if isinstance(node, QuantWeightLayer)}
         self._held: dict[str, Any] = {}
+        self._stacks: dict[str, int] = {}
         for _, node in places:
             if isinstance(node, OpQuantizers):
                 self._held |= dict(node.held.items())
+                self._stacks |= dict(node.stacks)
 
     def of(self, site: ContractionSite) -> Any:
         """The quantizer of a site's input; None if it has none."""
         layer = self._layer(site)
-        if layer is None:
-            return self._between(site)
-        depth = len(layer.weight_shape) - layer.weight_ndim
-        return _at_turn(layer.input_quant, site.turn[:depth])
+        stacked = layer is not None and len(layer.weight_shape) - layer.weight_ndim
+        depth = self._stacks.get(self._name_between(site), 0) if layer is None else stacked
+        return _at_turn(self.held_for(site), site.turn[:depth])
 
     def held_for(self, site: ContractionSite) -> Any:
         """The quantizer that the model holds for a site's input, of a stack that of all layers; None if it has none."""
         layer = self._layer(site)
-        return self._between(site) if layer is None else layer.input_quant
+        return self._held.get(self._name_between(site)) if layer is None else layer.input_quant
 
     def transform_of(self, site: ContractionSite) -> Any:
         """The transform that the model holds before a site's input; None if it holds none.
@@ -286,9 +287,9 @@ class InputQuantizers:
         proxy = self.held_for(site)
         return None if proxy is None else proxy.pre_transform
 
-    def _between(self, site: ContractionSite) -> Any:
-        """The quantizer of the input of a contraction that is no layer of ours."""
-        return self._held.get(self._beside.get(site.operand.rpartition("_")[0], site.operand))
+    def _name_between(self, site: ContractionSite) -> str:
+        """The name of the quantizer of the input of a contraction that is no layer of ours."""
+        return self._beside.get(site.operand.rpartition("_")[0], site.operand)
 
     def _layer(self, site: ContractionSite) -> Any:
         layer = self._layers.get(tuple(map(str, site.path[:-1])))

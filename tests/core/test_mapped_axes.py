@@ -181,3 +181,18 @@ def test_weight_normalization_refuses_a_mapped_axis(quantizer):
 def test_an_axis_that_does_not_surround_the_call_is_named(stat):
     with pytest.raises(NameError, match=r"(?s)axis 'data' \(axis_name\).*cure: call it within"):
         stat(axis_name="data")(X)
+
+
+@pytest.mark.parametrize("quantizer", [q.Int8ActPerTensorFloat, q.Int8ActPerTensorFloatMSE])
+def test_a_mapped_axis_that_was_not_named_is_named_with_the_keyword(quantizer):
+    layer = QuantLinear(12, 4, input_quant=quantizer, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(layer)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def call(state, x):
+        layer = nnx.merge(graphdef, state)
+        return layer(x), nnx.state(layer)
+
+    mapped = jax.shard_map(call, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P("data"), P()))
+    with pytest.raises(ValueError, match=r"distributed over 'data'[\s\S]*input_axis_name='data'"):
+        jax.jit(mapped)(state, X)

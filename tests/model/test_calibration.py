@@ -1,5 +1,7 @@
 """Static ranges, statistics of batch normalizations and biases, from batches of data."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.odml import OdmlConversion, OdmlQat
 from jqinject.quant import (
+    Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3OCPActPerTensorFloat,
     Int8ActDynamicPerRow,
@@ -196,6 +199,19 @@ class Chosen(nnx.Module):
 
     def __call__(self, x: jax.Array, *, second: bool) -> jax.Array:
         return self.second(x) if second else self.first(x)
+
+
+@pytest.mark.parametrize("quantizer", [Fp8e4m3ActPerTensorCurrent, Int8ActPerTensorMinMax])
+def test_quantizers_that_no_batch_reaches_are_named(quantizer: Any) -> None:
+    class Beside(nnx.Module):
+        def __init__(self) -> None:
+            self.unused = QuantIdentity(quantizer)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x
+
+    with pytest.raises(ValueError, match=r"none reached a quantizer of activations: unused\.act_quant\."):
+        calibrate(Beside(), BATCHES, progress=False)
 
 
 def test_what_no_batch_reaches_stays_and_is_named() -> None:

@@ -322,3 +322,65 @@ def test_groups_that_do_not_fill_an_axis_are_refused_with_the_parameters_path() 
     refused(lambda: quantize(model, rule, inputs=X), ValueError, text, model)
     padded = Rule(weight_quant=q.Int4WeightPerGroupAbsMax.let(group_size=3, group_padding=True))
     assert quantize(model, padded, inputs=X)(X).shape == (4, 2)
+
+
+@jax.custom_vjp
+def own_derivative(x, w):
+    return x @ w
+
+
+own_derivative.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, g: (g @ kept[1].T, kept[0].T @ g))
+
+
+class Unreached(nnx.Module):
+    """A weight that is read in a way that no quantizer of weights follows."""
+
+    def __init__(self, how):
+        self.w, self.how = nnx.Param(jnp.ones((8, 4))), how
+
+    def __call__(self, x):
+        w = self.w.get_value()
+        if self.how == "mul":
+            return (x[..., None] * w).sum(-2)
+        if self.how == "custom_vjp":
+            return own_derivative(x, w)
+        mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        whole = jax.sharding.PartitionSpec()
+        return jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(whole, whole), out_specs=whole)(x, w)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("mul", "no call contracts it .* multiplied by elements"),
+        ("custom_vjp", r"contracted inside a function with a derivative of its own \(custom_vjp\)"),
+        ("shard_map", "contracted inside shard_map"),
+    ],
+)
+def test_a_rule_that_takes_nothing_says_why_its_weights_are_not_reached(how, why):
+    model = Unreached(how)
+    refused(
+        lambda: quantize(model, Rule(weight_quant=W), inputs=jnp.ones((2, 8))),
+        ValueError,
+        rf"layers here: none\n.*not reached:\n    w: .*{why}",
+        model,
+    )
+
+
+class Twice(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.arange(12.0).reshape(3, 4) / 8)
+
+    def __call__(self, x):
+        return x @ self.w.get_value() @ self.w.get_value().T
+
+
+def test_a_weight_that_is_summed_over_every_axis_names_its_cures():
+    model, x = Twice(), jnp.ones((2, 3))
+    cures = (
+        r"Rule\('w', weight_quant=Int8WeightPerTensorFloat\)[\s\S]*Rule\('w'\)\n.* a copy for one of the uses"
+    )
+    refused(lambda: quantize(model, Rule(weight_quant=W), inputs=x), ValueError, cures, model)
+    found = quantize(model, Rule("w", weight_quant=q.Int8WeightPerTensorFloat), inputs=x)
+    np.testing.assert_allclose(found(x), model(x), atol=0.05)
+    assert found.op_quant["w"](model.w.get_value()).scale.size == 1  # pyright: ignore

@@ -247,3 +247,30 @@ def test_modules_of_linen_are_quantized_through_the_bridge(form: str) -> None:
     model.eval()
     np.testing.assert_array_equal(step(model, X), wanted["evaluation"])
     np.testing.assert_allclose(step(freeze(model), X), wanted["frozen"], rtol=1e-5, atol=1e-5)
+
+
+class Heads(nnx.Module):
+    """An output projection that the model contracts by itself, over heads and their features."""
+
+    def __init__(self, features: int) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (4, features, 8)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("bhd,hdo->bo", x, self.w.get_value())
+
+
+@pytest.mark.parametrize(
+    ("features", "size", "said"), [(16, 16, "groups of 16,"), (48, 32, "the last group of each row has 16,")]
+)
+@pytest.mark.parametrize("is_layer", [True, False])
+def test_groups_that_end_with_an_axis_are_told_with_their_size(
+    features: int, size: int, said: str, is_layer: bool
+) -> None:
+    x = jnp.ones((2, 4, features))
+    model = (
+        nnx.LinearGeneral((4, features), 8, axis=(-2, -1), rngs=nnx.Rngs(0)) if is_layer else Heads(features)
+    )
+    with pytest.warns(UserWarning, match=f"MXFloat4e2m1Weight declares groups of 32, and axis 1 .* {said}"):
+        found = quantize(model, Rule(weight_quant=q.MXFloat4e2m1Weight), inputs=(x,))
+    assert f"float4_e2m1fn in {size}s" in str(jqinject.coverage(found, x))
+    assert f"float4_e2m1fn in {size}s" in str(jqinject.coverage(freeze(found), x))

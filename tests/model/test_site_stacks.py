@@ -17,7 +17,9 @@ from jqinject.quant import (
     Fp8e4m3WeightPerTensorDelayed,
     Fp8e5m2GradPerTensorDelayed,
     Int4WeightPerGroupAbsMax,
+    Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
+    Int8ActPerTensorMinMax,
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorFloat,
     NF4WeightPerGroupFloat,
@@ -170,3 +172,112 @@ def test_gradients_of_a_stack_are_those_of_its_layers_one_by_one() -> None:
 
     found = jqinject.grad(lambda m: (m(X) ** 2).sum())(model)["w"][...]
     np.testing.assert_allclose(found, jax.grad(unrolled)(model.w[...]), rtol=1e-4, atol=1e-5)
+
+
+class Growing(nnx.Module):
+    """Layers whose inputs have ranges of very different sizes, run in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        sizes = jnp.asarray([0.01, 1.0, 30.0, 0.1])[:, None, None]
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (4, D, D)) * sizes)
+        self.how = how
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        w = self.w.get_value()
+        if self.how == "one by one":
+            for i in range(4):
+                x = jnp.tanh(x @ w[i])
+            return x
+        if self.how == "fori_loop":
+            return jax.lax.fori_loop(0, 4, lambda i, h: jnp.tanh(h @ w[i]), x)
+        if self.how == "index":
+            return jax.lax.scan(lambda h, i: (jnp.tanh(h @ jnp.take(w, i, 0)), None), x, jnp.arange(4))[0]
+        step = jax.checkpoint if self.how == "rematerialized" else lambda function: function
+        return jax.lax.scan(step(lambda h, w: (jnp.tanh(h @ w), None)), x, w)[0]
+
+
+STATIC = {
+    "min and max": Int8ActPerTensorMinMax,
+    "largest": Int8ActPerTensorAbsMax,
+    "learned": Int8ActPerTensorFloat.let(
+        scaling_impl_type="parameter_from_stats", collect_stats_steps=2, signed=True
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        *(("scan", name) for name in STATIC),
+        *((how, "largest") for how in ("fori_loop", "index", "rematerialized")),
+    ],
+)
+def test_steps_through_layers_have_ranges_of_their_own(how: str, name: str) -> None:
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=STATIC[name])
+    found, plain = (
+        quantize(Growing(how), rule, inputs=(X,)),
+        quantize(Growing("one by one"), rule, inputs=(X,)),
+    )
+    for model in (found, plain):
+        jqinject.calibrate(model, [X, X / 2], progress=False)
+    np.testing.assert_allclose(found(X), plain(X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(freeze(nnx.clone(found))(X), plain(X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(found, X), found(X), rtol=1e-5, atol=1e-6)
+    (one,) = jax.tree.leaves(nnx.state(found.op_quant.held["dot_general0_lhs"]))[:1]  # pyright: ignore
+    assert one.shape == (4,)
+    again = quantize(Growing(how), rule, inputs=(X,))
+    jqinject.load_state(again, nnx.state(found))
+    np.testing.assert_array_equal(again.eval() or again(X), found(X))
+    assert "int8" in str(jqinject.coverage(found, X)) and jqinject.report(found, X, numbers=True)
+
+
+def test_gradients_of_layers_with_ranges_of_their_own() -> None:
+    rule = Rule(
+        weight_quant=Int8WeightPerChannelFloat,
+        input_quant=STATIC["learned"],
+        grad_quant=Fp8e5m2GradPerTensorDelayed,
+    )
+
+    def gradients(how: str) -> Any:
+        model = quantize(Growing(how), rule, inputs=(X,))
+        jqinject.calibrate(model, [X], progress=False)
+        model.train()
+        step = jqinject.value_and_grad(lambda m: jnp.sum(m(X) ** 2))
+        step(model)
+        return model, step(model)[1]
+
+    (stacked, of_stack), (plain, of_plain) = gradients("scan"), gradients("one by one")
+    np.testing.assert_allclose(of_stack["w"].get_value(), of_plain["w"].get_value(), rtol=1e-4, atol=1e-4)
+    for place in ("lhs", "grad"):
+        state = nnx.to_pure_dict(nnx.state(stacked.op_quant.held[f"dot_general0_{place}"]))
+        assert jax.tree.leaves(state)
+        for layer in range(4):
+            own = nnx.to_pure_dict(nnx.state(plain.op_quant.held[f"dot_general{layer}_{place}"]))
+            mine = jax.tree.map(lambda x, layer=layer: x[layer], state)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), mine, own)
+
+
+class OverTime(nnx.Module):
+    """A loop over time with a table of positions: its steps share what they quantize, however many there are."""
+
+    def __init__(self) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (D, D)) / 8)
+        self.u = nnx.Param(jax.random.normal(jax.random.key(2), (2, D, D)) / 8)
+        self.positions = nnx.Param(jnp.ones((7, D)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        table, u = self.positions.get_value()[: len(x)], self.u.get_value()
+
+        def step(h: jax.Array, each: Any) -> tuple[jax.Array, jax.Array]:
+            x, position, at = each
+            h = jnp.tanh(h @ self.w.get_value() + x @ u[at % 2] + position)
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros(D), (x, table, jnp.arange(len(x))))[1]
+
+
+def test_steps_through_time_share_a_range() -> None:
+    model = quantize(OverTime(), W8A8, inputs=(X,))
+    jqinject.calibrate(model, [X, X[:3]], progress=False)
+    assert all(not leaf.shape for leaf in jax.tree.leaves(nnx.state(model.op_quant.held)))  # pyright: ignore
+    assert model(X[:4]).shape == (4, D)

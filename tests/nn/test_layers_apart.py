@@ -164,6 +164,26 @@ def test_transposed_convolutions_of_integers(options):
     assert "i8[" in str(jax.make_jaxpr(lambda x: nnx.clone(integers)(x))(x))
 
 
+def test_a_convolution_inside_a_jitted_function_is_one_of_integers_too(monkeypatch):
+    given = {**INT8, "contraction": "int", "strides": 2}
+    x = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    layer = QuantConvTranspose(4, 6, 3, **given, rngs=nnx.Rngs(0))
+    layer(x)
+    layer.eval()
+    expected = layer(x)
+    own = jax.lax.conv_transpose
+    monkeypatch.setattr(
+        jax.lax,
+        "conv_transpose",
+        lambda x, w, *rest, **how: jax.jit(lambda x, w: own(x, w, *rest, **how))(x, w),
+    )
+    np.testing.assert_array_equal(layer(x), expected)
+    assert "preferred_element_type=int32" in str(jax.make_jaxpr(lambda x: nnx.clone(layer)(x))(x))
+    monkeypatch.setattr(jax.lax, "conv_transpose", lambda *arrays, **how: jnp.zeros((2, 10, 6)))
+    with pytest.raises(ValueError, match="none is in the open"):
+        layer(x)
+
+
 # --- einsum
 
 

@@ -20,6 +20,7 @@ from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import MergingView, blocks_of, cut_of
 from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.gathered import told_if_gathered
+from jqinject.ops.devices.mapped import check_same_places
 from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
 
 CURE = "a dataclass that derives from jqinject.core.TwoPhaseStat, whose docstring has an example"
@@ -204,4 +205,5 @@ def gated_statistic_of(stat: Any, view: Any, x: jax.Array, active: jax.Array) ->
     if isinstance(stat, TwoPhaseStat):
         return stat.gated(x, active)
     shape = jax.eval_shape(stat, x)
+    check_same_places(shape, active)
     return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)

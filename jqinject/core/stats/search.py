@@ -33,6 +33,7 @@ from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.in_place import in_place
 from jqinject.core.view import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops.devices.cut import Cut
+from jqinject.ops.devices.mapped import check_same_places
 from jqinject.ops.groups import join_groups
 
 Trial = Callable[[jax.Array, jax.Array], Any]
@@ -128,6 +129,7 @@ class SearchedStat(Component):
 
         def run(search: Search) -> tuple[jax.Array, Any]:
             shapes = jax.eval_shape(lambda: self._run(search, [x]))
+            check_same_places(shapes, jnp.asarray(active))
             idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             if known:
                 return idle[0], self._memory_state()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.devices.cut import Cut
-from jqinject.ops.devices.mapped import names_of
+from jqinject.ops.devices.mapped import check_same_places, names_of
 from jqinject.ops.devices.over import Axes, Over, Tensors
 
 
@@ -143,6 +143,7 @@ def _(stat, primals, tangents):
 def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's result if `active`, else zeros."""
     shapes = jax.eval_shape(function, *arguments)
+    check_same_places(shapes, active)
     return jax.lax.cond(active, function, lambda *_: _zeros(shapes), *arguments)
 
 

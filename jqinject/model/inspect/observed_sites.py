@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -239,9 +239,9 @@ class ObservedQuantizers:
         """Yes: of what is measured."""
         return True
 
-    def state(self, names: Iterable[str]) -> Any:
+    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
         """See `Quantizers`."""
-        return self._held.state(names)
+        return self._held.state(names, stacked)
 
     def restored(self, state: Any) -> Quantizers:
         """See `Quantizers`."""

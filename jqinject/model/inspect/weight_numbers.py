@@ -206,9 +206,9 @@ class ModelWeights:
             return None
         if site == "quantized":
             return NumberFormat("quantized", None)
-        held = self.held.get(site)
-        if held is None or isinstance(held, QuantProxyFromInjector):
-            return self.numbers_of(held)
+        quantizer = self.held.get(site)
+        if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
+            return self.numbers_of(quantizer, stacked=self._stacks.get(site, 0))
         return NumberFormat("scheme", None)
 
     @property
@@ -222,6 +222,11 @@ class ModelWeights:
         """The quantizers of tensors between operations, by name."""
         held = vars(self.model).get(HELD)
         return {} if held is None else held.held
+
+    @property
+    def _stacks(self) -> Mapping[str, int]:
+        """Of the quantizers of tensors in loops over stacked layers, the number of leading axes, by name."""
+        return dict(getattr(vars(self.model).get(HELD), "stacks", ()))
 
     def _of_op(self, layer: Any, operand: int) -> NumberFormat | None:
         op = quantized_op(layer)
@@ -237,9 +242,10 @@ class ModelWeights:
         """
         if proxy is None or not proxy.is_quant_enabled:
             return None
-        if proxy.binding not in self._formats:  # what affects the numbers is in the binding
-            self._formats[proxy.binding] = _made_by(proxy, shape[stacked:], stacked)
-        return self._formats[proxy.binding]
+        key = proxy.binding, shape[stacked:]  # what affects the numbers
+        if key not in self._formats:
+            self._formats[key] = _made_by(proxy, *key[1:], stacked)
+        return self._formats[key]
 
 
 def _stored_kernel(layer: Any) -> tuple[tuple[int, ...], Any]:
@@ -266,6 +272,8 @@ def _named(name: str, bits: Any, group_size: int | None, width: int = 1) -> Numb
 def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
     form = number_format(proxy.tensor_quant)
     size, width = proxy.quant_metadata.group_size, proxy.quant_metadata.block_width
+    if size is not None and shape:
+        size = min(size, shape[proxy.quant_metadata.group_dim])
     if form is not None:
         return _named(str(form), getattr(form, "bit_width", None), size, width)
     graphdef, state = nnx.split(proxy, graph=True)

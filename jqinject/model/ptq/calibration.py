@@ -128,9 +128,10 @@ def calibrate(
     _check_not_lost(copy, called, observers)
     reached, missed = _take_over(ours, observers)
     if not reached:
+        names = listed(missed or tuple(ours))
         raise ValueError(
-            f"calibrate ran {count} batches, and none reached a quantizer of activations: {listed(missed)}.\n"
-            "  cure: batches and a method that lead through these layers"
+            f"calibrate ran {count} batches, and none reached a quantizer of activations: {names}.\n"
+            "  cure: batches and a method that lead through these layers; current scaling needs no calibration"
         )
     model.eval()
     return CalibrationReport(count, reached, missed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.model.inspect.coverage import coverage_of
+from jqinject.model.quantizing.low_coverage import SHOWN, asked_bytes
 from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.plan import LayerRule, idle_rules, nearest_pattern
 from jqinject.model.quantizing.rule_policy import (
@@ -20,6 +22,11 @@ from jqinject.model.quantizing.rule_policy import (
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import HELD, Call, QuantizedProgram
+
+NOT_CONTRACTED = (
+    "no call contracts it or looks rows up in it (one that is multiplied by elements, "
+    "or read by a kernel, stays float)"
+)
 
 
 def have_inputs(calls: Iterable[Call]) -> bool:
@@ -66,8 +73,10 @@ def check_rules(
         near = {index: nearest_pattern(rules[index], known) for index in idle}
         shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
         paths = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+        unreached = _unreached(index, model, [rules[number] for number in idle], calls, known)
         raise ValueError(
-            f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"
+            f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
+            f"  layers here: {paths or 'none'}\n{unreached}"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
         )
     if not (planned or found.sites or allow_idle or any(entry.slots for entry in entries)):
@@ -77,6 +86,30 @@ def check_rules(
             "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
         )
     return found
+
+
+def _unreached(
+    index: ModelIndex,
+    model: nnx.Module,
+    rules: Sequence[Rule],
+    calls: Sequence[Call],
+    reached: Collection[str],
+) -> str:
+    """Why weights that rules match can be taken by none, a line each; empty if there are none.
+
+    Args:
+        index: of the model.
+        model: the float model.
+        rules: those that take nothing.
+        calls: that were traced.
+        reached: paths of layers, and of parameters that are contracted.
+    """
+    asked = asked_bytes(index, rules) if have_inputs(calls) else {}
+    names = [name for name in asked if not {name, name.rpartition(".")[0]} & {*reached}]
+    reasons = {missed.parameter: missed.why for missed in coverage_of(model, calls).missed} if names else {}
+    lines = [f"    {name}: {reasons.get(name, NOT_CONTRACTED)}\n" for name in names[:SHOWN]]
+    more = f"    and {len(names) - SHOWN} more\n" if len(names) > SHOWN else ""
+    return "  weights that they match, and that are not reached:\n" + "".join(lines) + more if names else ""
 
 
 def _check_caches(rules: tuple[Rule, ...], found: PlannedSites) -> None:

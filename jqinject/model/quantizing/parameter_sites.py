@@ -10,12 +10,13 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core import CalibratedQuant
-from jqinject.inject import Binding, ExtendedInjector
+from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
+from jqinject.quant import ScalingPerOutputType
 
 OPERAND = "operand"
 """The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights."""
@@ -75,10 +76,16 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
     contracted = [use for use in uses if use.operation != "take"] or uses
     shared = frozenset().union(*(use.shared for use in contracted))
     ndim = len(uses[0].shape)
-    if len(contracted) > 1 and ndim - stacked > 1 and len(shared) == ndim - stacked:
+    summed_over_all = len(contracted) > 1 and ndim - stacked > 1 and len(shared) == ndim - stacked
+    if summed_over_all and not _has_one_scale(quantizer):
+        name = dotted(path)
         raise ValueError(
-            f"{dotted(path)} is summed over every axis by one use or another, so no axis is left for scales:\n"
-            f"{_listed(uses)}\n  cure: a rule that keeps it float, Rule({dotted(path)!r})"
+            f"{name} is summed over every axis by one use or another, so no axis is left for scales:\n"
+            f"{_listed(uses)}\n"
+            "  cure, before the rule that takes it:\n"
+            f"    one scale for the tensor: Rule({name!r}, weight_quant=Int8WeightPerTensorFloat)\n"
+            f"    all uses in float: Rule({name!r})\n"
+            "  or in the model: a copy for one of the uses, in an nnx.Param of its own, which gets scales of its own"
         )
     free = frozenset.intersection(*(use.free for use in contracted)) - shared - {*range(stacked)}
     in_one = (tuple(sorted(axis - stacked for axis in axes)) for axes in (shared, free))
@@ -87,6 +94,22 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
     lies_last = found.shared == tuple(range(ndim - stacked))[-len(found.shared) :]
     # What is looked up stays where a look-up finds it.
     return replace(found, summed=found.shared) if rows and (contracted == uses or lies_last) else found
+
+
+def _has_one_scale(quantizer: Any) -> bool:
+    """Whether an injector declares one scale for the whole tensor."""
+    binding = quantizer if isinstance(quantizer, Binding) else None
+    if isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector):
+        binding = Binding(quantizer)
+    wanted = {"scaling_per_output_type": ScalingPerOutputType.TENSOR, "channelwise_axes": ()}
+    return binding is not None and any(_said(binding, name) == value for name, value in wanted.items())
+
+
+def _said(binding: Binding, name: str) -> Any:
+    try:
+        return binding.resolve(name) if binding.declares(name) else None
+    except DependencyError:  # made from what a layer says
+        return None
 
 
 def _listed(uses: Iterable[WeightUse]) -> str:

@@ -26,6 +26,7 @@ from jqinject.model.quantizing.rule_policy import (
     PlannedSites,
     RulePolicy,
     held_at,
+    op_of,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.scheme_rules import unstored_weights
@@ -43,7 +44,6 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
-from jqinject.proxy import build_stacked
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -250,11 +250,8 @@ def quantize_program(
     for site in caches:
         check_cache_quantizer(site, held[site.name])
     unstored = unstored_weights(found.sites.values())
-    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same, unstored))
-
-
-def _op_of(op: Any, scheme: Any, layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-    return op(scheme, rngs=rngs)
+    stacks = {name: len(site.stack) for name, site in found.sites.items() if site.stack}
+    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same, unstored, stacks))
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
@@ -263,10 +260,8 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
         check_features(spec_of(rule.scheme), *features_of(layer), type(layer).__name__)
-        # The function there is static; the module that replaces it is data. In a stack each layer has its own stream.
-        stack = stack_of_layer(layer)
-        build = partial(_op_of, op, rule.scheme)
-        setattr(layer, name, nnx.data(build_stacked(build, (), stack, rngs) if stack else build((), rngs)))
+        # The function there is static; the module that replaces it is data.
+        setattr(layer, name, nnx.data(op_of(op, rule.scheme, stack_of_layer(layer), rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"

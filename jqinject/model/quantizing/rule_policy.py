@@ -34,7 +34,12 @@ from jqinject.program import (
     original_class,
     other_axes,
 )
-from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, QuantProxyFromInjector
+from jqinject.proxy import (
+    ActQuantProxyFromInjector,
+    GradQuantProxyFromInjector,
+    QuantProxyFromInjector,
+    build_stacked,
+)
 
 SLOTS_OF_CHOICE = {
     "weight": "weight",
@@ -224,6 +229,15 @@ def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> Planned
     return PlannedSites(found.sites, found.uses, used, watching.caches, taken, found.same)
 
 
+def op_of(op: Any, scheme: Any, stack: tuple[int, ...], rngs: nnx.Rngs | None) -> Any:
+    """A contraction by a scheme, or a stack of them, each with a stream of its own."""
+
+    def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
+        return op(scheme, rngs=rngs)
+
+    return build_stacked(build, (), stack, rngs) if stack else build((), rngs)
+
+
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     """The quantizer of a tensor outside of layers, or the contraction by a scheme.
 
@@ -231,7 +245,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
     """
     if site.contraction:
-        op = CONTRACTIONS[site.contraction](site.quantizer, rngs=rngs)
+        op = op_of(CONTRACTIONS[site.contraction], site.quantizer, site.stack, rngs)
         if site.is_weight:
             op.scheme.scheme = op.scheme.scheme.beside_quantized_weight()
         return op
@@ -259,6 +273,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         offered={"channelwise_axes": axes} if axes else {},
         rngs=rngs,
         where=(f"the quantizer of {site.name}", ""),
+        stack=site.stack,
     )
 
 

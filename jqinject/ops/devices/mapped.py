@@ -60,6 +60,29 @@ def varying_with(x: jax.Array, *others: jax.Array) -> jax.Array:
     return jax.lax.pcast(x, tuple(sorted(extra, key=str)), to="varying") if extra else x
 
 
+def check_same_places(statistic: Any, state: jax.Array) -> None:
+    """Refuse a statistic that varies between devices where the state that takes it does not.
+
+    Args:
+        statistic: a pytree of arrays, or their shapes from `jax.eval_shape`.
+        state: what takes it, or decides whether to.
+
+    Raises:
+        ValueError: names the axes of `shard_map`, and the keyword that covers them.
+    """
+    types = [leaf.manual_axis_type for leaf in jax.tree.leaves(statistic)]
+    varying = {name for kind in types if kind is not None for name in kind.varying}
+    extra = sorted(map(str, varying - varying_axes(state)))
+    if extra:
+        name = repr(extra[0]) if len(extra) == 1 else str(tuple(extra))
+        raise ValueError(
+            f"within shard_map each device measures its own part of a tensor that is distributed over {name}, and the "
+            "state that takes the statistic is the same on all devices.\n"
+            f"  cure: axis_name={name} for the quantizer, as a keyword of a layer with the slot in front: "
+            f"input_axis_name={name}"
+        )
+
+
 def _differing(x: jax.Array, names: Names) -> Names:
     """The axes on which `x` may vary. If JAX keeps track, a maximum over any other axis is an error."""
     return tuple(name for name in names if name in varying_axes(x) or not _is_tracked(name))

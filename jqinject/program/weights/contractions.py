@@ -226,7 +226,8 @@ def _by_scheme(
         )
     apart = weight is not None and choice.parameter is not None
     path = () if weight is None else operands[weight].weight_path
-    site = Site(run.names.full(name), choice.scheme, is_weight=apart, weight_path=path, contraction=kind)
+    facts = {"is_weight": apart, "weight_path": path, "contraction": kind, "stack": run.stack}
+    site = Site(run.names.full(name), choice.scheme, **facts)
     run.sites[site.name] = site
     values = [x.value if apart and place == weight else x.array for place, x in enumerate(operands)]
     unrounded = operands[weight].unrounded if apart and weight is not None else None
@@ -237,7 +238,8 @@ def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted
     """The output, with its gradient's quantizer if it has one."""
     if choice is None or choice.grad is None:
         return found.value
-    site = Site(run.names.full(f"{name}_grad"), choice.grad, shape=tuple(found.value.shape))
+    shape = tuple(found.value.shape)
+    site = Site(run.names.full(f"{name}_grad"), choice.grad, shape=shape, stack=run.stack)
     run.sites[site.name] = site
     return as_array(run.quantizers.quantize(site, found.value, found.token))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jqinject.program import bind, path_in, scan_counts
+from jqinject.program import bind, is_einsum, operation_of, path_in, scan_counts
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 # The parameter of each equation that holds the program which it calls.
@@ -40,6 +41,8 @@ class Step:
         path: of the module that it belongs to.
         equation: of the program; None for a slice or a stack that a loop made necessary.
         turn: which turn of the loops around it this is.
+        kind: of a contraction, the operation by which the quantized program names it; empty for others.
+        number: of a contraction, how many of its kind stand before it in its module's program; the same in every turn.
     """
 
     run: Callable[..., list[Any]]
@@ -49,6 +52,8 @@ class Step:
     path: str
     equation: Any = None
     turn: tuple[int, ...] = ()
+    kind: str = ""
+    number: int = 0
 
 
 @dataclass
@@ -67,6 +72,7 @@ class FlatProgram:
     constants: dict[Slot, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     count: int = 0
+    contractions: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
 
     def new_slot(self) -> Slot:
         """A slot that nothing has written."""
@@ -142,7 +148,13 @@ def _equation(
     def run(*values: Any) -> list[Any]:
         return bind(eqn, values)
 
-    return flat.add(run, inputs, len(eqn.outvars), name=name, path=path, equation=eqn, turn=turn)
+    kind, number = "", 0
+    if name in CONTRACTIONS:
+        kind = "einsum" if name == "dot_general" and is_einsum(eqn) else operation_of(name).name
+        number = flat.contractions[path, kind]
+        flat.contractions[path, kind] += 1
+    said = {"path": path, "equation": eqn, "turn": turn, "kind": kind, "number": number}
+    return flat.add(run, inputs, len(eqn.outvars), name=name, **said)
 
 
 def contracts(jaxpr: Any) -> bool:
@@ -164,7 +176,9 @@ def _unroll(flat: FlatProgram, eqn: Any, inputs: list[Slot], path: str, turn: tu
     fixed, carry, stacked = inputs[:count], inputs[count : count + carries], inputs[count + carries :]
     order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
     made: dict[int, list[Slot]] = {}
+    before = flat.contractions
     for index in order:
+        flat.contractions = before.copy()
         each = [
             flat.add(_slice_at(index), [slot], 1, name="slice_of_stack", path=path)[0] for slot in stacked
         ]

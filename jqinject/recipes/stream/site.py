@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from jqinject.program import dotted, is_einsum, operation_of
+from jqinject.program import dotted
 from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, Slot, Step
 from jqinject.recipes.stream.matrices import Matrices, matrices_of
 from jqinject.recipes.stream.places import Places
@@ -145,7 +144,6 @@ def sites_of(
     found = FoundSites(fixed={*state, *flat.constants})
     owner: dict[Slot, Slot] = {slot: slot for slot in parameters}
     made_by: dict[Slot, tuple[Step, int]] = {}
-    counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for index, step in enumerate(flat.steps):
         owners = {owner[slot] for slot in step.inputs if slot in owner}
         if all(slot in found.fixed for slot in step.inputs):
@@ -154,12 +152,9 @@ def sites_of(
             owner.update(dict.fromkeys(step.outputs, owners.pop()))
         made_by.update({slot: (step, place) for place, slot in enumerate(step.outputs)})
         if step.name in CONTRACTIONS:
-            kind = operation_of(step.name).name
-            kind = "einsum" if step.name == "dot_general" and is_einsum(step.equation) else kind
-            name = f"{step.path}.{kind}{counts[step.path, kind, step.turn]}".lstrip(".")
-            counts[step.path, kind, step.turn] += 1
+            name = f"{step.path}.{step.kind}{step.number}".lstrip(".")
             if not any(slot in owner or slot in found.fixed for slot in step.inputs[:2]):
-                found.products.append(Product(name, kind, step.path, index))
+                found.products.append(Product(name, step.kind, step.path, index))
             _look(flat, found, index, name, owner, made_by, parameters)
     return found
 
