@@ -23,6 +23,7 @@ from jqinject.nn import (
     QuantScaleBias,
     merge_bn,
 )
+from jqinject.nn.base.batch_norm_folding import factors_of
 from jqinject.quant import (
     Int4WeightPerChannelLearned,
     Int8ActPerTensorFloat,
@@ -126,6 +127,18 @@ def test_merging_keeps_what_is_computed(make):
     expected = norm(layer(X))
     merge_bn(layer, norm)
     np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", (1e-5, 1e-8, 0.0))
+def test_small_variances_lie_under_the_root_with_epsilon(size):
+    layer, norm = LAYERS["linear"](weight_quant=None), _trained(4)
+    norm.var[...] = jnp.array([size, 2 * size, 1.0, size / 2])
+    factor, _ = factors_of(norm)
+    scale, var = np.float64(norm.scale[...]), np.float64(norm.var[...])
+    np.testing.assert_allclose(factor, scale / np.sqrt(var + 1e-5), rtol=1e-6)
+    expected = norm(layer(X))
+    merge_bn(layer, norm)
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_quantizers_are_assembled_from_the_merged_weight():
