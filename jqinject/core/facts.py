@@ -293,3 +293,30 @@ class SaysGrid(Protocol):
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> Any:
         """The result for `x` with the scale and the zero point of an earlier result; with its payload if `keep`."""
         ...
+
+
+class Factors(Protocol):
+    """What the channels of a quantized tensor are multiplied by."""
+
+    def times(self, x: jax.Array, /) -> jax.Array:
+        """Multiply numbers of a quantizer, one per channel, by the factors' magnitudes.
+
+        Raises:
+            ValueError: channels that share a number have different factors.
+        """
+        ...
+
+    def check_signs(self) -> None:
+        """Raise a ValueError if a factor is negative."""
+        ...
+
+
+class Rescales(Protocol):
+    """A stateful component that knows its Variables after the tensor's channels are multiplied by constants.
+
+    It is asked where a learned scale has to follow a weight, as in folding a batch normalization.
+    """
+
+    def rescaled(self, factors: Factors, /) -> dict[str, jax.Array]:
+        """Return the Variables that change, by name; others stay."""
+        ...

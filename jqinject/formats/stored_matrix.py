@@ -66,7 +66,10 @@ class InputFormat:
         strategy: "tensor", "token", "group" or "tensor_group": what shares a scale.
         group_size: consecutive numbers that share a scale, in the last two.
         dynamic: scales are taken of the input itself.
-        scale, zero_point, global_scale: those that the checkpoint stores, float32; None if it stores none.
+        scale, zero_point, global_scale: those that the checkpoint stores, float32; None if it stores none. A zero
+            point is that of signed integers.
+        unsigned: whether static integers with a zero point are rounded as unsigned ones: `round(x / scale + zero_point
+            + 128)`, which falls on the other side of a tie now and then.
     """
 
     kind: str
@@ -78,6 +81,7 @@ class InputFormat:
     scale: np.ndarray | None = None
     zero_point: np.ndarray | None = None
     global_scale: np.ndarray | None = None
+    unsigned: bool = False
 
 
 @dataclass(frozen=True)

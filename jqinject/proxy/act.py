@@ -136,12 +136,24 @@ class ActQuantProxyFromInjector(FormatQueries):
         Args:
             force_eval: as eval mode would, also in training mode.
         """
+        return self.trial(jnp.zeros((1,) * self._sample_ndim(), jnp.float32), force_eval)
+
+    def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
+        """Quantize an array that is no activation of the model, without a transform; no state changes.
+
+        Args:
+            x: float array.
+            force_eval: as eval mode would, also in training mode.
+
+        Returns:
+            A QuantTensor, with its groups as axes; None if quantization is off.
+        """
         if not self.is_quant_enabled:
             return None
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         if force_eval:
             set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._pack(quantizer(jnp.zeros((1,) * self._sample_ndim(), jnp.float32)))
+        return self._pack(quantizer(x))
 
     def _sample_ndim(self) -> int:
         """A statistic of rows needs an axis, and groups need the one that is cut."""

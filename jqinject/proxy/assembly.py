@@ -57,7 +57,7 @@ def build_stacked(
         if not isinstance(quantizer, nnx.Module):
             made["plain"] = quantizer
             return ()
-        made["foreign"] = _foreign(quantizer, unstacked)
+        made["foreign"] = borrowed_paths(quantizer, unstacked)
         made["graphdef"], inner = nnx.split(quantizer, graph=True)
         return inner
 
@@ -99,14 +99,14 @@ def _is_stacked(leaf: Any, size: int) -> bool:
     return bool(leaf.ndim) and leaf.shape[0] == size
 
 
-def _foreign(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """Where the quantizer holds a layer's own Variable (a tracked weight): its path -> the path from the layers."""
     owned: dict[int, tuple[Any, ...]] = {}
     for index, layer in enumerate(layers):
         for name, child in vars(layer).items():
             if isinstance(child, nnx.Variable):
                 owned.setdefault(id(child), (index, name))
-    return {path: owned[id(leaf)] for path, leaf in _variables(quantizer).items() if id(leaf) in owned}
+    return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
 
 
 def _reconnect(quantizer: nnx.Module, foreign: dict[tuple[Any, ...], tuple[Any, ...]], layers: Any) -> None:
@@ -143,8 +143,8 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
     """
     if not (isinstance(old, nnx.Module) and isinstance(new, nnx.Module)):
         return new, old is not new and old != new
-    before, after = _variables(old), _variables(new)
-    borrowed = set(_foreign(new, layers))
+    before, after = variables_of(old), variables_of(new)
+    borrowed = set(borrowed_paths(new, layers))
     if not _same_structure(old, new, borrowed):
         _keep_streams(before, after)
         return new, True
@@ -160,7 +160,7 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
 def _same_structure(old: nnx.Module, new: nnx.Module, borrowed: set[tuple[Any, ...]]) -> bool:
     if nnx.graphdef(old) != nnx.graphdef(new):
         return False
-    before, after = _variables(old), _variables(new)
+    before, after = variables_of(old), variables_of(new)
     held, plain = _arrays(old), _arrays(new)
     return (
         # A reference to a weight that has been replaced by another Variable must not survive.
@@ -199,7 +199,8 @@ def write(variable: Any, value: Any) -> None:
     variable.set_value(array)
 
 
-def _variables(module: nnx.Module) -> Variables:
+def variables_of(module: nnx.Module) -> Variables:
+    """The readable and writable items of a module, by path; parts of records count."""
     return {
         (*path, *below): part
         for path, leaf in nnx.iter_graph(module, graph=True)
@@ -261,10 +262,10 @@ def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
         new: the quantizer after.
         layers: the layers it serves; their own weights do not count.
     """
-    borrowed = _foreign(new, layers) if isinstance(new, nnx.Module) else {}
+    borrowed = borrowed_paths(new, layers) if isinstance(new, nnx.Module) else {}
 
     def own(quantizer: Any) -> dict[tuple[Any, ...], tuple[int, ...]]:
-        found = _variables(quantizer) if isinstance(quantizer, nnx.Module) else {}
+        found = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
         learned = {path: v for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed}
         return {path: v.get_value().shape for path, v in learned.items()}
 

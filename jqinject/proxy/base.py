@@ -26,6 +26,7 @@ from jqinject.proxy.links import known_layers, link, linked_layers, relink
 from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import HoldsRanges
+from jqinject.proxy.rescaled_state import RescaledState, rescaled_state
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.proxy.traced_once import traced_once
 from jqinject.quant_tensor import as_array
@@ -260,6 +261,21 @@ class QuantProxyFromInjector(HoldsRanges):
         handed: dict[str, Any] = {"module": layers[0] if len(layers) == 1 else layers}
         handed["tracked_parameter_list"] = self._tracked_parameters(layers)
         return handed if rngs is None else {**handed, "rngs": rngs}
+
+    def rescaled_state(self, factors: np.ndarray | None) -> RescaledState:
+        """Return the quantizer's learned Variables with the values that they have once its channels are multiplied.
+
+        To be written after the quantizer is assembled again from the new tensor.
+
+        Args:
+            factors: of the channels, broadcast to the tensor; None if learned numbers cannot follow.
+
+        Raises:
+            ValueError: a component learned something that cannot follow; the text begins with its path.
+        """
+        layers = beside_weights(known_layers(self))
+        fresh = self._build(layers, None, None, self._stack(layers))
+        return rescaled_state(self.tensor_quant, fresh, layers, factors if len(layers) == 1 else None)
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""

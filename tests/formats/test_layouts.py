@@ -9,6 +9,9 @@ import pytest
 
 from jqinject.formats import CheckpointError, InputFormat, StoredMatrix, read_checkpoint
 from jqinject.formats.bits import pack_stream
+from jqinject.formats.files.gguf_files import Blocks
+from jqinject.formats.layouts.gguf import read_gguf
+from jqinject.formats.layouts.gguf_blocks import TYPES
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="of the extra jqinject[formats]")
 RNG = np.random.default_rng(0)
@@ -132,3 +135,58 @@ def test_a_static_input_of_torchao_and_what_is_not_read(tmp_path: Path) -> None:
         torchao(tmp_path, "Int8Tensor", scale, **of_input("PerRow", "SYMMETRIC"))
     with pytest.raises(CheckpointError, match="reduce_range is True"):
         torchao(tmp_path, "Int8Tensor", {}, **of_input("PerRow", "SYMMETRIC", reduce_range=True))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_zero_points_of_0_lie_beside_others(bits: int, version: str, tmp_path: Path) -> None:
+    """Version 1 holds zero points less 1: a 0 borrows from its neighbours in the word, or wraps around in 3 bits."""
+    most, inputs, outputs = 2**bits - 1, 64, 32
+    codes = RNG.integers(0, most + 1, (inputs, outputs)).astype(np.uint8)
+    zero = RNG.integers(0, most + 1, (2, outputs)).astype(np.uint8)
+    zero[:, ::3], zero[0, 1], zero[1, -1] = 0, most, 0
+    words = pack_stream(zero, bits)
+    if version == "gptq":
+        ones = pack_stream(np.ones_like(zero), bits).view(np.uint32)
+        borrowed = (words.view(np.uint32) - ones).view(np.int32)
+        words = pack_stream((zero - 1) & most, bits) if bits == 3 else borrowed
+    scale = RNG.uniform(0.1, 1, (2, outputs)).astype(np.float16)
+    tensors = {
+        "up.qweight": np.ascontiguousarray(pack_stream(np.ascontiguousarray(codes.T), bits).T),
+        "up.qzeros": words,
+        "up.scales": scale,
+    }
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": version}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    matrix = read_checkpoint(tmp_path).matrices["up.weight"]
+    np.testing.assert_array_equal(matrix.read().zero_point, zero.T)
+    rows = np.repeat(np.arange(2), 32)
+    expected = (codes.astype(np.float32) - zero[rows]) * scale.astype(np.float32)[rows]
+    np.testing.assert_allclose(matrix.dequantize(), expected.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_of_every_type_are_what_their_own_library_reads(kind: str) -> None:
+    gguf = pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
+    block, rows, count = TYPES[kind], 3, 2
+    raw = RNG.integers(0, 256, (rows, count, block.bytes)).astype(np.uint8)
+    for at in HALFS.get(kind, ()):  # floats of 16 bits of moderate size, of either sign
+        numbers = RNG.uniform(0.5, 2, (rows, count)) * RNG.choice([-1, 1], (rows, count))
+        raw[..., at : at + 2] = numbers.astype(np.float16)[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = RNG.integers(100, 150, (rows, count))
+    if kind == "NVFP4":  # scales have no sign, and 0x7F is 0
+        raw[..., :4] = np.where(raw[..., :4] > 0x70, 0x7F, raw[..., :4] & 0x7F)
+    raw = raw.reshape(rows, -1)
+    matrices, arrays = read_gguf({"w": Blocks("w", kind, (rows, count * block.numbers), raw)}, "file")
+    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    assert not arrays and np.isfinite(expected).all() and np.unique(expected).size > block.numbers // 2
+    np.testing.assert_allclose(matrices[0].dequantize(), expected, rtol=1e-6, atol=1e-6)
+
+
+HALFS = {
+    **{"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)},
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+}
+"""Where a block has floats of 16 bits: ggml-common.h."""

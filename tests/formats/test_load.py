@@ -459,3 +459,26 @@ class Heads(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jnp.einsum("bi,ihd->bhd", x, self.own[...])
+
+
+class Deep(nnx.Module):
+    """Layers that a checkpoint numbers."""
+
+    def __init__(self, depth: int) -> None:
+        self.blocks = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(at)) for at in range(depth)])
+
+
+def test_a_checkpoint_of_more_layers_than_the_model_is_named(tmp_path: Path) -> None:
+    folder = save(Deep(12), tmp_path / "deep")
+    names = {"blocks.{i}.weight": "blocks.{i}.kernel"}
+    for call in (load, explain_load):
+        with pytest.raises(
+            ValueError,
+            match=r"(?s)blocks\.\d+\.kernel, and the model ends with blocks\.9: .*more layers.*cure: ",
+        ) as refused:
+            call(Deep(10), folder, names=names)
+        assert "did you mean" not in str(refused.value)
+    load(Deep(12), folder, names=names)
+    load(Deep(10), folder, names=names, ignore=[r"blocks\.1[01]\..*"])
+    with pytest.raises(ValueError, match="not a parameter of the model; did you mean 'blocks"):
+        load(Deep(12), folder, names={"blocks.{i}.weight": "block.{i}.kernel"})

@@ -1,5 +1,6 @@
 """Frozen models as files of compressed-tensors: what is read back is what was frozen, to the bit."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject import Rule, freeze, quantize
+from jqinject.core import FloorSte
 from jqinject.formats import CheckpointError, explain_load, load, read_checkpoint, save
+from jqinject.inject import ExtendedInjector
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
     Fp8e4m3OCPDynamicActPerGroupFloat,
@@ -21,7 +25,12 @@ from jqinject.quant import (
     Fp8e4m3OCPWeightPerTensorFloat,
     Fp8e4m3WeightPerTensorFloat,
     Int8ActDynamicPerRow,
+    Int8ActDynamicPerTensor,
+    Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
+    Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowFixedPoint,
+    Int8DynamicActPerRowFloat,
     Int8WeightPerChannelFloat,
     IntWeightSymmetricGroupQuant,
     MXFloat4e2m1Weight,
@@ -31,7 +40,9 @@ from jqinject.quant import (
     NVFP4Act,
     NVFP4Weight,
     ShiftedUint8ActPerTensorFloat,
+    ShiftedUint8DynamicActPerRowFloat,
     ShiftedUint8WeightGroupQuantFloat,
+    Uint8ActPerTensorFloat,
 )
 
 pytest.importorskip("safetensors", reason="of the extra jqinject[formats]")
@@ -91,6 +102,70 @@ def check_read_back(served: Any, folder: Path, layout: str, name: str = "layers.
     again = load(floats(), folder)
     x = jax.random.normal(jax.random.key(1), (3, 64))
     np.testing.assert_allclose(again(x), served(x), rtol=1e-6, atol=1e-6)
+
+
+class RoundsDown(ExtendedInjector):
+    """Changes a quantizer from beside its base."""
+
+    float_to_int_impl = FloorSte
+
+
+class Floors(RoundsDown, Int8ActDynamicPerRow):
+    pass
+
+
+SAVED_INPUTS = (
+    *(Int8ActPerTensorMinMax, Int8ActPerTensorFloat, ShiftedUint8ActPerTensorFloat, Uint8ActPerTensorFloat),
+    *(Int8ActDynamicPerRow, Int8ActDynamicPerTensor, ShiftedUint8DynamicActPerRowFloat),
+    *(Fp8e4m3OCPActPerTensorFloat, FP8e4m3OCPDynamicActPerRowFloat),
+)
+
+
+def near_ties(scale: float) -> jax.Array:
+    """Numbers where roundings differ, and beyond the range."""
+    ties = np.float32(scale) * (np.arange(-320, 320, dtype=np.float32) + np.float32(0.5))
+    beside = [np.nextafter(ties, np.float32(end)) for end in (-np.inf, np.inf)]
+    return jnp.asarray(np.concatenate([ties, *beside]).reshape(-1, 64))
+
+
+@pytest.mark.parametrize("method", ("compressed-tensors", "jqinject"))
+@pytest.mark.parametrize("quant", SAVED_INPUTS, ids=lambda quant: quant.__name__)
+def test_loaded_inputs_are_quantized_as_before_to_the_bit(quant: Any, method: str, tmp_path: Path) -> None:
+    served = frozen(**PER_ROW, input_quant=quant)
+    again: Any = load(floats(), save(served, tmp_path / "saved", method=method))
+    ours, theirs = served.layers[0].input_quant, again.layers[0].input_quant
+    assert not theirs.quant_metadata.is_dynamic or ours.quant_metadata.is_dynamic
+    static = 0.02 if ours.quant_metadata.is_dynamic else float(np.ravel(ours.scale())[0])
+    for x in (near_ties(static), jax.random.normal(jax.random.key(5), (64, 64)), jnp.zeros((2, 64))):
+        np.testing.assert_array_equal(theirs(x).value, ours(x).value)
+        np.testing.assert_array_equal(again(x), served(x))
+
+
+@pytest.mark.parametrize("method", ("compressed-tensors", "jqinject"))
+@pytest.mark.parametrize(
+    "quant",
+    (
+        *(Int8DynamicActPerRowFloat, Int8DynamicActPerRowFixedPoint, Int8ActPerTensorAbsMax, Floors),
+        Int8ActPerTensorFloat.let(float_to_int_impl=FloorSte),
+        Int8ActPerTensorFloat.let(narrow_range=True),
+    ),
+    ids=str,
+)
+def test_inputs_that_would_be_quantized_otherwise_are_refused(
+    quant: Any, method: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"(?s)layers\.0\.kernel: .*compute other numbers.*cure: "
+    ) as refused:
+        save(frozen(**PER_ROW, input_quant=quant), tmp_path / "saved", method=method)
+    cure = str(refused.value).partition("cure: ")[2]
+    names = [name for name in re.findall(r"\w+", cure) if hasattr(jqinject.quant, name)]
+    assert "Int8ActPerTensorMinMax" in names
+    for name in names:
+        weights = {"weight_quant": NVFP4Weight} if name == "NVFP4Act" else PER_ROW
+        weights = {"weight_quant": Fp8e4m3OCPWeightPerChannelFloat} if name.startswith("FP8") else weights
+        cured = frozen(**weights, input_quant=getattr(jqinject.quant, name))
+        save(cured, tmp_path / name, method=method)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +303,10 @@ def test_our_own_layout_keeps_every_kind_of_weight(tmp_path: Path) -> None:
     x = inputs_of_own()
     served = freeze(quantize(Own(), OWN_RULES, inputs=(x,)))
     folder = save(served, tmp_path / "own", method="jqinject")
+    assert str(explain_load(Own(), folder)).endswith("load needs inputs= for: own")
+    assert "needs inputs" not in str(explain_load(Own(), folder, inputs=(x,)))
+    with pytest.raises(CheckpointError, match=r"(?s)for own, which the model.*cure: load\(.*inputs=\.\.\.\)"):
+        load(Own(), folder)
     again = load(Own(), folder, inputs=(x,))
     for ours, theirs in zip(again(x), served(x), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)

@@ -15,8 +15,13 @@ from jqinject.core import (
     RemoveBitwidthParameter,
     RuntimeStatsScaling,
 )
-from jqinject.nn import QuantLinear
-from jqinject.quant import Fp8e4m3ActPerTensorDelayed, Int8ActPerTensorFixedPoint, Int8ActPerTensorFloat
+from jqinject.nn import QuantBatchNorm, QuantLinear
+from jqinject.quant import (
+    Fp8e4m3ActPerTensorDelayed,
+    Int8ActPerTensorAbsMax,
+    Int8ActPerTensorFixedPoint,
+    Int8ActPerTensorFloat,
+)
 
 KERNEL, BIAS = np.ones((2, 3), np.float32), np.ones(3, np.float32)
 SCALING = ("layer", "input_quant", "tensor_quant", "scaling_impl")
@@ -102,6 +107,8 @@ NEVER = {
     "inf": ("value", np.float32(np.inf), "value: holds nan or inf"),
     "nan in a buffer": ("buffer", np.float32(np.nan), "buffer: holds nan or inf"),
     "negative buffer": ("buffer", np.float32(-2), "buffer: is a scale, and no scale is below 0"),
+    "a buffer of zero": ("buffer", np.float32(0), "buffer: is a scale, and no scale is 0"),
+    "a learned scale of zero": ("value", np.float32(0), "value: is a scale, and no scale is 0"),
     "counter": ("counter", np.int32(-3), "counter: is a counter, and counts from 0: got -3"),
 }
 
@@ -113,6 +120,36 @@ def test_a_quantizer_refuses_what_can_not_be_right(case):
     assert f"layer.input_quant.tensor_quant.scaling_impl.{said}" in _refused(
         model, _state(model, (*SCALING, name), value)
     )
+
+
+@pytest.mark.parametrize("kind", (nnx.BatchNorm, QuantBatchNorm))
+def test_a_variance_below_zero_is_refused(kind):
+    model = nnx.Dict(norm=kind(3, rngs=nnx.Rngs(0)))
+    state = nnx.to_pure_dict(nnx.state(model))
+    state["norm"]["var"] = np.array([1.0, -1.0, 0.0], np.float32)
+    assert "norm.var: is a variance, and no variance is below 0: got -1" in _refused(model, state)
+    state["norm"]["var"] = np.array([1.0, 1e-9, 0.0], np.float32)
+    jqinject.load_state(model, state)
+
+
+def test_committed_scales_of_zero_are_refused():
+    model = Model()
+    model.layer.weight_quant.commit()
+    state = nnx.to_pure_dict(nnx.state(model))
+    state["layer"]["weight_quant"]["tensor_quant"]["committed_scale"] *= 0
+    assert "committed_scale: is a scale, and no scale is 0" in _refused(model, state)
+
+
+def test_the_range_of_zeros_is_loaded():
+    """A layer whose input was 0 in all batches stores what its quantizer made of that."""
+    for quant in (
+        Int8ActPerTensorFloat,
+        Int8ActPerTensorAbsMax,
+        Int8ActPerTensorFloat.let(scaling_impl_type="stats"),
+    ):
+        model = Model(quant)
+        jqinject.calibrate(model.layer, [jnp.zeros((4, 2))], progress=False)
+        jqinject.load_state(Model(quant), nnx.state(model))
 
 
 def test_a_learned_scale_below_zero_counts_by_its_magnitude():

@@ -1,6 +1,7 @@
 """A factor and a summand by channel, and batch normalizations that become one or go into the layer before them."""
 
 import copy
+import operator
 import pickle
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from flax import nnx
 
 import jqinject
+from jqinject.core import ParameterFromStatsFromParameterZeroPoint, QuantParam
 from jqinject.nn import (
     MergedBatchNorm,
     QuantBatchNorm,
@@ -21,11 +23,15 @@ from jqinject.nn import (
     QuantScaleBias,
     merge_bn,
 )
+from jqinject.nn.base.batch_norm_folding import factors_of
 from jqinject.quant import (
+    Int4WeightPerChannelLearned,
     Int8ActPerTensorFloat,
     Int8WeightPerChannelFloat,
+    Int8WeightPerChannelFloatMSE,
     Int8WeightPerTensorFloat,
     Int32Bias,
+    ShiftedUint8WeightPerChannelFloat,
 )
 
 X = jax.random.normal(jax.random.key(0), (4, 5, 5, 3))
@@ -123,6 +129,18 @@ def test_merging_keeps_what_is_computed(make):
     np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", (1e-5, 1e-8, 0.0))
+def test_small_variances_lie_under_the_root_with_epsilon(size):
+    layer, norm = LAYERS["linear"](weight_quant=None), _trained(4)
+    norm.var[...] = jnp.array([size, 2 * size, 1.0, size / 2])
+    factor, _ = factors_of(norm)
+    scale, var = np.float64(norm.scale[...]), np.float64(norm.var[...])
+    np.testing.assert_allclose(factor, scale / np.sqrt(var + 1e-5), rtol=1e-6)
+    expected = norm(layer(X))
+    merge_bn(layer, norm)
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_quantizers_are_assembled_from_the_merged_weight():
     layer = LAYERS["conv"](weight_quant=Int8WeightPerChannelFloat)
     before = layer.quant_weight().scale
@@ -130,6 +148,86 @@ def test_quantizers_are_assembled_from_the_merged_weight():
     layer.merge_bn_in(norm)
     factor = jnp.abs(norm.scale[...]) / jnp.sqrt(norm.var[...] + norm.epsilon)
     np.testing.assert_allclose(layer.quant_weight().scale, before * factor, rtol=1e-5)
+
+
+LEARNED = {"scaling_impl_type": "parameter_from_stats"}
+TRAINED = {
+    "LSQ": Int4WeightPerChannelLearned,
+    "from statistics": Int8WeightPerChannelFloat.let(**LEARNED, bit_width=4),
+    "from the least error": Int8WeightPerChannelFloatMSE.let(**LEARNED),
+    "least error": Int8WeightPerChannelFloatMSE,
+    "as a logarithm": Int8WeightPerChannelFloat.let(**LEARNED, restrict_scaling_type="log_fp"),
+    "bit width": Int8WeightPerChannelFloat.let(bit_width_impl_type="parameter"),
+    "both": Int8WeightPerChannelFloat.let(**LEARNED, bit_width_impl_type="parameter"),
+}
+
+
+def _after_training(layer):
+    """A layer whose quantizer has been moved from where it began: scales times 0.6, bit widths to 4."""
+    layer(X)
+    quantizer = layer.weight_quant.tensor_quant
+    for path, variable in nnx.to_flat_state(nnx.state(quantizer, QuantParam)):
+        learned = {"bit_width_offset": 2.0}.get(path[-1], variable[...] * 0.6)
+        operator.attrgetter(".".join(path))(quantizer)[...] = learned
+    layer.eval()
+    return layer
+
+
+@pytest.mark.parametrize("kind", ("linear", "conv", "transposed"))
+@pytest.mark.parametrize("quant", TRAINED.values(), ids=TRAINED)
+def test_what_a_quantizer_learned_follows_the_weight(kind, quant):
+    layer, norm = _after_training(LAYERS[kind](weight_quant=quant)), _trained(4)
+    before, expected = layer.quant_weight(), norm(layer(X))
+    merge_bn(layer, norm)
+    np.testing.assert_array_equal(layer.quant_weight().bit_width, before.bit_width)
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_channel_that_becomes_zero_keeps_its_scale():
+    layer, norm = _after_training(LAYERS["linear"](weight_quant=TRAINED["as a logarithm"])), _trained(4)
+    norm.scale[...] = norm.scale[...].at[1].set(0.0)
+    expected = norm(layer(X))
+    merge_bn(layer, norm)
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_committed_scales_follow_the_weight():
+    layer, norm = QuantLinear(3, 4, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(1)), _trained(4)
+    layer.weight_quant.commit()
+    layer.kernel[...] = layer.kernel[...] / 3  # a solver chose other numbers of the grid
+    expected = norm(layer(X))
+    before = layer.quant_weight().int()
+    merge_bn(layer, norm)
+    np.testing.assert_array_equal(jnp.abs(layer.quant_weight().int()), jnp.abs(before))
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"weight_quant": Int8WeightPerTensorFloat.let(**LEARNED)},
+            r"conv, before first: weight_quant\.tensor_quant\.scaling_impl: .*shape \(\), are not one per channel",
+        ),
+        (
+            {
+                "weight_quant": ShiftedUint8WeightPerChannelFloat.let(
+                    **LEARNED, zero_point_impl=ParameterFromStatsFromParameterZeroPoint
+                )
+            },
+            r"conv, before first: weight_quant\.tensor_quant\.zero_point_impl: .*negative number",
+        ),
+    ],
+)
+def test_what_cannot_follow_is_refused_by_path(given, said):
+    model = Net()
+    model.conv = QuantConv(3, 3, (3, 3), **given, rngs=nnx.Rngs(0))
+    model.first = _trained(3)
+    _after_training(model.conv)
+    held = jax.tree.map(jnp.copy, nnx.to_pure_dict(nnx.state(model)))
+    with pytest.raises(ValueError, match=said):
+        jqinject.fold_batch_norm(model, X)
+    jax.tree.map(np.testing.assert_array_equal, held, nnx.to_pure_dict(nnx.state(model)))
 
 
 @pytest.mark.parametrize(

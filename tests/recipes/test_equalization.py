@@ -88,6 +88,34 @@ def test_ranges_of_makers_take_part_in_smooth_quant() -> None:
     np.testing.assert_allclose(made.layers[2].kernel, second * scale[:, None], rtol=1e-4)
 
 
+FACTORS = {
+    "power": (SmoothQuant(alpha=0.3), lambda high, low, w: np.maximum(high, -low) ** 0.3 / w**0.7),
+    "default": (SmoothQuant(), lambda high, low, w: np.sqrt(np.maximum(high, -low) / w)),
+    "ranges": (
+        SmoothQuant(alpha=0.3, ranges="minmax"),
+        lambda high, low, w: (high - low) ** 0.3 / (2 * w) ** 0.7,
+    ),
+    "log": (
+        SmoothQuant(formula="log"),
+        lambda high, low, w: np.maximum(high, -low) / np.log2(2 + np.maximum(high, -low)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("smooth", "factor"), FACTORS.values(), ids=FACTORS)
+def test_smooth_quant_divides_inputs_and_multiplies_weights_by_its_formula(smooth: Any, factor: Any) -> None:
+    """Xiao et al., equation 4: `max |x|^alpha / max |w|^(1 - alpha)` of each channel; llm-compressor's two variants."""
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.LayerNorm(8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs))
+    norm, layer = model.layers
+    norm.bias.set_value(jnp.linspace(-3, 1, 8))  # pyright: ignore
+    seen, weights = np.asarray(norm(X)), np.asarray(layer.kernel[...])  # pyright: ignore
+    expected = factor(seen.max(axis=0), seen.min(axis=0), np.abs(weights).max(axis=1))
+    made, _ = floating(model, smooth)
+    np.testing.assert_allclose(made.layers[1].kernel, weights * expected[:, None], rtol=1e-4)
+    np.testing.assert_allclose(made.layers[0].scale, 1 / expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("split_input", [True, False])
 def test_split_channels_are_halved_on_one_side_and_copied_on_the_other(split_input: bool) -> None:
     model = chain()

@@ -37,8 +37,8 @@ def measure(matrices: jax.Array) -> MatrixGrid:
     return MatrixGrid(largest / 3, jnp.zeros_like(largest), IntegerGrid(-3.0, 3.0, True, None))
 
 
-def problem(hessian: Any, cross: Any = None) -> Problem:
-    weights = jax.random.normal(jax.random.key(0), (2, 6, 24))
+def problem(hessian: Any, cross: Any = None, rows: int = 6) -> Problem:
+    weights = jax.random.normal(jax.random.key(0), (2, rows, 24))
     sums = Statistics(jnp.full(2, 60.0), hessian, hessian if cross is None else cross)
     return Problem(weights, weights, sums, measure)
 
@@ -57,6 +57,40 @@ def test_inputs_that_do_not_mix_give_rounding_to_nearest(solver: Any) -> None:
     diagonal = jnp.broadcast_to(jnp.diag(jnp.arange(1.0, 25.0)), (2, 24, 24))
     given = problem(diagonal)
     np.testing.assert_allclose(values(solver, given), values(RTN(), given), rtol=1e-6)
+
+
+def by_the_paper(given: Problem, damping: float, damp_dead: bool) -> np.ndarray:
+    """GPTQ column by column: Frantar et al., algorithm 1, with `damping` times the mean of the diagonal of H on it.
+
+    H is `2 X X^T / n`. Inputs that were always 0 have 1 on its diagonal, which the mean counts with `damp_dead`, and
+    weights of 0.
+    """
+    solved = []
+    sums, counts = np.float64(given.statistics.hessian), np.float64(given.statistics.count)
+    for weights, gram, count in zip(np.float64(given.weights), sums, counts, strict=True):
+        diagonal = 2 * np.diag(gram) / count
+        alive = np.where(diagonal == 0, 1.0, diagonal)
+        damp = damping * np.mean(alive if damp_dead else diagonal)
+        hessian = 2 * gram / count + np.diag(alive - diagonal + damp)
+        upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
+        scale, rows = np.abs(weights).max(axis=1) / 3, np.where(diagonal == 0, 0.0, weights)
+        for column in range(rows.shape[1]):
+            rounded = np.clip(np.round(rows[:, column] / scale), -3, 3) * scale
+            error = (rows[:, column] - rounded) / upper[column, column]
+            rows[:, column + 1 :] -= np.outer(error, upper[column, column + 1 :])
+            rows[:, column] = rounded
+        solved.append(rows)
+    return np.stack(solved)
+
+
+@pytest.mark.parametrize("damp_dead", [True, False])
+@pytest.mark.parametrize("damping", [0.1, 1.0])
+def test_gptq_damps_by_a_share_of_the_mean_of_the_diagonal(damping: float, damp_dead: bool) -> None:
+    alive = (jnp.arange(24) >= 12).astype(jnp.float32)
+    given = problem(gram() / 30 * alive[:, None] * alive, rows=64)
+    solver = GPTQ(damping=damping, damp_dead=damp_dead)
+    expected = by_the_paper(given, damping, damp_dead)
+    np.testing.assert_allclose(values(solver, given), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_the_size_of_blocks_does_not_matter() -> None:

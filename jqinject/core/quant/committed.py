@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core.facts import grid_of, groups_of, has_zero_point, number_format, scale_dtype
+from jqinject.core.facts import Factors, grid_of, groups_of, has_zero_point, number_format, scale_dtype
 from jqinject.core.state.variables import QuantStat
 from jqinject.ops.fake_quant import known_zero
 
@@ -81,6 +81,12 @@ class CommittedQuant(nnx.Module):
     def grid(self) -> Any:
         """See the quantizer."""
         return grid_of(self.quantizer)
+
+    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+        """See `Rescales`."""
+        if self.committed_zero_point is not None:
+            factors.check_signs()
+        return {"committed_scale": factors.times(self.committed_scale.get_value())}
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> Any:
         """See the quantizer."""

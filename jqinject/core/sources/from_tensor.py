@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.facts import Factors
 from jqinject.core.sources.source import (
     EMPTY,
     AffineRescaling,
@@ -21,6 +22,7 @@ from jqinject.core.sources.source import (
     Number,
     Source,
     affine_rescaling,
+    rescaled_value,
     set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
@@ -179,6 +181,10 @@ class FromParameter(Source):
         if self.fills and "value" in completed and "init_done" not in completed:
             completed["init_done"] = int_array(1)
         return completed
+
+    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+        """See `Rescales`."""
+        return {} if self.value is None else rescaled_value(self, self.value, factors)
 
     def _mapped(self, stat: jax.Array, domain: Domain) -> jax.Array:
         stored = domain.to_stored(domain.clamped(stat))

@@ -12,7 +12,8 @@ import numpy as np
 
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
-from jqinject.core.sources.source import Domain, Number, Source
+from jqinject.core.facts import Factors
+from jqinject.core.sources.source import Domain, Number, Source, rescaled_value
 from jqinject.core.state.variables import QuantParam
 from jqinject.core.stats.search import Task
 
@@ -60,6 +61,10 @@ class Learned(Source):
     def number(self, x: Any, domain: Domain, task: Task = None) -> Number:
         """The parameter."""
         return Number(stored=self.value.get_value())
+
+    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+        """See `Rescales`."""
+        return rescaled_value(self, self.value, factors)
 
 
 def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:

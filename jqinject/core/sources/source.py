@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import scale_dtype, searches
+from jqinject.core.facts import Factors, scale_dtype, searches
 from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.search import Task
 
@@ -126,6 +126,14 @@ class Source(Component):
             The entries to load.
         """
         return {_current(name): entry for name, entry in entries.items()}
+
+
+def rescaled_value(source: Source, value: QuantParam, factors: Factors) -> dict[str, jax.Array]:
+    """Return a source's learned number for a tensor multiplied by `factors`; see `Rescales`."""
+    if source.rule is not None:
+        return {"value": source.rule.to_stored(factors.times(source.rule.from_stored(value.get_value())))}
+    factors.check_signs()  # a range that reaches below zero would reach above it
+    return {"value": factors.times(value.get_value())}
 
 
 def _current(name: str) -> str:

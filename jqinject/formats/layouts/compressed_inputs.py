@@ -47,6 +47,8 @@ def input_format(tensors: Tensors, module: str, settings: Settings | None) -> In
             f"{module}.input_zero_point", [(1,), ()], "a static input with zero points"
         )
         zero_point = zero_point.read().astype(np.float32).reshape(-1)
+    notes = settings.below("observer_kwargs")
+    made["unsigned"] = notes is not None and notes.held.get("unsigned") is True
     return InputFormat(**made, scale=_one(tensors, f"{module}.input_scale"), zero_point=zero_point)
 
 

@@ -44,6 +44,7 @@ INPUTS = (
     "scale",
     "zero_point",
     "global_scale",
+    "unsigned",
 )
 
 
@@ -186,4 +187,5 @@ def _input(settings: Settings | None) -> InputFormat | None:
         held.get("group_size"),
         settings.flag("dynamic", True),
         **arrays,
+        unsigned=settings.flag("unsigned", False),
     )

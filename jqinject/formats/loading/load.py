@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
+from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
 from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
 from jqinject.formats.loading.caches import (
@@ -28,7 +30,12 @@ from jqinject.formats.loading.column_orders import column_order, keeps_payload, 
 from jqinject.formats.loading.dtypes import rounded
 from jqinject.formats.loading.names import Names
 from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
-from jqinject.formats.loading.rules import put_ranges_of_stacks, refuse_quantized, rules_of
+from jqinject.formats.loading.rules import (
+    contracted_by_model,
+    put_ranges_of_stacks,
+    refuse_quantized,
+    rules_of,
+)
 from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
 from jqinject.model.walk import ModelIndex, dotted
 
@@ -44,15 +51,19 @@ def explain_load(
     checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
     *,
     names: Names | None = None,
+    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
     ignore: Iterable[str] = (),
 ) -> LoadPlan:
     """What `load` would do with each tensor and each parameter; nothing is read or changed.
 
     Args:
-        model, checkpoint, names, ignore: as for `load`.
+        model, checkpoint, names, inputs, ignore: as for `load`; without `inputs`, the plan says what needs them.
     """
     opened = _opened(model, checkpoint)
-    return _plan(model, opened, names, ignore, cache_proxies(model))
+    plan = _plan(model, opened, names, ignore, cache_proxies(model))
+    if inputs is not None or is_adapted(model):
+        return plan
+    return replace(plan, needs_inputs=_needs_inputs(model, plan, _kept(opened, plan, True)))
 
 
 def load(
@@ -138,15 +149,21 @@ def load(
     if any(each.is_proxy for each in plan.caches):
         model = nnx.clone(model, graph=True)
         put_cache_scales(model, plan.caches, caches)
-    low = [each for each in plan.assignments if each.is_low]
-    whole = [each for each in low if not keeps_payload(opened, each, not over_base)]
-    _tell_floats(whole)
-    kept = [each for each in low if each not in whole]
+    kept = _kept(opened, plan, not over_base)
+    _tell_floats([each for each in plan.assignments if each.is_low and each not in kept])
     if over_base:
         refuse_caches(plan.caches)
         adapted = nnx.clone(model, graph=True)
         put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
         return adapted
+    needs = () if inputs is not None else _needs_inputs(model, plan, kept)
+    if needs:
+        shown = ", ".join(needs[:4]) + (f" and {len(needs) - 4} more" if len(needs) > 4 else "")
+        raise CheckpointError(
+            f"{opened.path} has low-bit numbers for {shown}, which the model contracts without a layer: how, only a "
+            "call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
+            "jax.ShapeDtypeStructs"
+        )
     rules = [*rules_of(model, opened, kept), *cache_rules(plan.caches, caches)]
     graphdef, state = nnx.split(model, graph=True)
     arrays = _arrays(model, opened, plan, {each.path for each in kept})
@@ -165,6 +182,17 @@ def load(
     put_orders(loaded, [order for order in orders if order is not None])
     put_ranges_of_stacks(loaded, opened, kept)
     return loaded
+
+
+def _kept(checkpoint: Checkpoint, plan: LoadPlan, in_order: bool) -> list[Assignment]:
+    """The matrices that stay in low bits."""
+    return [each for each in plan.assignments if each.is_low and keeps_payload(checkpoint, each, in_order)]
+
+
+def _needs_inputs(model: nnx.Module, plan: LoadPlan, kept: list[Assignment]) -> tuple[str, ...]:
+    """Paths of matrices, and caches, that are found in a call of the model."""
+    caches = [each.target for each in plan.caches if not each.is_proxy]
+    return (*contracted_by_model(model, kept), *caches)
 
 
 def _tell_floats(whole: list[Assignment]) -> None:

@@ -38,6 +38,9 @@ def by_rules(name: str, rules: tuple[Name, ...], shapes: Mapping[str, Any]) -> l
             for part, model in enumerate(rule.models):
                 path = model.format(**places)
                 if path not in shapes:
+                    deeper = _deeper(model, places, shapes)
+                    if deeper:
+                        raise ValueError(f"names: {name} is for {path}, {deeper}")
                     hint = did_you_mean(path, list(shapes))
                     nearest = f"; {hint}" if hint else ""
                     raise ValueError(
@@ -46,6 +49,21 @@ def by_rules(name: str, rules: tuple[Name, ...], shapes: Mapping[str, Any]) -> l
                 found.append((path, (stack, at), part, len(rule.models), rule))
             break
     return found
+
+
+def _deeper(model: str, places: Mapping[str, str], shapes: Mapping[str, Any]) -> str:
+    """What to do about a path that lies beyond the last of the model's layers; empty for other paths."""
+    for place, text in places.items():
+        pattern = compiled(model.format(**{**places, place: f"{{{place}}}"}))
+        matches = (pattern.fullmatch(path) for path in shapes)
+        numbers = [int(match[place]) for match in matches if match is not None and match[place].isdigit()]
+        if text.isdigit() and numbers and int(text) > max(numbers):
+            prefix = model.partition(f"{{{place}}}")[0].format(**places)
+            return (
+                f"and the model ends with {prefix}{max(numbers)}: the checkpoint has more layers.\n"
+                "  cure: a model as deep as the checkpoint; or ignore=['...'] for tensors of further layers"
+            )
+    return ""
 
 
 def _number(text: str) -> Any:

@@ -73,6 +73,7 @@ class LoadPlan:
         unknown: tensors that should be for a parameter and are not, each with what is known.
         caches: quantizers of keys and values that get a scale of the checkpoint.
         idle: rules of names that no tensor has.
+        needs_inputs: parameters and caches that no layer has, so that `load` needs the model's `inputs`.
     """
 
     assignments: tuple[Assignment, ...]
@@ -81,6 +82,7 @@ class LoadPlan:
     unknown: tuple[str, ...] = field(default=())
     caches: tuple[CacheScale, ...] = ()
     idle: tuple[str, ...] = ()
+    needs_inputs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [each.row() for each in self.assignments]
@@ -91,6 +93,7 @@ class LoadPlan:
         lines += [f"no parameter for: {name}" for name in self.unknown]
         lines += [f"no tensor for: {path}" for path in self.missing]
         lines += [f"names: no tensor is called {rule}" for rule in self.idle]
+        lines += [f"load needs inputs= for: {path}" for path in self.needs_inputs]
         return "\n".join(lines)
 
     def check(self, checkpoint: Checkpoint) -> None:

@@ -89,6 +89,7 @@ def _static(given: InputFormat) -> Any:
         return StaticInput
 
     class StaticShiftedInput(ShiftedUint8ActPerTensorFloat):
+        signed = not given.unsigned
         collected_range = largest
         collected_zero_point = distance
 
@@ -98,12 +99,20 @@ def _static(given: InputFormat) -> Any:
 def _range(given: InputFormat) -> tuple[float, float | None]:
     """The range of a static input as its quantizer collects it; and how far below 0 it begins, with a zero point."""
     assert given.scale is not None, "static"
-    scale = float(given.scale[0])
+    scale = np.float32(given.scale[0])
     if given.kind == "float":
-        return scale * LARGEST, None
+        return _times(scale, LARGEST), None
     if given.zero_point is None:
-        return scale * BELOW_ZERO, None
-    return scale * (2 * BELOW_ZERO - 1), (float(given.zero_point[0]) + BELOW_ZERO) * scale
+        return _times(scale, BELOW_ZERO), None
+    steps = 2 * BELOW_ZERO - 1 if given.unsigned else BELOW_ZERO
+    return _times(scale, steps), (float(given.zero_point[0]) + BELOW_ZERO) * float(scale)
+
+
+def _times(scale: np.float32, steps: float) -> float:
+    """Return the float32 range whose quotient by `steps` is the scale to the bit; the nearest one if there is none."""
+    product = scale * np.float32(steps)
+    nearby = (product, *(np.nextafter(product, np.float32(end)) for end in (0, np.inf)))
+    return float(next((x for x in nearby if x / np.float32(steps) == scale), product))
 
 
 def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...]) -> None:
@@ -147,10 +156,13 @@ def static_format(proxy: Any) -> InputFormat | None:
         return None
     if not known.signed:
         zero = zero - BELOW_ZERO
-        if np.any(zero != np.round(zero)):
-            return None
-        return InputFormat("int", 8, False, dynamic=False, scale=scale, zero_point=zero)
-    return None if np.any(zero) else InputFormat("int", 8, dynamic=False, scale=scale)
+    if np.any(zero != np.round(zero)):
+        return None
+    if known.signed and not proxy.has_zero_point:
+        return InputFormat("int", 8, dynamic=False, scale=scale)
+    return InputFormat(
+        "int", 8, False, dynamic=False, scale=scale, zero_point=zero, unsigned=not known.signed
+    )
 
 
 def _nvfp4(whole: float) -> Any:

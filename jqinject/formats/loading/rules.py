@@ -48,11 +48,10 @@ def rules_of(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) 
     Raises:
         CheckpointError: the checkpoint quantizes an input in a way that no quantizer here does.
     """
-    layers = {dotted(path): node for path, node in ModelIndex(model).places if isinstance(node, nnx.Module)}
-    made = []
+    layers, made = _layers(model), []
     for each in kept:
         module, _, _ = each.path.rpartition(".")
-        is_layer = module in layers and counterpart_of(layers[module]) is not None
+        is_layer = module in layers
         inputs, order = (
             input_quantizer(input_of(checkpoint, each), each.path),
             column_order(checkpoint, each),
@@ -65,6 +64,17 @@ def rules_of(model: nnx.Module, checkpoint: Checkpoint, kept: list[Assignment]) 
             )
         )
     return made
+
+
+def contracted_by_model(model: nnx.Module, kept: list[Assignment]) -> tuple[str, ...]:
+    """Paths of the matrices that no layer contracts: how the model does is known from a call of it."""
+    layers = _layers(model)
+    return tuple(each.path for each in kept if each.path.rpartition(".")[0] not in layers)
+
+
+def _layers(model: nnx.Module) -> set[str]:
+    """Paths of the layers that quantizers go into."""
+    return {dotted(path) for path, node in ModelIndex(model).places if counterpart_of(node) is not None}
 
 
 def input_of(checkpoint: Checkpoint, each: Assignment) -> InputFormat | None:

@@ -193,6 +193,8 @@ def _inputs(given: InputFormat | None) -> tuple[dict[str, Any] | None, Tensors]:
         tensors["input_scale"] = given.scale
     if given.zero_point is not None:
         tensors["input_zero_point"] = given.zero_point.astype(np.int8)
+    if given.unsigned:
+        settings["observer_kwargs"] = {"unsigned": True}  # a note to ourselves: others read it as signed
     return settings, tensors
 
 

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.core.scaling import ConstScaling
 from jqinject.core.transforms import Permutation
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.quantizers import LARGEST, static_format
+from jqinject.formats.loading.quantizers import LARGEST, input_quantizer, static_format
 from jqinject.formats.saving.caches import CacheQuantizer
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn import QuantIdentity
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant import (
-    Fp8e4m3OCPDynamicActPerGroupFloat,
-    FP8e4m3OCPDynamicActPerRowFloat,
-    Fp8e4m3OCPDynamicActPerTensorFloat,
-    Int8ActDynamicPerRow,
-    Int8ActDynamicPerTensor,
-    Int8DynamicActPerGroupFloat,
-    Int8DynamicActPerRowFloat,
-    Int8DynamicActPerTensorFloat,
-    NVFP4Act,
-    ShiftedUint8DynamicActPerRowFloat,
-    ShiftedUint8DynamicActPerTensorFloat,
-)
+from jqinject.quant_tensor import FloatQuantTensor
 
-# What each class quantizes to, whether without a zero point, and what shares a scale.
-DYNAMIC = {
-    Int8DynamicActPerGroupFloat: ("int", True, "group"),
-    Fp8e4m3OCPDynamicActPerGroupFloat: ("float", True, "group"),
-    ShiftedUint8DynamicActPerRowFloat: ("int", False, "token"),
-    ShiftedUint8DynamicActPerTensorFloat: ("int", False, "tensor"),
-    Int8ActDynamicPerRow: ("int", True, "token"),
-    Int8ActDynamicPerTensor: ("int", True, "tensor"),
-    Int8DynamicActPerRowFloat: ("int", True, "token"),
-    Int8DynamicActPerTensorFloat: ("int", True, "tensor"),
-    FP8e4m3OCPDynamicActPerRowFloat: ("float", True, "token"),
-    Fp8e4m3OCPDynamicActPerTensorFloat: ("float", True, "tensor"),
-}
-CURE = "Int8ActDynamicPerRow, FP8e4m3OCPDynamicActPerRowFloat, NVFP4Act, or a static range of 8 bits"
+CURE = (
+    "Int8ActDynamicPerRow, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, FP8e4m3OCPDynamicActPerRowFloat, NVFP4Act; "
+    "or rules without input_quant"
+)
 
 
 def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputFormat | None:
@@ -61,11 +42,11 @@ def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputForma
     proxy = getattr(layer, "input_quant", None)
     if proxy is None or not proxy.is_quant_enabled:
         return None
-    declared = proxy.binding.base
-    found = _dynamic(proxy, declared) if proxy.quant_metadata.is_dynamic else static_format(proxy)
-    if found is None:
+    found = _dynamic(proxy) if proxy.quant_metadata.is_dynamic else static_format(proxy)
+    if found is None or not _is_exact(proxy, found, path):
         raise CheckpointError(
-            f"{path}: no checkpoint can say how {declared.__name__} quantizes the input.\n  cure: {CURE}"
+            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the input: what is loaded "
+            f"would compute other numbers.\n  cure: {CURE}"
         )
     if permuted and found.group_size is not None:
         raise CheckpointError(
@@ -75,25 +56,51 @@ def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputForma
     return found
 
 
-def _dynamic(proxy: Any, declared: type) -> InputFormat | None:
-    if issubclass(declared, NVFP4Act) and not _changes(proxy, declared, NVFP4Act) - {"scale_quant"}:
-        scales: Any = declared.scale_quant
-        known = scales.scaling_impl is ConstScaling
-        whole = np.asarray([LARGEST / scales.scaling_init], np.float32) if known else None
-        return InputFormat("float", 4, True, "tensor_group", proxy.group_size, global_scale=whole)
-    for base, (kind, symmetric, strategy) in DYNAMIC.items():
-        if issubclass(declared, base):
-            size = proxy.group_size if strategy == "group" else None
-            known = not _changes(proxy, declared, base)
-            return InputFormat(kind, 8, symmetric, strategy, size) if known else None
-    return None
+def _dynamic(proxy: Any) -> InputFormat | None:
+    """The format that a file would have for a quantizer of the tensor at hand, if it has one."""
+    sample, size = proxy.sample(), proxy.group_size
+    if isinstance(sample, FloatQuantTensor) and sample.bit_width == 4:
+        scales: Any = getattr(proxy.binding.base, "scale_quant", None)
+        is_static = getattr(scales, "scaling_impl", None) is ConstScaling
+        whole = np.asarray([LARGEST / scales.scaling_init], np.float32) if is_static else None
+        return InputFormat("float", 4, True, "tensor_group", size, global_scale=whole)
+    kind = "float" if isinstance(sample, FloatQuantTensor) else "int"
+    of_rows = np.size(proxy.trial(jnp.ones((2, size or 1))).scale) > 1
+    strategy = "group" if size is not None else "token" if of_rows else "tensor"
+    return InputFormat(kind, 8, not proxy.has_zero_point, strategy, size)
 
 
-def _changes(proxy: Any, declared: type, base: type) -> set[str]:
-    """What an injector declares beyond a known one, except the size of groups."""
-    between = declared.__mro__[: declared.__mro__.index(base)]
-    names = {name for one in between for name in vars(one) if not name.startswith("_")}
-    return (names | {*proxy.binding.overrides}) - {"group_size"}
+def _is_exact(proxy: Any, given: InputFormat, path: str) -> bool:
+    """Whether the quantizer that is loaded for a format gives the numbers of the one that is saved, to the bit.
+
+    Both are called: an injector does not show what a mixin, an override or a base of its own changes.
+    """
+    try:
+        loaded = QuantIdentity(input_quantizer(given, path)).act_quant
+    except CheckpointError:
+        return False
+    for probe in _probes(proxy, given):
+        ours, theirs = proxy.trial(probe), loaded.trial(probe)
+        if type(ours) is not type(theirs) or not all(
+            np.array_equal(np.ravel(getattr(ours, name)), np.ravel(getattr(theirs, name)))
+            for name in ("value", "scale", "zero_point")
+        ):
+            return False
+    return True
+
+
+def _probes(proxy: Any, given: InputFormat) -> Iterator[jax.Array]:
+    """Inputs that tell quantizers apart: numbers beside every tie of rounding, rows of many magnitudes, and zeros."""
+    columns = given.group_size or 64
+    ends = np.resize(np.array([1, -1], np.float32), (64, columns if given.dynamic else 0))
+    scale = np.ravel(proxy.trial(jnp.ones((1, columns)) * (ends[:1] if given.dynamic else 1)).scale)[0]
+    ties = np.float32(scale) * (np.arange(-300, 300, dtype=np.float32) + np.float32(0.5))
+    near = np.concatenate([ties, *(np.nextafter(ties, np.float32(end)) for end in (-np.inf, 0, np.inf))])
+    if given.dynamic:  # the ends of the range are in every row, so that its scale is known
+        near, ends = np.clip(near, -1, 1), ends[:, :2]
+    rows = np.concatenate([ends, np.resize(near, (64, columns - ends.shape[1]))], axis=1)
+    sizes = np.float32(1.1) ** np.arange(64, dtype=np.float32)[:, None]
+    yield from map(jnp.asarray, (rows, rows * sizes, 0 * rows))
 
 
 def refuse_other_quantizers(

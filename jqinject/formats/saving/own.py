@@ -100,8 +100,12 @@ def _permuted_axis(weight: Weight, grouped: int | None) -> int:
 
 
 def _input(inputs: InputFormat) -> dict[str, Any]:
-    held = {name: getattr(inputs, name) for name in INPUTS if getattr(inputs, name) is not None}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in held.items()}
+    settings = {name: getattr(inputs, name) for name in INPUTS if getattr(inputs, name) is not None}
+    if not inputs.unsigned:
+        del settings["unsigned"]
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in settings.items()
+    }
 
 
 def own_settings(weights: Mapping[str, Any]) -> dict[str, Any]:

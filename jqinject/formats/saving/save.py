@@ -50,7 +50,8 @@ def save(
     """Write a frozen model as a checkpoint that other libraries and `load` read.
 
     Codes and scales are those that the model has, for compressed-tensors also the static scales of caches (`k_scale`).
-    All that is not frozen is written as floats. What a format cannot hold is refused before anything is written.
+    All that is not frozen is written as floats. What a format cannot hold is refused before anything is written: also
+    an input quantizer if the one that `load` would make gives other numbers anywhere, in the last bit too.
     Columns in activation order are written in compressed-tensors' older way (`weight_g_idx`), which its release 0.20
     refuses.
 

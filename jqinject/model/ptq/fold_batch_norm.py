@@ -155,7 +155,10 @@ def _fold(model: nnx.Module, pairs: Pairs) -> None:
                 raise ValueError(
                     f"{type(model).__name__} has no module at {path!r}; known: {sorted(modules)}"
                 )
-        check_merges(modules[layer], modules[norm])
+        try:
+            check_merges(modules[layer], modules[norm])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{layer}, before {norm}: {error}") from None
     for layer, norm in pairs:
         merge_bn(modules[layer], modules[norm])
         owner, _, name = norm.rpartition(".")

@@ -54,7 +54,7 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
             may stand under any of its paths.
         missing: an NNX filter for Variables that the state need not hold, as in `missing=nnx.BatchStat`; `...` for all.
             Quantizer Variables (also of components assembled by hand) and arrays without a Variable (the mask of a
-            convolution) may always be missing.
+            convolution) may always be missing; so may the base, if the state holds adapters alone.
 
     Returns:
         A report: what was loaded, cast, missing, re-assembled and kept, and which weights hold nan or inf.
@@ -66,7 +66,8 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     Raises:
         ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
             cast); a statistic, scale or counter of a quantizer that cannot be right (nan, inf; below 0, except for a
-            learned scale, whose magnitude counts); flat keys, and an array in pieces. Nothing is changed then.
+            learned scale, whose magnitude counts; a scale of 0); a variance below 0; flat keys, and an array in
+            pieces. Nothing is changed then.
         TypeError: `state` is none of the three kinds.
 
     Example:
@@ -94,6 +95,8 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
     given = without_known_zeros(unwrapped(stored, set(by_path)), by_path)
     _refuse(_ill_formed(given, by_path))
     entries = with_checkpoint_defaults(index, given)
+    if _holds_adapters_alone(entries, by_path):
+        missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
     absent = _absent(entries, index.variables, missing)
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
     said = {path: value for path, value in entries.items() if path in given}
@@ -159,15 +162,24 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     absent = tuple(
         dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
     )
+    absent = _but_of(absent, (*report.reassembled, *kept))
+    of_adapters = _holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
         loaded=tuple(dotted(path) for path in chosen),
-        missing=_but_of(absent, (*report.reassembled, *kept)),
+        missing=() if of_adapters else absent,
+        base=absent if of_adapters else (),
         cast=cast,
         not_finite=tuple(dotted(path) for path in not_finite(weights)),
         kept=kept,
         below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
     )
+
+
+def _holds_adapters_alone(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> bool:
+    """Whether a state has numbers for low-rank adapters, and for nothing else of the model."""
+    kinds = {type(by_path[path].variable) for path in entries if path in by_path}
+    return bool(kinds) and all(issubclass(kind, nnx.LoRAParam) for kind in kinds)
 
 
 def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:

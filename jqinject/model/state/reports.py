@@ -36,6 +36,7 @@ class LoadReport(ReassemblyReport):
     Attributes:
         loaded: paths that were written from the state.
         missing: paths that the state does not hold, except those of quantizers that were re-assembled or kept.
+        base: instead, if the state holds adapters alone: what they lie beside, which stays as it is.
         cast: path -> "dtype -> dtype" for floats of another width.
         not_finite: paths of loaded weights that hold nan or inf.
         kept: paths of activation and gradient quantizers of the layers whose weights were loaded. They do not depend on
@@ -49,6 +50,7 @@ class LoadReport(ReassemblyReport):
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
     cast: dict[str, str] = field(default_factory=dict)
     not_finite: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -60,6 +62,10 @@ class LoadReport(ReassemblyReport):
         lines = [f"loaded {_count(self.loaded, 'variable')}"]
         if self.missing:
             lines.append(f"not in the state: {', '.join(self.missing)}")
+        if self.base:
+            lines.append(
+                f"the state holds adapters alone: kept {_count(self.base, 'variable')} of their base"
+            )
         if self.cast:
             lines.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
         if self.not_finite:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
 from jqinject.core.state.record import kind_of
@@ -17,6 +18,7 @@ from jqinject.model.walk import ModelIndex, Path, dotted
 LEARNED = "value"
 COLLECTED = ("buffer", "running_stats")
 OF_SCALES = (LEARNED, *COLLECTED)
+STORED_SCALES = ("scale", "committed_scale")
 
 
 @runtime_checkable
@@ -27,18 +29,24 @@ class StoresScale(Protocol):
 
 
 def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
-    """Errors of entries that no quantizer can have stored: counters or statistics below 0, nan and inf.
+    """Errors of entries that no model can have stored: nan, inf; counters, statistics, variances below 0; scales of 0.
 
-    A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there.
+    A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there. A running statistic
+    may be 0, that of zeros.
 
     Args:
         index: of the model that is loaded into.
         entries: path -> array, with the shapes and dtypes that the model needs.
     """
-    scales = set(_scales(index))
+    scales, divisors = set(_scales(index)), set(_divisors(index))
+    variances = {(*path, "var") for path, node in index.places if isinstance(node, nnx.BatchNorm)}
     found = []
     for path, value in entries.items():
         variable = index.by_path[path].variable
+        if path in variances and _least(value) < 0:
+            found.append(
+                f"{dotted(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
+            )
         if not issubclass(kind_of(variable), QuantParam | QuantStat):
             continue
         # Other statistics may be nan until they have seen data.
@@ -48,6 +56,8 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
             found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
         elif path in scales and _least(value) < 0:
             found.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
+        elif (path in divisors or path[-1] in STORED_SCALES) and _least(abs(jnp.asarray(value))) == 0:
+            found.append(f"{dotted(path)}: is a scale, and no scale is 0")
         elif path[-1] == "amax_history" and not _least(value) >= 0:
             found.append(
                 f"{dotted(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
@@ -87,6 +97,15 @@ def _scales(index: ModelIndex) -> Iterator[Path]:
             yield (*path, "runtime_stats", "running_stats")
         if whole:
             yield (*path, LEARNED)
+
+
+def _divisors(index: ModelIndex) -> Iterator[Path]:
+    """Paths of stored scales that are bounded away from 0 before they are stored, and not stored as logarithms."""
+    for path, node in index.places:
+        if isinstance(node, StoresScale) and isinstance(
+            node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
+        ):
+            yield from ((*path, LEARNED), (*path, "buffer"))
 
 
 def _is_finite(value: Any) -> bool:

@@ -10,6 +10,9 @@ from flax import nnx
 
 from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_axes import WeightAxes
+from jqinject.ops.devices.processes import on_host
+from jqinject.proxy import write
+from jqinject.proxy.rescaled_state import RescaledState
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
 
@@ -41,9 +44,10 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
     """Put a batch normalization that follows a layer into the layer's weight and bias.
 
     weight = weight * factor and bias = bias * factor + summand, by channel, with the factor and the summand that the
-    normalization applies in evaluation mode. Quantizers of weight and bias are assembled again from the new values. The
-    normalization itself is unchanged: what calls the two has to leave it out from then on
-    (`jqinject.merge_batch_norm` sees to that).
+    normalization applies in evaluation mode. Quantizers of weight and bias are assembled again from the new values.
+    What the weight's quantizer learned or committed follows: scales times |factor|, the same bit widths. The
+    normalization itself is unchanged: what calls the two has to leave it out from then on (`jqinject.merge_batch_norm`
+    sees to that).
 
     Args:
         layer: one of ours that contracts its input with a weight of one channel axis (`QuantLinear`, `QuantConv`,
@@ -53,7 +57,8 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
     Raises:
         TypeError: a layer or a normalization of another kind.
         ValueError: their channels differ; the layer is frozen, quantizes its output, or shares a quantizer with layers
-            that are not known. Nothing is changed then.
+            that are not known; a quantizer learned something that cannot follow the weight (a scale that channels of
+            different factors share, rounding). Nothing is changed then.
 
     Source: Brevitas's `merge_bn`. Differs from Brevitas: what does not fit is refused before anything is changed.
 
@@ -67,13 +72,11 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
         >>> jnp.allclose(layer(jnp.ones((1, 3))), expected)
         Array(True, dtype=bool)
     """
-    check_merges(layer, norm)
+    learned = check_merges(layer, norm)
     factor, summand = factors_of(norm)
     weight, channel = _weight_of(layer)
-    shape = [1] * weight.get_value().ndim
-    shape[channel] = norm.num_features
     old = weight.get_value()
-    by_channel = factor.reshape(shape)
+    by_channel = factor.reshape(_sizes(weight, channel))
     weight.set_value((old.astype(jnp.float32) * by_channel).astype(old.dtype))
     if layer.bias is None:
         made = nnx.Param(summand.astype(old.dtype))
@@ -88,13 +91,30 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
         for proxy in (layer.weight_quant, layer.bias_quant):
             if proxy is not None:
                 proxy.init_tensor_quant()
+        for variable, value in learned:
+            write(variable, value)
 
 
-def check_merges(layer: Any, norm: nnx.BatchNorm) -> None:
-    """Raise where `merge_bn` would."""
-    factors_of(norm)
+def check_merges(layer: Any, norm: nnx.BatchNorm) -> RescaledState:
+    """Raise where `merge_bn` would.
+
+    Returns:
+        What the quantizers of the layer learned, as it is once the norm is merged.
+    """
+    factor, _ = factors_of(norm)
     weight, channel = _weight_of(layer)
     _check_fits(layer, weight, channel, norm)
+    if not _is_ours(layer):
+        return []
+    learned: RescaledState = []
+    by_channel = on_host(factor).reshape(_sizes(weight, channel))
+    for slot, factors in (("weight_quant", by_channel), ("bias_quant", None)):
+        proxy = getattr(layer, slot)
+        try:
+            learned += [] if proxy is None else proxy.rescaled_state(factors)
+        except ValueError as error:
+            raise ValueError(f"{slot}.{error}") from None
+    return learned
 
 
 @final
@@ -129,6 +149,14 @@ class MergedBatchNorm(QuantNormLayer):
         if self.output_quant is None and self.grad_quant is None:
             return x
         return self._quantized(x, lambda x: x)
+
+
+def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:
+    """The shape in which numbers of output channels are broadcast to a weight."""
+    return [
+        size if axis == channel else 1
+        for axis, size in enumerate(weight.get_value().shape, -weight.get_value().ndim)
+    ]
 
 
 def _is_ours(layer: Any) -> bool:
