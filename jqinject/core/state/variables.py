@@ -46,6 +46,10 @@ class _ArrayOrRecord(nnx.Variable[Any]):
         held = self.get_raw_value()
         return held if isinstance(held, dict) and index is Ellipsis else super().__getitem__(index)
 
+    def set_raw_value(self, value: Any, **options: Any) -> None:
+        """As of an `nnx.Variable`; of a record, `nnx.as_pure` makes an `nnx.State`."""
+        super().set_raw_value(dict(value) if isinstance(value, nnx.State) else value, **options)
+
     @property
     def sharding(self) -> Any:
         """Of the array, or a dict of those of the parts."""
