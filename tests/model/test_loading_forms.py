@@ -102,7 +102,8 @@ NEVER = {
     "inf": ("value", np.float32(np.inf), "value: holds nan or inf"),
     "nan in a buffer": ("buffer", np.float32(np.nan), "buffer: holds nan or inf"),
     "negative buffer": ("buffer", np.float32(-2), "buffer: is a scale, and no scale is below 0"),
-    "counter": ("counter", np.int32(-3), "counter: is a counter, and counts from 0: got -3"),
+    "nan in a counter": ("counter", np.float32(np.nan), "counter: holds nan or inf"),
+    "counter": ("counter", np.float32(-3), "counter: is a counter, and counts from 0: got -3"),
 }
 
 
