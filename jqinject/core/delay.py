@@ -7,10 +7,11 @@ import operator
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.construction.check import MOST_STEPS
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import Factors
-from jqinject.core.state.variables import QuantStat, int_array
+from jqinject.core.state.variables import QuantStat, float_array
 
 
 @checked_arguments
@@ -36,7 +37,7 @@ class DelayWrapper(Component):
     def __init__(self, quant_delay_steps: int | None) -> None:
         steps = delay_steps(quant_delay_steps, "DelayWrapper")
         if steps > 0:
-            self.countdown = QuantStat(int_array(steps))
+            self.countdown = QuantStat(float_array(steps))
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
         """See `Rescales`: the calls left stay as they are."""
@@ -56,15 +57,19 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
 
     Raises:
         TypeError: when it is neither None nor an integer.
+        ValueError: when a counter cannot hold it.
     """
     if quant_delay_steps is None:
         return 0
     try:
-        return max(operator.index(quant_delay_steps), 0)
+        steps = operator.index(quant_delay_steps)
     except TypeError:
         raise TypeError(
             f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
         ) from None
+    if steps > MOST_STEPS:
+        raise ValueError(f"{where}: quant_delay_steps must be at most {MOST_STEPS}, got {steps}.")
+    return max(steps, 0)
 
 
 def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:

@@ -61,8 +61,8 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     as an array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only
     the rows that it reads. It is not part of the state, and assigning to it raises.
 
-    The result saves and restores with Orbax; `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` is the abstract
-    model to restore into.
+    Orbax saves `nnx.as_pure(nnx.state(model))`; `load_state` fills the abstract model
+    `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` with what it restores.
 
     Warns:
         NothingFrozenWarning: the model has no quantizer.

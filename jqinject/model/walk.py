@@ -16,6 +16,7 @@ from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
+ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 OPS = ("dot_general", "einsum_op", "conv_general_dilated")
 """The attributes of Flax's layers that may hold a quantized op."""
 M = TypeVar("M", bound=nnx.Module)
@@ -113,10 +114,10 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
     else:
         return []
     return [
-        (name, PlainArray(holder, name) if isinstance(child, jax.Array | np.ndarray) else child)
+        (name, PlainArray(holder, name) if isinstance(child, ARRAYS) else child)
         for name, child in named
         if isinstance(child, nnx.Pytree | nnx.Variable | Mapping | list | tuple)
-        or (isinstance(child, jax.Array | np.ndarray) and not isinstance(node, tuple))
+        or (isinstance(child, ARRAYS) and not isinstance(node, tuple))
     ]
 
 

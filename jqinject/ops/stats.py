@@ -291,12 +291,13 @@ def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentu
     """One step of a running statistic.
 
     `buffer' = (1 - momentum) * buffer + momentum * update`, the cumulative mean `(count * buffer + update) /
-    (count + 1)` when `momentum` is None; the first update (`count == 0`) replaces the buffer.
+    (count + 1)` when `momentum` is None; the first update (`count == 0`) replaces the buffer. The cumulative mean
+    of 2^24 updates, which is as far as float32 counts, is final.
 
     Args:
         buffer: the running statistic.
         update: the statistic of this batch, same shape.
-        count: int32 scalar, the number of updates so far.
+        count: float32 or int32 scalar, the number of updates so far.
         momentum: weight of the new one, or None.
 
     Returns:
@@ -309,6 +310,7 @@ def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentu
     if momentum is None:
         total = (count + 1).astype(jnp.float32)
         later = buffer * (count.astype(jnp.float32) / total) + update / total
+        later = choose(count < 2**24, later, buffer)
     else:
         later = buffer * (1.0 - momentum) + update * momentum
     return choose(count == 0, update, later)

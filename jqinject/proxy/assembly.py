@@ -217,7 +217,7 @@ def _arrays(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
 
 def _fits(mine: nnx.Variable[Any] | RecordPart, fresh: nnx.Variable[Any] | RecordPart) -> bool:
     a, b = mine.get_value(), fresh.get_value()
-    if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
+    if not (isinstance(a, jax.Array | jax.ShapeDtypeStruct) and isinstance(b, jax.Array)):
         return False
     return isinstance(mine, nnx.RngState) or _broadcasts(a, b)
 

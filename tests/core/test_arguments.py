@@ -173,12 +173,12 @@ def test_nonsense_is_refused_by_name():
 
 
 OUT_OF_RANGE = {
-    "delay below 0": (lambda: core.DelayWrapper(-1), "quant_delay_steps must be in 0 .. 2147483647, got -1"),
+    "delay below 0": (lambda: core.DelayWrapper(-1), "quant_delay_steps must be in 0 .. 16777215, got -1"),
     "delay of a quantizer": (lambda: core.IntQuant(True, True, quant_delay_steps=-3), "got -3"),
-    "delay beyond its counter": (lambda: core.BinaryQuant(ONE, quant_delay_steps=2**31), "quant_delay_steps"),
+    "delay beyond its counter": (lambda: core.BinaryQuant(ONE, quant_delay_steps=2**24), "quant_delay_steps"),
     "steps beyond their counter": (
-        lambda: core.ParameterFromRuntimeStatsScaling(2**31, core.AbsMax()),
-        "collect_stats_steps must be at most 2147483647",
+        lambda: core.ParameterFromRuntimeStatsScaling(2**24, core.AbsMax()),
+        "collect_stats_steps must be at most 16777215",
     ),
     "history": (lambda: core.AmaxHistory(10**9), "amax_history_length must be at most 1048576"),
     "margin above": (lambda: core.CurrentScaling(margin=200), "margin must be in -32 .. 32, got 200"),

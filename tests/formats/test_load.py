@@ -1,6 +1,7 @@
 """Checkpoints of other libraries in models: the numbers of the file, in its bytes, and refusals that change nothing."""
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,27 @@ def test_a_loaded_layer_quantizes_its_input_as_the_package_does(case: str) -> No
 
     # The package computes in bfloat16, which decides ties of 4-bit numbers otherwise.
     assert distance(got, expected) < max(0.02, 0.3 * distance(exact, expected))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "int8_w8a8_static",
+        "int8_w8a8_static_asym_act",
+        "fp8_tensor_static",
+        "fp8_block128",
+        "nvfp4_w4a4",
+        "int4_g32_sym_actorder",
+    ],
+)
+def test_loaded_layers_are_equal_by_value_and_can_be_pickled(case: str) -> None:
+    found = read_checkpoint(FILES / "compressed_tensors" / case)
+    one, two = (load(net_of(found), found, ignore=INPUTS) for _ in range(2))
+    again = pickle.loads(pickle.dumps(at(one, QKV)))
+    assert nnx.graphdef(one) == nnx.graphdef(two)
+    assert nnx.graphdef(again) == nnx.graphdef(at(one, QKV))
+    x = jax.random.normal(jax.random.key(0), (3, again.in_features))
+    np.testing.assert_array_equal(again(x), at(one, QKV)(x))
 
 
 # --- a whole model

@@ -4,12 +4,15 @@ Every process computes all of it; the first writes what came out. One process al
 own.
 """
 
+import re
 import sys
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -22,6 +25,7 @@ from jqinject.ops.devices.processes import on_host
 from jqinject.recipes import GPTQ, AllocateBits, Qronos, Recipe, SmoothQuant, Solve
 
 STATIC = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "checkpoints.md"
 SPLITS = ("rows", "columns")
 
 
@@ -34,6 +38,18 @@ class Net(nnx.Module):
 
     def __call__(self, x):
         return self.second(nnx.relu(self.norm(self.first(x))))
+
+
+class Own(nnx.Module):
+    """Contracts a parameter of its own."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(1)
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (8, 16)))
+        self.out = nnx.Linear(16, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(x @ self.kernel[...]))
 
 
 def spread(x, spec):
@@ -81,6 +97,18 @@ def calibrate_batch_norm(split):
 def freeze(split):
     frozen = jq.freeze(calibrated(split))
     return frozen(batches(split)[0]), nnx.state(frozen)
+
+
+def orbax(split):
+    """What docs/guides/checkpoints.md prints of frozen models."""
+    folder = Path(sys.argv[4]).with_suffix(f".{jax.process_count()}.{split}")
+    (block,) = re.findall(r"```python\n(def make_served.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names = {"jax": jax, "jnp": jnp, "nnx": nnx, "ocp": ocp, "jqinject": jq, "folder": folder}
+    names |= {"make": lambda: jq.quantize(Own(), STATIC, inputs=batches(split)[0])}
+    names |= {"model": spread_all(names["make"](), split), "x": batches(split)[0]}
+    jq.calibrate(names["model"], batches(split), progress=False)
+    exec(block, names)
+    return nnx.as_pure(nnx.state(names["served"])), names["served"](names["x"])
 
 
 def unfreeze(split):
@@ -182,6 +210,7 @@ CASES = (
     calibrate,
     calibrate_batch_norm,
     freeze,
+    orbax,
     unfreeze,
     load_state,
     reassemble,

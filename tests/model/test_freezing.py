@@ -1,6 +1,7 @@
 """`freeze` and `unfreeze`: what is served is what was evaluated, in a fraction of the bytes."""
 
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from jqinject.dot import (
     Scheme,
     config_v4,
 )
-from jqinject.nn import QuantConv, QuantLinear, QuantReLU
+from jqinject.nn import QuantConv, QuantConvTranspose, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantReLU
 
 X = jax.random.normal(jax.random.key(0), (6, 16))
 IMAGES = jax.random.normal(jax.random.key(1), (2, 9, 9, 4))
@@ -321,6 +322,35 @@ def test_stored_weights_are_contracted_as_they_lie(make):
     with native.use(make is Dense):
         program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile().as_text()
     assert not [line for line in program.splitlines() if " transpose(" in line and "s8[" in line]
+
+
+LAYERS = {
+    "linear": (lambda **given: QuantLinear(16, 24, **given), X),
+    "general": (
+        lambda **given: QuantLinearGeneral((4, 4), (3, 8), axis=(-2, -1), **given),
+        X.reshape(6, 4, 4),
+    ),
+    "einsum": (lambda **given: QuantEinsum("bd,dnh->bnh", (16, 3, 8), (3, 8), **given), X),
+    "conv": (lambda **given: QuantConv(4, 24, (3, 3), **given), IMAGES),
+    "transpose": (lambda **given: QuantConvTranspose(4, 24, (3, 3), **given), IMAGES),
+}
+
+
+@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("make", "x"), LAYERS.values(), ids=LAYERS)
+def test_no_float_array_of_the_weights_shape_is_made(make, x, param_dtype):
+    quantizers = {"weight_quant": q.Int8WeightPerChannelFloat, "input_quant": q.Int8ActPerTensorFloat}
+    layer = make(**quantizers, dtype=jnp.float32, param_dtype=param_dtype, rngs=nnx.Rngs(0))
+    layer(x)
+    layer.eval()
+    expected, shape = layer(x), ",".join(map(str, layer.kernel.shape))
+    assert re.search(
+        rf"(bf16|f32)\[{shape}\]", str(jax.make_jaxpr(lambda x: layer(x))(x))
+    )  # before it is frozen
+    jqinject.freeze(layer)
+    np.testing.assert_array_equal(layer(x), expected)
+    # Eagerly, every operation of the program is an array.
+    assert not re.search(rf"(bf16|f32)\[{shape}\]", str(jax.make_jaxpr(lambda x: layer(x))(x)))
 
 
 # --- Flax's own layers

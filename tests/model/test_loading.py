@@ -199,7 +199,7 @@ def test_python_numbers_fit_scalars():
     where = {"act_quant": {"tensor_quant": {"scaling_impl": {"value": 1.28, "counter": 3, "buffer": 1.28}}}}
     load_state(layer, where)
     scaling = layer.act_quant.tensor_quant.scaling_impl
-    assert (scaling.value.dtype, scaling.counter.dtype) == (jnp.float32, jnp.int32)
+    assert (scaling.value.dtype, scaling.counter.dtype) == (jnp.float32, jnp.float32)
     assert float(layer.act_quant.scale()) == pytest.approx(0.01)
 
 

@@ -109,7 +109,8 @@ NEVER = {
     "negative buffer": ("buffer", np.float32(-2), "buffer: is a scale, and no scale is below 0"),
     "a buffer of zero": ("buffer", np.float32(0), "buffer: is a scale, and no scale is 0"),
     "a learned scale of zero": ("value", np.float32(0), "value: is a scale, and no scale is 0"),
-    "counter": ("counter", np.int32(-3), "counter: is a counter, and counts from 0: got -3"),
+    "nan in a counter": ("counter", np.float32(np.nan), "counter: holds nan or inf"),
+    "counter": ("counter", np.float32(-3), "counter: is a counter, and counts from 0: got -3"),
 }
 
 

@@ -177,7 +177,7 @@ def test_every_layer_of_a_stack_has_to_see_data() -> None:
     stack = nnx.vmap(make)(nnx.Rngs(0).split(2))
     counter = stack.input_quant.tensor_quant.scaling_impl.counter
     for counts, missing in (([0, 0], ("input_quant",)), ([1, 0], ("input_quant",)), ([1, 1], ())):
-        counter[...] = jnp.array(counts)
+        counter[...] = jnp.array(counts, jnp.float32)
         assert uncalibrated(ModelIndex(stack)) == missing
 
 

@@ -86,11 +86,6 @@ def test_a_model_that_is_not_differentiated_as_a_whole() -> None:
     np.testing.assert_array_equal(histories(layer)["grad"], recorded)
 
 
-def test_tree_mode_is_told_the_other_way() -> None:
-    with pytest.raises(ValueError, match=r"graph mode.*\n  cure: .*begin_step"):
-        jqinject.grad(loss, graph=False)(linear(), X)
-
-
 def test_steps_open_once_and_end_once() -> None:
     layer = linear()
     with pytest.raises(ValueError, match="no step is open"):

@@ -15,7 +15,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.record import Part, RecordPart
-from jqinject.core.state.variables import QuantStat, float_array, int_array
+from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.ops.choose import choose, no_change, shaped
 
 Ends = tuple[jax.Array, ...]
@@ -30,7 +30,7 @@ class _How(NamedTuple):
 
 def _mean(ends: Ends, count: jax.Array, sums: Ends) -> Ends:
     """The mean of all batches; without any, the present batch's ends."""
-    divisor, some = jnp.maximum(count, 1).astype(jnp.float32), count > 0
+    divisor, some = jnp.maximum(count, 1), count > 0
     return tuple(choose(some, total / divisor, end) for total, end in zip(sums, ends, strict=True))
 
 
@@ -40,7 +40,7 @@ def _averaged(how: _How, ends: Ends, count: jax.Array, sums: Ends) -> tuple[Ends
     grown = [_grown(how, total, end, count) for total, end in zip(sums, ends, strict=True)]
     entered = jnp.isfinite(grown[0]) & jnp.isfinite(grown[1])
     counted = (
-        choose(entered, jnp.ones_like(count), count) if how.restart else count + entered.astype(jnp.int32)
+        choose(entered, jnp.ones_like(count), count) if how.restart else count + entered.astype(jnp.float32)
     )
     kept = tuple(choose(entered, new, old) for new, old in zip(grown, sums, strict=True))
     return _mean(ends, counted, kept), counted, kept, entered
@@ -51,10 +51,9 @@ def _grown(how: _How, total: jax.Array, end: jax.Array, count: jax.Array) -> jax
     if how.restart:
         return end
     if how.momentum is None:
-        return total + end
-    held = count.astype(jnp.float32)
-    average = choose(held > 0, total / jnp.maximum(held, 1.0), end)
-    return ((1 - how.momentum) * average + how.momentum * end) * (held + 1)
+        return choose(count <= check.MOST_STEPS, total + end, total)  # after that the counter stays
+    average = choose(count > 0, total / jnp.maximum(count, 1.0), end)
+    return ((1 - how.momentum) * average + how.momentum * end) * (count + 1)
 
 
 def _averaged_jvp(how: _How, primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -63,8 +62,8 @@ def _averaged_jvp(how: _How, primals: Any, tangents: Any) -> tuple[Any, Any]:
     # A batch that did not enter is the range only until one does.
     share = (entered | (counted == 0)).astype(jnp.float32)
     if how.momentum is not None and not how.restart:
-        share = choose(count > 0, share * how.momentum, share) * counted.astype(jnp.float32)
-    divisor = jnp.maximum(counted, 1).astype(jnp.float32)
+        share = choose(count > 0, share * how.momentum, share) * counted
+    divisor = jnp.maximum(counted, 1)
     changes = tuple(end if isinstance(end, SymbolicZero) else end / divisor * share for end in dends)
     still = jax.tree.map(no_change, (counted, kept, entered))
     return (found, counted, kept, entered), (changes, *still)
@@ -83,7 +82,8 @@ class SimpleMovingAverage(nnx.Module):
     A batch with an end that is inf, nan or too large for the sum stays out. In evaluation before the first batch, the
     range is that of the given tensor.
 
-    State: one `record` of `count`, int32, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32.
+    State: one `record`, float32, of `count`, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends. The
+    mean of 2^24 batches is final.
 
     Attributes:
         settled: whether evaluation uses the mean alone, without measuring the given tensor. Set by `freeze`.
@@ -102,7 +102,7 @@ class SimpleMovingAverage(nnx.Module):
         >>> for high in (1.0, 3.0):
         ...     found = mean(ClippingRange(jnp.float32(high)), update=True)
         >>> found.high, mean.count[...]
-        (Array(2., dtype=float32), Array(2, dtype=int32))
+        (Array(2., dtype=float32), Array(2., dtype=float32))
     """
 
     record: QuantStat
@@ -113,7 +113,7 @@ class SimpleMovingAverage(nnx.Module):
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
         ends = {name: float_array(0.0) for name in ("sum_of_max", "sum_of_min")}
-        assign(self, record=QuantStat({"count": int_array(0), **ends}))
+        assign(self, record=QuantStat({"count": float_array(0.0), **ends}))
         momentum = check.momentum(momentum, "SimpleMovingAverage", "momentum")
         set_given(self, restart=restart, momentum=momentum)
 
@@ -143,7 +143,7 @@ class SimpleMovingAverage(nnx.Module):
 
     def mean(self, like: ClippingRange) -> ClippingRange:
         """The mean range, shaped as another one, which may be abstract; zeros if no batch has entered."""
-        divisor = jnp.maximum(self.count.get_value(), 1).astype(jnp.float32)
+        divisor = jnp.maximum(self.count.get_value(), 1)
         high, low = (total.get_value() / divisor for total in self._sums())
         shape = like.high.shape
         return ClippingRange(high.reshape(shape), None if like.low is None else low.reshape(shape))

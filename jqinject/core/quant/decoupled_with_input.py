@@ -13,7 +13,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.quant.decoupled import DecoupledIntQuant, DecoupledQuantizer, DecoupledQuantResult
 from jqinject.core.scaling import InputAwarePreScaling
-from jqinject.core.state.variables import QuantStat
+from jqinject.core.state.variables import QuantStat, float_array
 
 
 @checked_arguments
@@ -76,7 +76,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
             zero_point_impl,
             bit_width_impl,
         )
-        self.input_format = QuantStat(jnp.zeros((2,), jnp.int32))
+        self.input_format = QuantStat(float_array(0.0, (2,)))
         self.use_running_average = False
 
     def __call__(
@@ -92,7 +92,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         if kept is not None:
             return self._for_input(x, x32, *kept)
         # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
-        bits, sign = self.input_format.get_value()
+        bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
         result = self._for_input(x, x32, jnp.maximum(bits, 1), sign)
         return result._replace(value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
 
@@ -115,7 +115,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     def _keep(self, bits: Any, signed: Any) -> None:
         if not self.use_running_average:
             kept = jnp.stack([jnp.asarray(f).astype(jnp.float32) for f in (bits, signed)])
-            self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)).astype(jnp.int32))
+            self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)))
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.

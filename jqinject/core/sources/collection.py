@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-EVERY_STEP = 2**31 - 2  # the int32 counter goes one further
+EVERY_STEP = 2**25  # no counter reaches it
 
 
 class DefaultMomentum(float):

@@ -25,7 +25,7 @@ from jqinject.core.sources.source import (
     rescaled_value,
     set_view,
 )
-from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
+from jqinject.core.state.variables import QuantParam, QuantStat, float_array
 from jqinject.core.stats.in_place import in_place, statistic_of
 from jqinject.core.stats.search import Task
 from jqinject.core.view import cut_of
@@ -106,7 +106,7 @@ class FromParameter(Source):
         )
         if self.fills:
             value = QuantParam(float_array(EMPTY[of], self.tracking.shape))
-            assign(self, value=value, init_done=QuantStat(int_array(0)), use_running_average=False)
+            assign(self, value=value, init_done=QuantStat(float_array(0.0)), use_running_average=False)
 
     set_view = set_view
 
@@ -141,7 +141,7 @@ class FromParameter(Source):
             # A shared quantizer is called once per weight: the gradient of every call goes to the parameter.
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
             value.set_value(with_gradient_of(learned, filled))
-            init_done.set_value(keep.astype(jnp.int32))
+            init_done.set_value(keep.astype(jnp.float32))
         return with_gradient_of(learned, current)
 
     def statistic(self, x: Any, task: Task) -> jax.Array:
@@ -179,7 +179,7 @@ class FromParameter(Source):
         """
         completed = super().complete_state(entries)
         if self.fills and "value" in completed and "init_done" not in completed:
-            completed["init_done"] = int_array(1)
+            completed["init_done"] = float_array(1.0)
         return completed
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:

@@ -22,7 +22,7 @@ from jqinject.core.sources.source import (
     affine_rescaling,
     set_view,
 )
-from jqinject.core.state.variables import QuantParam, QuantStat, all_counted, float_array, int_array
+from jqinject.core.state.variables import QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.stats.in_place import gated_statistic_of, statistic_of
 from jqinject.core.stats.search import Task
 from jqinject.ops.choose import all_finite, choose, no_change
@@ -62,7 +62,7 @@ class _Averaged(Source):
                 f"{of}_shape",
                 named,
             ),
-            counter=QuantStat(int_array(0)),
+            counter=QuantStat(float_array(0.0)),
             use_running_average=False,
         )
 
@@ -135,7 +135,7 @@ class Running(_Averaged):
         self.running_stats.set_value(
             choose(counts, running_mean(before, found, steps, self.collection.weight), before)
         )
-        self.counter.set_value(steps + counts.astype(jnp.int32))
+        self.counter.set_value(steps + counts.astype(jnp.float32))
         return stat
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Running(_Averaged):
         """
         completed = super().complete_state(entries)
         if "running_stats" in completed and "counter" not in completed:
-            completed["counter"] = int_array(1)
+            completed["counter"] = float_array(1.0)
         return completed
 
 
@@ -209,7 +209,7 @@ class Collected(_Averaged):
         stored = domain.to_stored(float_array(collected, self.collection.shape))
         self.value.set_value(stored)
         self.buffer.set_value(stored)
-        self.counter.set_value(int_array(self.collection.steps + 1))
+        self.counter.set_value(float_array(self.collection.steps + 1))
 
     def _settled(self, domain: Domain) -> jax.Array:
         """The parameter in evaluation: made from the buffer until training fills it. Changes no state."""
@@ -221,7 +221,7 @@ class Collected(_Averaged):
         final = self._settled(domain)
         self.value.set_value(final)
         self.buffer.set_value(final)
-        self.counter.set_value(int_array(self.collection.steps + 1))
+        self.counter.set_value(float_array(self.collection.steps + 1))
 
     def _settle(self, domain: Domain) -> jax.Array:
         """Move the buffer into the parameter if the last statistic was just collected; returns whether it was."""
@@ -230,7 +230,7 @@ class Collected(_Averaged):
         collected = jax.lax.stop_gradient(domain.to_stored(held))
         self.value.set_value(jnp.where(due, collected, jax.lax.stop_gradient(self.value.get_value())))
         self.buffer.set_value(jnp.where(due, collected, held))
-        self.counter.set_value(jnp.where(due, jnp.int32(limit + 1), count))
+        self.counter.set_value(jnp.where(due, jnp.float32(limit + 1), count))
         return due
 
     def _end_calibration(self, domain: Domain) -> None:
@@ -242,7 +242,7 @@ class Collected(_Averaged):
         final = domain.to_stored(self.buffer.get_value())
         for variable in (self.value, self.buffer):
             variable.set_value(jnp.where(filled, final, variable.get_value()))
-        self.counter.set_value(jnp.where(seen, jnp.int32(self.collection.steps + 1), 0))
+        self.counter.set_value(jnp.where(seen, jnp.float32(self.collection.steps + 1), 0))
 
     def _completed(self, entries: dict[str, Any], domain: Domain) -> dict[str, Any]:
         """Checkpoint entries, completed.
@@ -265,7 +265,7 @@ class Collected(_Averaged):
                 known["value"] = domain.to_stored(domain.clamped(stat))
                 known.pop("counter", None)
         if "value" in known and "counter" not in known:
-            known["counter"] = int_array(steps + 1)
+            known["counter"] = float_array(steps + 1)
         if "value" in known and "buffer" not in known:
             stored = jnp.asarray(known["value"]).astype(jnp.float32)
             read = domain.from_stored(stored)  # a learned scale may be negative, a statistic is not
@@ -290,7 +290,7 @@ def _collected(
     handing_over = steps == collection.limit
     counts = collecting & all_finite(stat)
     moved = choose(counts, running_mean(held, stat, steps, collection.weight), held)
-    counted = choose(collecting, steps + counts.astype(jnp.int32), jnp.int32(collection.limit + 1))
+    counted = choose(collecting, steps + counts.astype(jnp.float32), jnp.float32(collection.limit + 1))
     return choose(handing_over, stored, learned), choose(handing_over, stored, moved), counted
 
 

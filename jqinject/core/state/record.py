@@ -4,7 +4,7 @@
         count, total = Part(), Part()
 
         def __init__(self):
-            self.record = QuantStat({"count": int_array(0), "total": float_array(0.0)})
+            self.record = QuantStat({"count": float_array(0.0), "total": float_array(0.0)})
 
 A part is read and written like a Variable: `mean.count.get_value()`, `mean.count.set_value(...)`, `mean.count[...]`.
 Its state path is `record.count`; `load_state` also reads `count`.

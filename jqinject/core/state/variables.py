@@ -9,8 +9,9 @@
 | `Frozen`     | integers or 8-bit floats of a weight | `jqinject.freeze`, a `Freezer` that converts      |
 
 `QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so that filters
-for batch normalization skip it. Floats are float32 and counters int32, never weakly typed, so that reassembling a
-quantizer does not retrace a compiled step.
+for batch normalization skip it. Floats are float32, never weakly typed, so that reassembling a quantizer does not
+retrace a compiled step. Counters are float32 too, because NNX's tree mode differentiates all that a model holds. They
+are exact to 2^24 and stay there: a mean of that many batches is final, and nothing is collected or delayed for longer.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class _ArrayOrRecord(nnx.Variable[Any]):
     def __getitem__(self, index: Any) -> Any:
         held = self.get_raw_value()
         return held if isinstance(held, dict) and index is Ellipsis else super().__getitem__(index)
+
+    def set_raw_value(self, value: Any, **options: Any) -> None:
+        """As of an `nnx.Variable`; of a record, `nnx.as_pure` makes an `nnx.State`."""
+        super().set_raw_value(dict(value) if isinstance(value, nnx.State) else value, **options)
 
     @property
     def sharding(self) -> Any:
@@ -98,16 +103,6 @@ def float_array(value: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         Array([1., 1.], dtype=float32)
     """
     return jnp.asarray(np.full(shape, value, dtype=np.float32))
-
-
-def int_array(value: int) -> jax.Array:
-    """An int32 scalar.
-
-    Example:
-        >>> int_array(3)
-        Array(3, dtype=int32)
-    """
-    return jnp.asarray(np.array(value, dtype=np.int32))
 
 
 def all_counted(counter: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -20,6 +21,10 @@ from jqinject.dot.frozen.lookup import look_up
 from jqinject.dot.frozen.stored_array import StoredArray
 from jqinject.ops.devices.cut import Cut
 
+_OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
+"""Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a
+dequantized array would be stored in the place of the numbers."""
+
 READS_WHOLE = "reads_whole"
 """Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
 
@@ -31,9 +36,8 @@ class FrozenParam(StoredArray, Frozen):
     It is not an `nnx.Param`: nothing trains it. It answers as the parameter did: `shape`, `dtype`, `ndim`, `size`,
     `nbytes` and `sharding` without computing anything; read as an array, indexed, or in arithmetic, it is the
     dequantized array in the parameter's dtype. An index dequantizes only what it reads, except along axes that are cut
-    into groups or packed into bytes. `get_raw_value()` returns the numbers; `nnx.as_pure(nnx.state(model))` and Orbax
-    store them, at the paths `<parameter>/value` (or `rows`), `<parameter>/scale`. `nnx.to_pure_dict` dequantizes,
-    because it calls `get_value`.
+    into groups or packed into bytes. `get_raw_value()` returns the numbers; `nnx.as_pure(nnx.state(model))`,
+    `nnx.to_pure_dict` and Orbax store them, at the paths `<parameter>/value` (or `rows`), `<parameter>/scale`.
 
     Its metadata holds a static `form`, and the sharding that the parameter had. Axes in front may be added and taken
     away (`nnx.vmap`, `nnx.scan`); all numbers have them.
@@ -148,8 +152,13 @@ class FrozenParam(StoredArray, Frozen):
     # --- read as an array
 
     def get_value(self, *, index: Any = ...) -> Any:
-        """The dequantized array, or what an index reads of it; its shape and dtype if the model is abstract."""
+        """The dequantized array, or what an index reads of it; its shape and dtype if the model is abstract.
+
+        `nnx.to_pure_dict`, which reads states to store them, gets the numbers.
+        """
         held = self.get_raw_value()
+        if sys._getframe(1).f_code in _OF_PURE_DICT:
+            return held
         kinds = {_kind(leaf) for leaf in jax.tree.leaves(held)}
         if kinds == {jax.ShapeDtypeStruct}:
             whole = jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
@@ -212,7 +221,7 @@ class FrozenParam(StoredArray, Frozen):
             TypeError: an array is given.
         """
         self._check_not_array(value)
-        super().set_raw_value(value, **options)
+        super().set_raw_value(dict(value) if isinstance(value, nnx.State) else value, **options)
 
     def update_from_state(self, variable_state: nnx.Variable[Any]) -> None:
         """As of an `nnx.Variable`; a float parameter is refused.

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from jqinject.core import CalibratedQuant, warn_if_uncalibrated
-from jqinject.core.state.variables import QuantStat, int_array
+from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
@@ -55,7 +55,7 @@ class QuantizedOp(nnx.Module):
         found = range_of(config) if lhs_range is None else lhs_range
         self.lhs_range = nnx.data(checked_range(found, scheme, name))
         self.scheme = nnx.data(SchemeQuantizers(scheme, rngs, name))
-        self.countdown = nnx.data(QuantStat(int_array(scheme.delay)) if scheme.delay else None)
+        self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
         self.lhs_freezer = _freezer(lhs_freezer)

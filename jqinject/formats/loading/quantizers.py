@@ -75,25 +75,12 @@ def _static(given: InputFormat) -> Any:
     if given.scale is None or given.bits != 8 or given.strategy != "tensor":
         return None
     largest, distance = _range(given)
-    if given.kind == "float":
-
-        class StaticFloatInput(Fp8e4m3OCPActPerTensorFloat):
-            collected_range = largest
-
-        return StaticFloatInput
-    if distance is None:
-
-        class StaticInput(Int8ActPerTensorFloat):
-            collected_range = largest
-
-        return StaticInput
-
-    class StaticShiftedInput(ShiftedUint8ActPerTensorFloat):
-        signed = not given.unsigned
-        collected_range = largest
-        collected_zero_point = distance
-
-    return StaticShiftedInput
+    if distance is not None:
+        return ShiftedUint8ActPerTensorFloat.let(
+            signed=not given.unsigned, collected_range=largest, collected_zero_point=distance
+        )
+    base = {"int": Int8ActPerTensorFloat, "float": Fp8e4m3OCPActPerTensorFloat}[given.kind]
+    return base.let(collected_range=largest)
 
 
 def _range(given: InputFormat) -> tuple[float, float | None]:
@@ -167,12 +154,5 @@ def static_format(proxy: Any) -> InputFormat | None:
 
 def _nvfp4(whole: float) -> Any:
     """Inputs whose scales of groups have a given factor, `1 / whole`."""
-
-    class StaticScales(Fp8e4m3Scales):
-        scaling_impl = ConstScaling
-        scaling_init = LARGEST / whole
-
-    class StaticNVFP4Input(NVFP4Act):
-        scale_quant = StaticScales
-
-    return StaticNVFP4Input
+    scales = Fp8e4m3Scales.let(scaling_impl=ConstScaling, scaling_init=LARGEST / whole)
+    return NVFP4Act.let(scale_quant=scales)

@@ -1,7 +1,7 @@
 """`load_state`: loads weights into a model and re-assembles its quantizers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.dot import is_low_bit_cache
+from jqinject.dot import FrozenParam, is_low_bit_cache
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.stored_weight import StoredWeight
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.state.checkpoint_defaults import with_checkpoint_defaults
 from jqinject.model.state.checkpoint_entries import (
@@ -39,7 +41,8 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
     and other Variables; re-assembly of every quantizer that depends on the loaded weights;
     quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a quantized
-    model, and a quantized checkpoint is restored bit for bit. Everything is checked before it is written.
+    model, and a quantized checkpoint is restored bit for bit. Everything is checked before it is written. An abstract
+    model (`nnx.eval_shape`) becomes a real one.
 
     Quantizers of activations and gradients depend on weights only if their injector asks for `module`. Otherwise they
     keep what they learned and collected; `jqinject.reassemble(model)` resets it.
@@ -64,10 +67,11 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
             (`jqinject.recipes.Rotate`).
 
     Raises:
-        ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
-            cast); a statistic, scale or counter of a quantizer that cannot be right (nan, inf; below 0, except for a
-            learned scale, whose magnitude counts; a scale of 0); a variance below 0; flat keys, and an array in
-            pieces. Nothing is changed then.
+        ValueError: names every unknown path, missing path (of an abstract model all count), wrong shape and wrong dtype
+            (a float of another width is cast); frozen numbers of another form, if the state is a module; a statistic,
+            scale or counter of a quantizer that cannot be right (nan, inf; below 0, except for a learned scale, whose
+            magnitude counts; a scale of 0); a variance below 0; flat keys, and an array in pieces. Nothing is changed
+            then.
         TypeError: `state` is none of the three kinds.
 
     Example:
@@ -80,7 +84,7 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         re-assembled 1 quantizer
     """
     index = ModelIndex(model)
-    _refuse_abstract(index.variables)
+    _refuse_traced(index.variables)
     found = _all_or_nothing(
         index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
     )
@@ -98,7 +102,7 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
     if _holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
     absent = _absent(entries, index.variables, missing)
-    _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
+    _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path), *_other_forms(state, index)])
     said = {path: value for path, value in entries.items() if path in given}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
     transformed = transformed_inputs(index, entries)
@@ -236,18 +240,24 @@ def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry])
 
 def _absent(entries: Mapping[Path, Any], targets: list[VariableEntry], missing: Any) -> list[str]:
     may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
+    absent = [found for found in targets if not any(path in entries for path in found.paths)]
     return [
-        f"{dotted(found.path)}: is missing from the state ({_cure_of(found.variable)})"
-        for found in targets
-        if not (found.in_quantizer or isinstance(found.variable, PlainArray))
-        and not any(path in entries for path in found.paths)
-        and not may_be_missing(found.path, found.variable)
+        f"{dotted(found.path)}: is missing from the state ({_cure_of(found)})"
+        for found in absent
+        if _is_abstract(found)
+        or not (
+            found.in_quantizer
+            or isinstance(found.variable, PlainArray)
+            or may_be_missing(found.path, found.variable)
+        )
     ]
 
 
-def _cure_of(variable: Any) -> str:
+def _cure_of(entry: VariableEntry) -> str:
+    if _is_abstract(entry):
+        return "and an abstract model has no array to keep there; build it without nnx.eval_shape"
     for kind, name in ((nnx.RngState, "a random stream"), (nnx.BatchStat, "a running statistic")):
-        if isinstance(variable, kind):
+        if isinstance(entry.variable, kind):
             return f"missing=nnx.{kind.__name__} lets {name} stay as it is"
     return "missing=... names what may be"
 
@@ -256,6 +266,23 @@ def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry])
     known = ((path, value) for path, value in entries.items() if path in by_path)
     reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in known)
     return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
+
+
+def _other_forms(state: Any, index: ModelIndex) -> list[str]:
+    """Frozen weights whose numbers mean something else in the model that the state is of."""
+    source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
+    return [
+        f"{dotted(path)}: is frozen with {field.name}={getattr(source[path], field.name)}, the model needs "
+        f"{getattr(form, field.name)}"
+        for path, form in _forms(index).items()
+        if path in source
+        for field in fields(form)
+        if getattr(source[path], field.name) != getattr(form, field.name)
+    ]
+
+
+def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
+    return {path: node.form for path, node in index.places if isinstance(node, FrozenParam | StoredWeight)}
 
 
 def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
@@ -270,7 +297,7 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
     return problems
 
 
-def _refuse_abstract(targets: list[VariableEntry]) -> None:
+def _refuse_traced(targets: list[VariableEntry]) -> None:
     for found in targets:
         held = found.variable.get_value()
         if is_low_bit_cache(held):
@@ -279,11 +306,17 @@ def _refuse_abstract(targets: list[VariableEntry]) -> None:
                 "  cure: load the model before jqinject.quantized_cache(model); nnx.update(model, state) puts a whole "
                 "state back"
             )
+        if _is_abstract(found):
+            continue
         if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):
             raise ValueError(
-                f"load_state writes into real arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
-                "  cure: call it outside of jit and eval_shape, on a model that was built for real"
+                f"load_state writes arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
+                "  cure: call it outside of jit and of the function that eval_shape traces"
             )
+
+
+def _is_abstract(entry: VariableEntry) -> bool:
+    return isinstance(entry.variable.get_value(), jax.ShapeDtypeStruct)
 
 
 def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:

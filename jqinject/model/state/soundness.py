@@ -19,6 +19,7 @@ LEARNED = "value"
 COLLECTED = ("buffer", "running_stats")
 OF_SCALES = (LEARNED, *COLLECTED)
 STORED_SCALES = ("scale", "committed_scale")
+COUNTERS = ("counter", "count", "countdown", "init_done")
 
 
 @runtime_checkable
@@ -50,9 +51,11 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
         if not issubclass(kind_of(variable), QuantParam | QuantStat):
             continue
         # Other statistics may be nan until they have seen data.
-        if not _is_finite(value) and (issubclass(kind_of(variable), QuantParam) or path[-1] in OF_SCALES):
+        if not _is_finite(value) and (
+            issubclass(kind_of(variable), QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
+        ):
             found.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
-        elif jnp.issubdtype(variable.dtype, jnp.integer) and _least(value) < 0:
+        elif path[-1] in COUNTERS and _least(value) < 0:
             found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
         elif path in scales and _least(value) < 0:
             found.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")

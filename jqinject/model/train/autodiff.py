@@ -96,7 +96,8 @@ def value_and_grad(
         f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
             decorator is returned.
         argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.value_and_grad`. Of a
-            model with adapters (`jqinject.lora`), a number stands for its `nnx.LoRAParam`s instead of its `nnx.Param`s.
+            model, a number stands for its `nnx.Param`s, in NNX's tree mode too; of one with adapters (`jqinject.lora`),
+            for its `nnx.LoRAParam`s.
 
     Returns:
         A function that returns the value and the gradients of the parameters, like that of `nnx.value_and_grad`.
@@ -192,15 +193,13 @@ def _reporting(
             for number, held in enumerate(per_argument)
             if any(scaling.slot is not None for scaling in held)
         ]
-        if with_slots:
-            _require_graph_mode(options)
         asked, extra = _differentiated(_adapters_alone(wanted, args), with_slots, len(args))
         own = [scaling for scaling in found if not scaling.in_step]
         open_before = [scaling for scaling in found if scaling.in_step]
         open_steps(own)
         set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
-            transformed = nnx.value_and_grad(_listening(f), argnums=(*asked, *extra), **vars(options))
+            transformed = _value_and_grad(_listening(f), (*asked, *extra), options)
             with _naming_cut_slots():
                 value, gradients = transformed(*args, **kwargs)
             numbers = [_number(which) for which in (*asked, *extra)]
@@ -219,6 +218,44 @@ def _reporting(
         return value, kept if isinstance(argnums, Sequence) else kept[0]
 
     return run
+
+
+def _value_and_grad(
+    f: Callable[..., Any], argnums: tuple[ArgNum, ...], options: _Options
+) -> Callable[..., tuple[Any, Any]]:
+    """`nnx.value_and_grad` that differentiates what a filter takes of a module, in tree mode too.
+
+    There, and without graph updates, NNX differentiates all that a module holds, and refuses integers.
+    """
+    modes = ((options.graph, nnx.set_graph_mode), (options.graph_updates, nnx.set_graph_updates))
+    if all(mode.current_value() if option is None else option for option, mode in modes):
+        return nnx.value_and_grad(f, argnums=argnums, **vars(options))
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        filters = {_number(which) % len(args): _filter_of(which) for which in argnums}
+        parts = {
+            number: nnx.split(args[number], taken, ..., graph=options.graph)
+            for number, taken in filters.items()
+            if isinstance(args[number], nnx.Pytree)
+        }
+
+        def on_parts(rests: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
+            merged = [
+                nnx.merge(parts[number][0], arg, rests[number]) if number in parts else arg
+                for number, arg in enumerate(args)
+            ]
+            return f(*merged, **kwargs)
+
+        taken = [parts[number][1] if number in parts else arg for number, arg in enumerate(args)]
+        rests = {number: rest for number, (_, _, rest) in parts.items()}
+        numbers = tuple(number + 1 for number in filters)
+        return nnx.value_and_grad(on_parts, argnums=numbers, **vars(options))(rests, *taken, **kwargs)
+
+    return run
+
+
+def _filter_of(which: ArgNum) -> Any:
+    return nnx.Param if isinstance(which, int) else which.filter
 
 
 @contextlib.contextmanager
@@ -285,24 +322,10 @@ def _differentiated(
         if number not in with_slots:
             asked.append(which)
             continue
-        of_user = nnx.Param if isinstance(which, int) else which.filter
-        asked.append(nnx.DiffState(number, nnx.Any(of_user, GradSlot)))
+        asked.append(nnx.DiffState(number, nnx.Any(_filter_of(which), GradSlot)))
     taken = {_number(which) for which in asked}
     extra = tuple(nnx.DiffState(number, GradSlot) for number in with_slots if number not in taken)
     return tuple(asked), extra
-
-
-def _require_graph_mode(options: _Options) -> None:
-    graph = nnx.set_graph_mode.current_value() if options.graph is None else options.graph
-    updates = (
-        nnx.set_graph_updates.current_value() if options.graph_updates is None else options.graph_updates
-    )
-    if not (graph and updates):
-        raise ValueError(
-            "value_and_grad: gradient quantizers report through NNX's graph mode with graph updates, which is off.\n"
-            "  cure: pass graph=True, graph_updates=True; or in tree mode use nnx.vjp between "
-            "jqinject.begin_step(model) and jqinject.end_step(model, gradients=...)"
-        )
 
 
 def _refuse_keywords(f: Callable[..., Any], kwargs: dict[str, Any]) -> None:

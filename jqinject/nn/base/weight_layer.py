@@ -1,6 +1,6 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -229,7 +229,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         parameters = {} if contraction is None else self._injected(contraction)
         if contraction is not None and self.frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
-            parameters[self.weight_name] = jax.lax.full(weight.shape, 0, weight.dtype)
+            parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
+            parameters["promote_dtype"] = _promoting(vars(self)["promote_dtype"])
         else:
             parameters[self.weight_name] = weight.value if isinstance(weight, QuantTensor) else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
@@ -302,6 +303,31 @@ class QuantWeightLayer(WeightAxes[Out]):
             return None
         whole = weight.grouped if isinstance(weight, GroupwiseIntQuantTensor) else weight
         return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
+
+
+class _Unallocated(np.ndarray):
+    """Zeros of any shape in the memory of one number."""
+
+
+def _unallocated(shape: tuple[int, ...], dtype: Any) -> _Unallocated:
+    return np.broadcast_to(np.zeros((), dtype), shape).view(_Unallocated)
+
+
+def _promoting(promote_dtype: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's `promote_dtype`, which leaves what is not allocated so."""
+
+    def promote(arrays: tuple[Any, ...], /, **options: Any) -> tuple[Any, ...]:
+        hollow = [isinstance(array, _Unallocated) for array in arrays]
+        small = (
+            np.zeros(0, x.dtype) if is_hollow else x for x, is_hollow in zip(arrays, hollow, strict=True)
+        )
+        promoted = promote_dtype(tuple(small), **options)
+        return tuple(
+            _unallocated(x.shape, y.dtype) if is_hollow else y
+            for x, y, is_hollow in zip(arrays, promoted, hollow, strict=True)
+        )
+
+    return promote
 
 
 def _described(operand: Any) -> str:

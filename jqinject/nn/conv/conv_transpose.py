@@ -177,8 +177,8 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
                 view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
                 return nnx.ConvTranspose.__call__(view, inputs)
 
-            kernel = parameter_view.kernel[...]
-            y = with_convolution(convolve, plain, inputs, kernel, parameter_view.bias)
+            arrays = inputs, parameter_view.kernel[...], parameter_view.bias
+            y = with_convolution(convolve, plain, *parameter_view.promote_dtype(arrays, dtype=self.dtype))
             return with_sharding(y, out_sharding)
         if asked(out_sharding, inputs, parameter_view.kernel) is None:
             return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
