@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.quant_tensor import IntQuantTensor, ceil_log2, larger, product_sum_bit_width, sum_bit_width
+from jqinject.quant_tensor import (
+    DifferentScalesWarning,
+    IntQuantTensor,
+    ceil_log2,
+    larger,
+    product_sum_bit_width,
+    sum_bit_width,
+)
 
 
 def tensor(integers, scale=0.5, zero_point=0.0, bit_width=8, signed=True, training=False):
@@ -47,7 +54,10 @@ def test_different_scales_are_refused_in_evaluation_mode_with_both_numbers():
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
 def test_different_scales_are_averaged_in_training_mode(first, second):
-    total = tensor(A, training=first) + tensor(A, scale=0.25, training=second)
+    with pytest.warns(
+        DifferentScalesWarning, match=r"0\.5 and 0\.25.*shared quantizer.*evaluation refuses it"
+    ):
+        total = tensor(A, training=first) + tensor(A, scale=0.25, training=second)
     assert float(total.scale) == 0.375
     assert total.training
 
