@@ -72,6 +72,7 @@ from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TableGrid as TableGrid
 from jqinject.core.quant import TernaryQuant as TernaryQuant
 from jqinject.core.quant import TruncIntQuant as TruncIntQuant
+from jqinject.core.quant import ZeroWeightsWarning as ZeroWeightsWarning
 from jqinject.core.quant.int_quant import QuantResult as QuantResult
 from jqinject.core.quant.int_quant import ResultWithPayload as ResultWithPayload
 from jqinject.core.quant_restrict_val import QuantRestrictValue as QuantRestrictValue

@@ -30,7 +30,14 @@ from jqinject.model.site_freezing import (
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.freeze_layer import check_unfreezes, freeze_layer, freezes, numbers_of, unfreeze_layer
+from jqinject.nn.frozen.freeze_layer import (
+    SLICED_FROM,
+    check_unfreezes,
+    freeze_layer,
+    freezes,
+    numbers_of,
+    unfreeze_layer,
+)
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
@@ -41,7 +48,13 @@ class NothingFrozenWarning(UserWarning):
     """`freeze` was called on a model without quantizers."""
 
 
-def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool = False) -> Model:
+def freeze(
+    model: Model,
+    *,
+    keep_masters: bool = False,
+    allow_uncalibrated: bool = False,
+    sliced_from: int = SLICED_FROM,
+) -> Model:
     """Turn a model into a serving model, in place: quantized weights become low-bit payloads with scales.
 
     The model is set to evaluation mode. In every jqinject layer with a quantized weight, a `FrozenWeight` replaces the
@@ -71,6 +84,8 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         model: an NNX module, concrete or abstract.
         keep_masters: keep the float weights and their quantizers as well, for `unfreeze`.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
+        sliced_from: float weights of at least so many bytes are quantized slice by slice, which takes less memory and
+            makes the same bits.
 
     Returns:
         The model itself.
@@ -112,11 +127,11 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         )
     _to_evaluation(model, layers)
     merge_inside(index)
-    ahead = numbers_of(ours[0]) if ours else None
+    ahead = numbers_of(ours[0], sliced_from) if ours else None
     for layer, following in itertools.zip_longest(ours, ours[1:]):
-        numbers, ahead = ahead, None if following is None else numbers_of(following)
-        freeze_layer(layer, keep_master=keep_masters, numbers=numbers)
-    freeze_parameters(index, keep_masters)
+        numbers, ahead = ahead, None if following is None else numbers_of(following, sliced_from)
+        freeze_layer(layer, keep_master=keep_masters, numbers=numbers, sliced_from=sliced_from)
+    freeze_parameters(index, keep_masters, sliced_from)
     for layer in layers:
         op = op_of_weight(layer)
         if op is not None:

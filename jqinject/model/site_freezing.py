@@ -11,7 +11,7 @@ from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import is_frozen_op
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.frozen.freeze_layer import frozen_weight
+from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_weight
 from jqinject.program import QuantizedProgram
 
 
@@ -39,44 +39,48 @@ def check_parameters_freeze(index: ModelIndex) -> None:
             )
 
 
-def freeze_parameters(index: ModelIndex, keep_masters: bool) -> None:
+def freeze_parameters(index: ModelIndex, keep_masters: bool, sliced_from: int = SLICED_FROM) -> None:
     """Put the low-bit numbers of quantized parameters in the places of these.
 
     Args:
         index: of the model.
         keep_masters: keep the float parameters and their quantizers, in the sites.
+        sliced_from: see `jqinject.freeze`.
     """
     for _, model, name, site in parameter_sites(index):
         proxy = site.weight_quant
         if site.master is not None or proxy is None or not proxy.is_quant_enabled:
             continue
         variable = site.weight
-        freeze_parameter(index, site)
+        freeze_parameter(index, site, sliced_from=sliced_from)
         if keep_masters:
             site.master = variable
         else:
             del model.op_quant.weights[name]
 
 
-def freeze_parameter(index: ModelIndex, site: ParameterSite, numbers: Any = None) -> FrozenParam:
+def freeze_parameter(
+    index: ModelIndex, site: ParameterSite, numbers: Any = None, sliced_from: int = SLICED_FROM
+) -> FrozenParam:
     """Put the low-bit numbers of a site's parameter in its places.
 
     Args:
         index: of the model.
         site: the site.
         numbers: what `numbers_of` or `numbers_from_host` returned for the site.
+        sliced_from: see `jqinject.freeze`.
 
     Returns:
         The numbers.
     """
-    frozen = frozen_parameter(site, numbers)
+    frozen = frozen_parameter(site, numbers, sliced_from)
     put_in_place(index, site.weight, frozen)
     return frozen
 
 
-def frozen_parameter(site: ParameterSite, numbers: Any = None) -> FrozenParam:
+def frozen_parameter(site: ParameterSite, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenParam:
     """The low-bit numbers of a site's parameter."""
-    numbers = frozen_weight(site, numbers)
+    numbers = frozen_weight(site, numbers, sliced_from)
     return FrozenParam.in_place_of(site.weight, numbers.numbers, numbers.form)
 
 

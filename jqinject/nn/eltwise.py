@@ -16,6 +16,8 @@ from jqinject.nn.base.slots import INPUT, OUTPUT
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, concatenate
+from jqinject.quant_tensor.arithmetic import add
+from jqinject.quant_tensor.integer_operations import IntegerOperations
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -147,7 +149,10 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
             ValueError: QuantTensors of different scales and no `input_quant`, in evaluation; a QuantTensor is to be
                 returned, and nothing is quantized.
         """
-        return self._output(self._quantized(input) + self._quantized(other))
+        operands = self._quantized(input), self._quantized(other)
+        if self.input_quant is not None and all(isinstance(x, IntegerOperations) for x in operands):
+            return self._output(add(*operands, same_quantizer=True))
+        return self._output(operands[0] + operands[1])
 
 
 @final
@@ -217,7 +222,8 @@ class QuantConcat(QuantMergeLayer[Out]):
             ValueError: no tensors; QuantTensors on different grids and no `input_quant`; a QuantTensor is to be
                 returned, and nothing is quantized.
         """
-        return self._output(concatenate([self._quantized(x) for x in tensors], axis))
+        shared = self.input_quant is not None
+        return self._output(concatenate([self._quantized(x) for x in tensors], axis, same_quantizer=shared))
 
 
 QuantCat = QuantConcat  # Brevitas's name

@@ -68,10 +68,12 @@ def exp2(x: ArrayLike) -> jax.Array:
 @one_program()
 def _log2(x: jax.Array) -> jax.Array:
     mantissa, exponent = (sharded_beside(part, x) for part in jnp.frexp(x))  # JAX may drop explicit axes
+    above = exponent.astype(jnp.float32)
     low = mantissa < math.sqrt(0.5)
     mantissa = jnp.where(low, mantissa * 2, mantissa)
     exponent = jnp.where(low, exponent - 1, exponent).astype(jnp.float32)
-    return jnp.where(mantissa == 1, exponent, jnp.log2(mantissa) + exponent)
+    log = jnp.where(mantissa == 1, exponent, jnp.log2(mantissa) + exponent)
+    return jnp.where((log >= above) & jnp.isfinite(x), jnp.nextafter(above, -jnp.inf), log)
 
 
 @_log2.defjvp
@@ -81,7 +83,7 @@ def _(primals, tangents):
 
 
 def log2(x: ArrayLike) -> jax.Array:
-    """`log2(x)` in float32, exact for powers of two.
+    """`log2(x)` in float32, exact for powers of two, and below `n` for numbers below `2**n`.
 
     Args:
         x: an array; computed in float32.

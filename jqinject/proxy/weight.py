@@ -140,9 +140,13 @@ class WeightQuantProxyFromInjector(FormatQueries):
 
         Raises:
             ValueError: it is too wide for the accumulator.
+
+        Warns:
+            ZeroWeightsWarning: the accumulator leaves no weight other than 0.
         """
         if self.is_quant_enabled:
-            self.tensor_quant.check_input(*self._more(quant_input))
+            weight = first_parameters(self).weight.get_value()
+            self.tensor_quant.check_input(weight, *self._more(quant_input))
 
     def kept_input(self) -> InputFormat | None:
         """The format of the input of the last training step; None in a stack, or where only a running program knows it.

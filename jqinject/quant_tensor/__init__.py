@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 from jqinject.quant_tensor._float_fields import Levels as Levels
+from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as DifferentScalesWarning
 from jqinject.quant_tensor.base import QuantTensor as QuantTensor
 from jqinject.quant_tensor.base import as_array as as_array
 from jqinject.quant_tensor.bit_widths import BitWidth as BitWidth

@@ -1,10 +1,11 @@
 """Arithmetic that keeps the integers: the scale, zero point, bit width and sign of the result.
 
-Each function is the rule behind one operator of `IntQuantTensor`. Scales of two operands are compared when
-both tensors were made in evaluation mode and their scales are concrete; in training mode they may differ, and
-the result (whose scale is their mean) need not be valid.
+Each function is the rule behind one operator of `IntQuantTensor`. Scales of two operands are compared when they are
+concrete. Different ones are refused in evaluation; in training mode, where the running statistics of a quantizer that
+both share give each its own, the result has their mean and need not be valid, so without such a quantizer it warns.
 """
 
+import warnings
 from typing import Any
 
 import jax
@@ -16,34 +17,58 @@ from jqinject.quant_tensor.bit_widths import same_kind, sum_bit_width
 from jqinject.quant_tensor.concrete import brief, known_different, known_nonzero
 
 
-def check_same_scale(a: Tensor, b: Tensor, operation: str) -> None:
-    """Raise ValueError if `a` and `b`, both made in evaluation mode, are known to have different scales."""
-    if not (a.training or b.training) and known_different(a.scale, b.scale):
-        raise ValueError(
-            f"{operation}: scaling factors are different, {brief(a.scale)} and {brief(b.scale)}. The "
-            "integers of two tensors can only be combined on one grid: quantize both operands with one "
-            "shared quantizer, or decay one of them with `.value`."
-        )
+class DifferentScalesWarning(UserWarning):
+    """Tensors of different scales were combined in training mode; evaluation refuses them."""
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
+def check_same_scale(a: jax.Array, b: jax.Array, training: bool, operation: str) -> None:
+    """Raise ValueError, in training mode warn, if two scales are known to be different.
+
+    Args:
+        a, b: the scales.
+        training: whether a tensor was made in training mode.
+        operation: for the text.
+    """
+    if not known_different(a, b):
+        return
+    text = (
+        f"{operation}: scaling factors are different, {brief(a)} and {brief(b)}. The "
+        "integers of two tensors can only be combined on one grid: quantize both operands with one "
+        "shared quantizer (QuantEltwiseAdd and QuantConcat have one), or decay one of them with `.value`."
+    )
+    if not training:
+        raise ValueError(text)
+    text += " In training mode the result has the mean of the scales, and evaluation refuses it."
+    warnings.warn(text, DifferentScalesWarning, stacklevel=4)
+
+
+def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     """a + b: same scale, zero points add, bits = ceil(log2((max_a + max_b) - (min_a + min_b))), signed if
     either is.
 
     The sum of a signed and an unsigned operand of the same width may not fit the result's range; then `is_valid`
     is false.
 
+    Args:
+        a, b: the operands.
+        same_quantizer: whether one quantizer made both, so that in training only its running statistics differ.
+
     Raises:
         ValueError: the scales are known to differ and neither operand was made in training mode.
+
+    Warns:
+        DifferentScalesWarning: they are known to differ, in training mode, and no quantizer made both.
     """
-    check_same_scale(a, b, "a + b")
+    training = a.training or b.training
+    if not (training and same_quantizer):
+        check_same_scale(a.scale, b.scale, training, "a + b")
     return a.set(
         value=a.value + b.value,
         scale=(a.scale + b.scale) / 2,
         zero_point=a.zero_point + b.zero_point,
         bit_width=sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed),
         signed=a.signed or b.signed,
-        training=a.training or b.training,
+        training=training,
     )
 
 

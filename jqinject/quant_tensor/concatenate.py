@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.quant_tensor.arithmetic import check_same_scale
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.concrete import brief, known_different
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 from jqinject.quant_tensor.shaping import full_rank
 
 
-def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
+def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool = False) -> Any:
     """Tensors joined along an existing axis, an `IntQuantTensor` if all of them are one.
 
     Scale, zero point, bit width and sign must be the same (scale and zero point only if they are concrete and no
@@ -23,12 +24,16 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
     Args:
         tensors: `IntQuantTensor`s or arrays, at least one.
         axis: the axis to join along.
+        same_quantizer: whether one quantizer made all, so that in training only its running statistics differ.
 
     Returns:
         An `IntQuantTensor`; a plain array if any of `tensors` is not an `IntQuantTensor`.
 
     Raises:
         ValueError: there is nothing to join, or the tensors are on different grids.
+
+    Warns:
+        DifferentScalesWarning: scales are known to differ, in training mode, and no quantizer made all.
 
     differs from Brevitas: there a per-channel scale keeps its old shape when channels are joined.
 
@@ -51,6 +56,8 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
     for other in quantized[1:]:
         _check_same_format(first, other)
     training = any(tensor.training for tensor in quantized)
+    if training and not same_quantizer:
+        _warn_of_different_scales(quantized, axis)
     return first.set(
         value=value,
         scale=_join([x.scale for x in quantized], quantized, axis, training, "scaling factors"),
@@ -68,6 +75,13 @@ def _check_same_format(a: IntQuantTensor, b: IntQuantTensor) -> None:
     if a.signed != b.signed:
         names = ["signed" if x.signed else "unsigned" for x in (a, b)]
         raise ValueError(f"concatenate: signs are different, {names[0]} and {names[1]}. {cure}")
+
+
+def _warn_of_different_scales(tensors: Sequence[IntQuantTensor], axis: int) -> None:
+    scales = [tensor.scale for tensor in tensors]
+    if all(full_rank(scale, tensors[0].ndim).shape[axis] == 1 for scale in scales):
+        for scale in scales[1:]:
+            check_same_scale(scales[0], scale, True, "concatenate")
 
 
 def _join(

@@ -68,6 +68,31 @@ def test_a_poisoned_amax_never_enters(poison: float) -> None:
         assert float(scaling.amax_history.newest) == 5
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("without", [0.0, np.inf, np.nan])
+def test_a_tensor_without_a_usable_amax_takes_the_scale_of_the_last_call(
+    without: float, compiled: bool
+) -> None:
+    scaling = CurrentScaling()
+    call = nnx.jit(lambda scaling, x: scaling(x, 448.0)) if compiled else lambda scaling, x: scaling(x, 448.0)
+    inputs = [[5.0, -896.0], [without, 0.0], [without, 0.0], [224.0, 1.0], [without, 0.0]]
+    assert [float(call(scaling, jnp.array(x))) for x in inputs] == [2.0, 2.0, 2.0, 0.5, 0.5]
+    scaling.use_running_average = True
+    assert float(call(scaling, jnp.array([without]))) == 0.5 == float(scaling.scale.get_value())
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_the_history_is_rolled_by_one_before_the_newest_is_written(length: int) -> None:
+    history = AmaxHistory(length, amax_shape=(2,))
+    expected = np.zeros((length, 2), np.float32)
+    for step in range(1, 8):
+        history.push(jnp.float32([step, 10 * step]))
+        expected = np.roll(expected, -1, axis=0)
+        expected[0] = step, 10 * step
+        np.testing.assert_array_equal(history.amax_history.get_value(), expected)
+    np.testing.assert_array_equal(history.amax(), expected.max(0))
+
+
 @pytest.mark.parametrize("kind", [DelayedScaling, CurrentScaling])
 def test_zeros_and_empty_arrays_have_a_scale(kind: Any) -> None:
     quant = Float8Quant(kind())

@@ -101,6 +101,39 @@ def test_gradients_are_zero_where_the_mask_is_in_the_rotated_basis():
             np.testing.assert_array_equal(back[passes], (g @ quantize(turn(w.T)))[passes])
 
 
+def forward_of_quartet(a):
+    """What the forward product sees, and its mask, in float64: from the formulas of the paper."""
+    matrix = np.ones((1, 1))
+    for _ in range(5):
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    rotated = (np.float64(a).reshape(len(a), -1, 32) @ matrix) / np.sqrt(32)
+    scale = 2 ** np.floor(np.log2(2.92247856 / 6 * rotated.std(-1, keepdims=True) + 1e-8))
+    steps = np.abs(rotated / scale)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = numbers[np.abs(steps[..., None] - numbers).argmin(-1)]
+    return [part.reshape(a.shape) for part in (rotated, np.sign(rotated) * nearest * scale, steps < 6)]
+
+
+def test_gradients_are_short_by_the_mask_and_by_what_the_forward_product_clipped():
+    """`dw = (M_w * (x_q^T g))`, rotated: the algorithm's own bias, of which the mask is about half."""
+
+    def slope(found, exact):
+        return (found * exact).sum() / np.square(exact).sum()
+
+    x, w, g = operands(256, 128, 64)
+    _, dx, dw = all_three(MASKS_ALONE, x, w, g)
+    rows, columns = forward_of_quartet(x), forward_of_quartet(w.T)
+    cases = [(dx, columns, rows[2], np.float64(g)), (dw.T, rows, columns[2], np.float64(g).T)]
+    for found, (rotated, seen, _), mask, factor in cases:
+        exact = factor @ rotated
+        mean = np.float64(Hadamard(32)(found))
+        np.testing.assert_allclose(mean, mask * (factor @ seen), atol=1e-3)
+        by_mask, by_clipping = slope(mask * exact, exact), slope(factor @ seen, exact)
+        assert 0.85 < slope(mean, exact) < 0.93
+        assert 0.92 < by_mask < 0.98 and 0.92 < by_clipping < 0.98
+        np.testing.assert_allclose(slope(mean, exact), by_mask * by_clipping, atol=0.01)
+
+
 @pytest.mark.lengthy
 def test_the_backward_products_are_right_on_average():
     x, w, g = operands(inputs=32)

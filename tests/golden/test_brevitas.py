@@ -14,9 +14,10 @@ def test_a_reference_set_was_found() -> None:
     assert CASES, f"no manifest of {PEER!r} under {_driver.folder()} (JQINJECT_GOLDEN names the folder)"
 
 
-@pytest.mark.filterwarnings(
-    "ignore::jqinject.UncalibratedWarning"
-)  # cases ask what evaluation does before any data
+# Cases ask what evaluation does before any data, and what Brevitas does without a warning.
+@pytest.mark.filterwarnings("ignore::jqinject.UncalibratedWarning")
+@pytest.mark.filterwarnings("ignore::jqinject.quant_tensor.DifferentScalesWarning")
+@pytest.mark.filterwarnings("ignore::jqinject.core.ZeroWeightsWarning")
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
     reason = _driver.reason_to_skip(case, PEER)

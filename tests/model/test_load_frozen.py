@@ -161,15 +161,17 @@ def _same_bits(found: Any, wanted: Any) -> None:
     (ShiftedMXUInt8Weight, jnp.float32, 1),
     (NF4WeightPerGroupFloat, jnp.float32, 5),
 ])  # fmt: skip
+@pytest.mark.parametrize("committed", [False, True])
 def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
-    quantizer: Any, dtype: Any, bound: int, monkeypatch: pytest.MonkeyPatch
+    quantizer: Any, dtype: Any, bound: int, committed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 512
     linear = nnx.Linear(size, size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=nnx.Rngs(0))
     linear = quantize(linear, Rule(weight_quant=quantizer))
+    if committed:  # as after a solver
+        linear.weight_quant.commit(linear)
     compiled, found = freeze_layer.compiled_numbers, {}
-    for number in (1, 16):
-        monkeypatch.setattr(freeze_layer, "slices_of", lambda _, number=number: number)
+    for number, sliced_from in ((1, 2**30), (16, 1)):
         memory = []
 
         def measured(*arguments: Any, memory: list[float] = memory) -> Any:
@@ -178,10 +180,10 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
             return compiled(*arguments)
 
         monkeypatch.setattr(freeze_layer, "compiled_numbers", measured)
-        found[number] = freeze(nnx.clone(linear)).frozen, *memory
+        found[number] = freeze(nnx.clone(linear), sliced_from=sliced_from).frozen, *memory
     assert found[16][0].form == found[1][0].form
     jax.tree.map(_same_bits, nnx.state(found[16][0]), nnx.state(found[1][0]))
-    assert found[16][1] < bound < found[1][1]
+    assert found[16][1] < bound and (committed or bound < found[1][1])
 
 
 class Wide(nnx.Module):
@@ -231,7 +233,7 @@ def test_large_arrays_of_numpy_are_frozen_from_slices(
 
 
 @pytest.mark.parametrize("quantizer", [Int8WeightPerChannelFloat, NVFP4Weight])
-def test_stacks_frozen_one_by_one_have_the_same_bits(quantizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_frozen_one_by_one_have_the_same_bits(quantizer: Any) -> None:
     class Stack(nnx.Module):
         def __init__(self) -> None:
             self.w = nnx.Param(jax.random.normal(jax.random.key(0), (3, 32, 32)))
@@ -240,17 +242,14 @@ def test_stacks_frozen_one_by_one_have_the_same_bits(quantizer: Any, monkeypatch
             return jax.lax.scan(lambda carry, w: (carry @ w, None), x, self.w[...])[0]
 
     model = quantize(Stack(), Rule(weight_quant=quantizer), inputs=jnp.ones((2, 32)))
-    found = {}
-    for number in (1, 16):
-        monkeypatch.setattr(freeze_layer, "slices_of", lambda _, number=number: number)
-        found[number] = nnx.state(freeze(nnx.clone(model)))
-    jax.tree.map(_same_bits, found[16], found[1])
+    whole, one_by_one = (nnx.state(freeze(nnx.clone(model), sliced_from=n)) for n in (2**30, 1))
+    jax.tree.map(_same_bits, one_by_one, whole)
 
 
 def test_large_weights_on_one_device_are_frozen_in_slices() -> None:
     large = jnp.zeros((512, 512))
-    assert freeze_layer.slices_of(large) > 1
-    assert freeze_layer.slices_of(large[0]) == 1
-    assert freeze_layer.slices_of(jax.eval_shape(lambda: large)) == 1
+    assert freeze_layer.slices_of(large, 2**20) > 1
+    assert freeze_layer.slices_of(large[0], 2**20) == 1
+    assert freeze_layer.slices_of(jax.eval_shape(lambda: large), 2**20) == 1
     devices = jax.make_mesh((2,), ("model",), (AxisType.Auto,), devices=jax.devices()[:2])
-    assert freeze_layer.slices_of(jax.device_put(large, NamedSharding(devices, P("model")))) == 1
+    assert freeze_layer.slices_of(jax.device_put(large, NamedSharding(devices, P("model"))), 2**20) == 1

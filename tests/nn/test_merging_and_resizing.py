@@ -14,11 +14,12 @@ from jqinject.nn import (
     QuantConcat,
     QuantEltwiseAdd,
     QuantHardSwish,
+    QuantIdentity,
     QuantMaxPool,
     QuantUpsample,
 )
 from jqinject.quant import Fp8e4m3OCPActPerTensorFloat, Int8ActPerTensorFloat, Uint8ActPerTensorFloat
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import DifferentScalesWarning, FloatQuantTensor, IntQuantTensor
 
 A, B = jax.random.normal(jax.random.key(0), (2, 3, 4))
 IMAGE = jax.random.normal(jax.random.key(1), (2, 4, 6, 3))
@@ -62,6 +63,20 @@ def test_without_quantizers_tensors_add_by_their_own_rule():
     with pytest.raises(ValueError, match=r"neither inputs nor output are quantized"):
         add(A, B)
     np.testing.assert_array_equal(QuantEltwiseAdd(**NONE)(A, B), A + B)
+
+
+MERGES = {QuantEltwiseAdd: lambda layer, *xs: layer(*xs), QuantConcat: lambda layer, *xs: layer(xs)}
+
+
+@pytest.mark.parametrize("kind", MERGES)
+def test_scales_may_differ_in_training_only_by_the_statistics_of_one_quantizer(kind):
+    first, second = (QuantIdentity(return_quant_tensor=True) for _ in range(2))
+    with pytest.warns(DifferentScalesWarning, match="scaling factors are different"):
+        MERGES[kind](kind(**NONE), first(A), second(9 * B))
+    shared = kind(output_quant=None, return_quant_tensor=True)
+    scales = [shared.input_quant(x).scale for x in (A, 9 * B)]
+    assert scales[0] != scales[1]
+    MERGES[kind](shared, A, 9 * B)  # a warning is an error
 
 
 JOINS = {QuantEltwiseAdd: lambda layer: layer(A, B), QuantConcat: lambda layer: layer([A, B])}

@@ -26,6 +26,13 @@ def test_exact_at_every_normal_power_of_two(wrap):
     np.testing.assert_array_equal(wrap(ops.log2)(POWERS), EXPONENTS)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_logarithms_below_a_power_of_two_are_below_its_own(wrap):
+    below = np.nextafter(POWERS[1:], np.float32(0))
+    np.testing.assert_array_equal(np.floor(wrap(ops.log2)(below)), EXPONENTS[:-1])
+    assert np.floor(wrap(ops.log2)(np.finfo(np.float32).max)) == 127
+
+
 def test_close_everywhere_else():
     x = np.linspace(-20, 20, 4001, dtype=np.float32)
     np.testing.assert_allclose(ops.exp2(x), np.exp2(x.astype(np.float64)), rtol=3e-7)

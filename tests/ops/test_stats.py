@@ -99,3 +99,45 @@ def test_the_largest_along_axes_and_its_gradient(x):
     equal = (x == highest) & (highest > 0)
     expected = equal / np.maximum(equal.sum(axis=1, keepdims=True), 1)
     np.testing.assert_allclose(pull(jnp.ones((3, 1)))[0], expected, rtol=1e-6)
+
+
+ENDS = [  # x, the largest or 0, the least or 0, their gradients: equals share one, and 0 takes half of it
+    ([1.0, 3.0, 3.0, -2.0], 3, -2, [0, 0.5, 0.5, 0], [0, 0, 0, 1]),
+    ([-1.0, -3.0, -3.0, -2.0], 0, -3, [0, 0, 0, 0], [0, 0.5, 0.5, 0]),
+    ([1.0, 2.0, 3.0, 4.0], 4, 0, [0, 0, 0, 1], [0, 0, 0, 0]),
+    ([0.0, -1.0, 0.0, -1.0], 0, -1, [0.25, 0, 0.25, 0], [0, 0.5, 0, 0.5]),
+    ([1.0 - 2.0**-23, 1.0, 0.5, 1.0 - 2.0**-20], 1, 0, [0.5, 0.5, 0, 0], [0, 0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("case", ENDS, ids=lambda case: str(case[0]))
+def test_ends_of_a_range_include_0_and_share_their_gradient(case, wrap):
+    x, high, low, of_high, of_low = (jnp.float32(part) for part in case)
+    found, pull = jax.vjp(wrap(lambda x: stats.ends(x, (0,))), x)
+    np.testing.assert_array_equal(found, [[high], [low]])
+    one, nothing = jnp.ones(1), jnp.zeros(1)
+    np.testing.assert_array_equal(pull((one, nothing))[0], of_high)
+    np.testing.assert_array_equal(pull((nothing, one))[0], of_low)
+    value, slope = jax.value_and_grad(wrap(lambda x: stats.largest(x, (0,))[0]))(x)
+    assert value == high
+    np.testing.assert_array_equal(slope, of_high)
+
+
+@pytest.mark.parametrize("axes", [None, (0,), (1,), (0, 1), ()])
+def test_ends_over_axes_are_those_of_numpy(axes):
+    x = np.array(jax.random.normal(jax.random.key(0), (4, 5)))
+    high, low = stats.ends(jnp.asarray(x), axes)
+    keeps = axes is not None
+    np.testing.assert_array_equal(high, np.maximum(x.max(axes, keepdims=keeps), 0))
+    np.testing.assert_array_equal(low, np.minimum(x.min(axes, keepdims=keeps), 0))
+    assert not np.any(stats.ends(jnp.zeros((0, 5)), (0,)))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_an_extreme_gives_its_change_to_the_first_of_equals_along_axes_and_to_all_of_a_tensor(axis):
+    x, dx = jnp.array([[3.0, 1.0, 3.0], [3.0, 2.0, 0.0]]), jnp.arange(1.0, 7.0).reshape(2, 3)
+    over = Over(axis)
+    change = stats.change_of_extreme(dx, x, over.max(x), stats.locate_extreme(x, over.max(x), over), over)
+    expected = {None: (1 + 3 + 4) / 3, 0: [[1, 5, 3]], 1: [[1], [4]]}[axis]
+    np.testing.assert_allclose(change, expected, rtol=1e-6)

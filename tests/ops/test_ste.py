@@ -88,3 +88,11 @@ def test_stochastic_rounding_has_the_identity_gradient_and_shows_nan():
     y, pull = jax.vjp(lambda x: ops.stochastic_round_ste(x, jax.random.key(0)), x)
     assert jnp.isnan(y[2])
     np.testing.assert_array_equal(pull(jnp.ones(3))[0], np.ones(3))
+
+
+@pytest.mark.parametrize("shape", [(2**10, 2**10), (2**20 + 1,)])
+def test_uniform_numbers_of_16_bits_are_the_middles_of_equal_parts(shape):
+    drawn = np.asarray(ops.ste.uniform16(jax.random.key(0), shape), np.float64)
+    assert drawn.shape == shape
+    assert drawn.min() == 2.0**-17 and drawn.min() + drawn.max() == 1
+    np.testing.assert_array_equal(np.unique(drawn), (np.arange(2**16) + 0.5) / 2**16)

@@ -1,5 +1,8 @@
 """No accumulator as wide as A2Q or A2Q+ was told can overflow, whatever the weights, the inputs and the training."""
 
+import re
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import jqinject
-from jqinject.core import RoundSte
+from jqinject.core import RoundSte, ZeroWeightsWarning
 from jqinject.nn import QuantConv, QuantEmbed, QuantIdentity, QuantLinear, QuantLinearGeneral
 from jqinject.ops import integer_budget, within_budget
 from jqinject.quant import (
@@ -24,6 +27,10 @@ from jqinject.quant import (
     Uint8ActPerTensorFloat,
 )
 from jqinject.quant_tensor import IntQuantTensor
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::jqinject.core.ZeroWeightsWarning"
+)  # of the narrowest accumulators
 
 A2Q, A2Q_PLUS = Int8AccumulatorAwareWeightQuant, Int8AccumulatorAwareZeroCenterWeightQuant
 BOTH = [A2Q, A2Q_PLUS]
@@ -172,6 +179,23 @@ def test_nor_in_convolutions(quantizer, groups, signed):
         sums.append(int(out[0, 0, 0, channel]))
     np.testing.assert_array_equal(sums, worst_sums(integers, 8, signed)[0])
     assert 2**13 < max(sums) <= 2**15 - 1  # and the room is used
+
+
+@pytest.mark.parametrize("quantizer", BOTH)
+def test_an_accumulator_that_leaves_no_weight_is_warned_of_with_the_narrowest_that_does(quantizer):
+    kernel = np.random.default_rng(0).normal(size=(256, 16)).astype(np.float32)
+    with pytest.warns(ZeroWeightsWarning, match=r"an accumulator of 12 bits.*\(256, 16\) are 0") as caught:
+        layer = linear(quantizer, 8, True, 12, kernel)
+    assert not np.any(layer.quant_weight().int())
+    named = int(re.search(r"cure: accumulator_bit_width = (\d+)", str(caught[0].message))[1])
+    with pytest.warns(ZeroWeightsWarning):
+        linear(quantizer, 8, True, named - 1, kernel)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer = linear(quantizer, 8, True, named, kernel)
+        linear(quantizer, 8, True, 12, 0 * kernel)  # its zeros are its own
+        nnx.eval_shape(lambda: linear(quantizer, 8, True, 12))
+    assert np.any(layer.quant_weight().int())
 
 
 def test_channels_along_two_axes():

@@ -9,7 +9,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule
-from jqinject.core import LearnedStepScaling
+from jqinject.core import AbsAve, LearnedStepScaling, OverTensorView
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.quant import (
     Int2WeightPerChannelLearned,
@@ -62,6 +62,18 @@ def test_start_and_gradients_are_the_papers(bits, tensor):
     np.testing.assert_allclose(found_slope, slope.reshape(shape), rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(found["kernel"][...], of_weight, rtol=1e-6)
     assert np.any(of_weight == 0) == (bits < 8)  # some are clamped
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_the_largest_integer_has_no_gradient_from_a_step(filled):
+    """It sets where the step starts and the factor of its gradient: of a learned width neither is part of the loss."""
+    scaling, x = LearnedStepScaling(AbsAve(), OverTensorView()), jnp.asarray(KERNEL)
+    if filled:
+        scaling(x, 7)
+    scaling.set_view(use_running_average=True)
+    step, slope = jax.value_and_grad(lambda largest: scaling(x, largest))(jnp.float32(7))
+    np.testing.assert_allclose(step, 2 * np.abs(KERNEL).mean() / np.sqrt(7), rtol=1e-6)
+    assert float(slope) == 0
 
 
 def test_a_convolution_counts_all_weights_of_a_channel():

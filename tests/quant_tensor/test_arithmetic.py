@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.quant_tensor import IntQuantTensor, ceil_log2, larger, product_sum_bit_width, sum_bit_width
+from jqinject.quant_tensor import (
+    DifferentScalesWarning,
+    IntQuantTensor,
+    ceil_log2,
+    larger,
+    product_sum_bit_width,
+    sum_bit_width,
+)
 
 
 def tensor(integers, scale=0.5, zero_point=0.0, bit_width=8, signed=True, training=False):
@@ -45,9 +52,26 @@ def test_different_scales_are_refused_in_evaluation_mode_with_both_numbers():
         tensor(A) + tensor(A, scale=jnp.array([0.5, 0.5, 0.25]))
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    ("signed", "by_signed"), [(True, False), (False, True), (True, True), (False, False)]
+)
+def test_a_quotient_goes_by_the_width_and_the_sign_of_its_divisor(signed, by_signed, traced):
+    bits, by_bits = (jnp.float32(6), jnp.float32(4)) if traced else (6, 4)
+    top, below = tensor([6, 3], 0.5, 0.0, bits, signed), tensor([3, 2], 0.25, 0.0, by_bits, by_signed)
+    quotient = top / below
+    np.testing.assert_array_equal(quotient.value, top.value / below.value)
+    largest = 8 if by_signed else 16  # magnitudes that 4 bits hold
+    assert float(quotient.scale) == 0.5 / (0.25 * largest)
+    assert (float(quotient.bit_width), quotient.signed) == (10, signed or by_signed)
+
+
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
 def test_different_scales_are_averaged_in_training_mode(first, second):
-    total = tensor(A, training=first) + tensor(A, scale=0.25, training=second)
+    with pytest.warns(
+        DifferentScalesWarning, match=r"0\.5 and 0\.25.*shared quantizer.*evaluation refuses it"
+    ):
+        total = tensor(A, training=first) + tensor(A, scale=0.25, training=second)
     assert float(total.scale) == 0.375
     assert total.training
 

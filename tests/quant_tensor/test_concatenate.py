@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.quant_tensor import IntQuantTensor, concatenate
+from jqinject.quant_tensor import DifferentScalesWarning, IntQuantTensor, concatenate
 
 
 def tensor(scale=0.5, zero_point=0.0, bit_width=8, signed=True, training=False, n=3):
@@ -38,7 +38,8 @@ def test_different_grids_are_refused_with_numbers_and_cure(change, message):
 
 
 def test_training_mode_averages():
-    y = concatenate([tensor(training=True), tensor(scale=0.25, zero_point=1.0)])
+    with pytest.warns(DifferentScalesWarning, match=r"concatenate: .*0\.5 and 0\.25.*evaluation refuses it"):
+        y = concatenate([tensor(training=True), tensor(scale=0.25, zero_point=1.0)])
     assert (float(y.scale), float(y.zero_point), y.training) == (0.375, 0.5, True)
 
 

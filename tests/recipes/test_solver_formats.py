@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject import quant
+from jqinject import Rule, freeze, quant
 from jqinject.nn import QuantLinear
 from jqinject.recipes import (
     GPFQ,
@@ -20,8 +20,10 @@ from jqinject.recipes import (
     LearnedRounding,
     Problem,
     Qronos,
+    Recipe,
     Sharing,
     Solution,
+    Solve,
 )
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.quantized_parameter import QuantizedParameter
@@ -40,6 +42,8 @@ FORMATS = {
 SOLVERS = [GPTQ(), GPFQ(), Qronos(), Clip()]
 OF_INTEGERS = [AutoRound(steps=20), LearnedRounding(steps=50)]
 SCALES_OF_8_BITS = ("mx", "nvfp4")
+INTEGERS = ("int4 groups", "zero points", "one scale")
+X = jax.random.normal(jax.random.key(3), (96, 32))
 
 
 def problem(name: str) -> Problem:
@@ -69,8 +73,7 @@ def error(found: Solution, given: Problem) -> float:
 def test_outputs_are_no_worse_than_with_rounding_to_nearest(name: str) -> None:
     given = problem(name)
     nearest = error(RTN()(given), given)
-    integers = name in ("int4 groups", "zero points", "one scale")
-    for solver in (*SOLVERS, *(OF_INTEGERS if integers else [])):
+    for solver in (*SOLVERS, *(OF_INTEGERS if name in INTEGERS else [])):
         found: Any = solver(given)
         assert error(found, given) <= nearest * (1 + 1e-5), solver
         grid = MatrixGrid(found.scale, found.zero_point, given.measure(given.weights).grid)
@@ -79,3 +82,41 @@ def test_outputs_are_no_worse_than_with_rounding_to_nearest(name: str) -> None:
         found = HQO(steps=5)(given)
         wrong = [float(jnp.abs(each.values - given.weights).mean()) for each in (found, RTN()(given))]
         assert wrong[0] <= wrong[1]
+
+
+class Solvable(nnx.Module):
+    """A layer, a parameter that the model contracts by itself, and a stack of these."""
+
+    def __init__(self) -> None:
+        keys = jax.random.split(jax.random.key(0), 2)
+        self.layer = nnx.Linear(32, 32, rngs=nnx.Rngs(0))
+        self.own = nnx.Param(jax.random.normal(keys[0], (32, 32)))
+        self.stack = nnx.Param(jax.random.normal(keys[1], (2, 32, 32)) / 6)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.layer(x)) @ self.own[...]
+        return jax.lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x, self.stack[...])[0]
+
+
+CHOSEN = [(name, solver) for name in FORMATS for solver in (RTN(), *SOLVERS)]
+CHOSEN += [(name, solver) for name in INTEGERS for solver in OF_INTEGERS]
+CHOSEN += [(name, HQO(steps=5)) for name in FORMATS if name not in SCALES_OF_8_BITS]
+
+
+@pytest.mark.parametrize(
+    ("name", "solver"), CHOSEN, ids=lambda x: x if isinstance(x, str) else type(x).__name__
+)
+def test_what_was_chosen_is_frozen_in_slices_to_the_bit(name: str, solver: Any) -> None:
+    solved = (
+        Recipe(Solve(solver)).apply(Solvable(), Rule(weight_quant=FORMATS[name]), [X], progress=False).model
+    )
+    whole, in_slices = (freeze(nnx.clone(solved), sliced_from=n) for n in (2**30, 1))
+    assert nnx.graphdef(in_slices) == nnx.graphdef(whole)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(in_slices), nnx.state(whole))
+
+
+def test_large_solved_weights_are_frozen() -> None:
+    model, x = nnx.Linear(1024, 256, use_bias=False, rngs=nnx.Rngs(0)), jnp.ones((2, 1024))
+    rule = Rule(weight_quant=FORMATS["mx"])
+    solved = Recipe(Solve(RTN())).apply(model, rule, [x], progress=False).model
+    np.testing.assert_allclose(freeze(nnx.clone(solved))(x), solved(x), rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ from jqinject.core.quant.decoupled import DecoupledRescalingIntQuant as Decouple
 from jqinject.core.quant.decoupled_with_input import (
     DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
 )
+from jqinject.core.quant.decoupled_with_input import ZeroWeightsWarning as ZeroWeightsWarning
 from jqinject.core.quant.float8_quant import Float8Quant as Float8Quant
 from jqinject.core.quant.float8_quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant.float_quant import FloatQuant as FloatQuant

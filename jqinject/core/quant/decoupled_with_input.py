@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
+from flax import nnx
 
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Scaling, ZeroPoint
+from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.quant.decoupled import DecoupledIntQuant, DecoupledQuantizer, DecoupledQuantResult
 from jqinject.core.scaling import InputAwarePreScaling
 from jqinject.core.state.variables import QuantStat, float_array
+from jqinject.quant_tensor import is_concrete
+
+WIDEST = 32  # bits of an accumulator
+
+
+class ZeroWeightsWarning(UserWarning):
+    """An accumulator is so narrow that every weight is quantized to 0."""
 
 
 @checked_arguments
@@ -117,13 +127,44 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
             kept = jnp.stack([jnp.asarray(f).astype(jnp.float32) for f in (bits, signed)])
             self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)))
 
-    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+    def check_input(self, x: jax.Array, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.
+
+        Args:
+            x: the weight; one that is traced or abstract is not looked at.
+            input_bit_width, input_is_signed: see a call.
 
         Raises:
             ValueError: the accumulator is too narrow.
+
+        Warns:
+            ZeroWeightsWarning: it is so narrow that all of the weight's integers are 0, from which no training starts.
         """
         self.pre_scaling_impl.check_input(input_bit_width, input_is_signed)
+        width = self.pre_scaling_impl.accumulator_bit_width()
+        if not (isinstance(width, int) and is_concrete(x, input_bit_width)) or not bool(jnp.any(x)):
+            return
+        widths = range(width, WIDEST + 1)
+        least = next((n for n in widths if self._has_integers(n, x, input_bit_width, input_is_signed)), None)
+        if least != width:
+            warnings.warn(
+                f"an accumulator of {width} bits bounds the integers of an output channel so much that all weights of "
+                f"shape {x.shape} are 0: the layer passes nothing on, and does not train.\n  cure: "
+                + (
+                    f"accumulator_bit_width = {least}, the narrowest"
+                    if least
+                    else "fewer inputs for each output"
+                )
+                + " that leaves weights other than 0, or more; or an input of fewer bits",
+                ZeroWeightsWarning,
+                stacklevel=2,
+            )
+
+    def _has_integers(self, width: int, x: jax.Array, bits: Any, signed: Any) -> bool:
+        """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
+        copy = nnx.clone(self, graph=True)
+        copy.pre_scaling_impl.accumulator_bit_width = BitWidthConst(width)
+        return bool(jnp.any(copy._for_input(x, x.astype(jnp.float32), bits, signed).value))
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation.

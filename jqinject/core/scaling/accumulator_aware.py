@@ -26,6 +26,8 @@ from jqinject.quant_tensor import is_concrete
 class InputAwarePreScaling(Protocol):
     """`pre_scaling_impl` of a quantizer that depends on the bits and the sign of the layer's input."""
 
+    accumulator_bit_width: BitWidth
+
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Raise ValueError for an input too wide for the accumulator."""
 

@@ -18,6 +18,8 @@ from jqinject.ops.groups import fitting_size
 from jqinject.proxy import beside_weights, build_stacked, stack_of
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
 
+SLICED_FROM = 2**20  # bytes
+
 
 def freezes(layer: QuantWeightLayer) -> bool:
     """Whether a layer has a quantized weight that is not frozen."""
@@ -25,28 +27,31 @@ def freezes(layer: QuantWeightLayer) -> bool:
     return layer.frozen is None and quantized
 
 
-def numbers_of(layer: QuantWeightLayer) -> Any:
+def numbers_of(layer: QuantWeightLayer, sliced_from: int = SLICED_FROM) -> Any:
     """The low-bit numbers of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
 
-    Dispatch is asynchronous: request one layer ahead to hide latency.
+    Dispatch is asynchronous: request one layer ahead to hide latency. For `sliced_from` see `jqinject.freeze`.
     """
-    return None if stack_of((layer,)) else _numbers(layer)
+    return None if stack_of((layer,)) else _numbers(layer, sliced_from)
 
 
-def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers: Any = None) -> bool:
+def freeze_layer(
+    layer: QuantWeightLayer, *, keep_master: bool = False, numbers: Any = None, sliced_from: int = SLICED_FROM
+) -> bool:
     """Replace the weight, its quantizer and that of the gradient by the weight's low-bit numbers.
 
     Args:
         layer: a layer, or a stack of layers.
         keep_master: keep those too, so that `unfreeze_layer` can bring them back.
         numbers: what `numbers_of` returned for the layer.
+        sliced_from: see `jqinject.freeze`.
 
     Returns:
         Whether there was a quantized weight to freeze.
     """
     if not freezes(layer):
         return False
-    layer.frozen = frozen_weight(layer, numbers)
+    layer.frozen = frozen_weight(layer, numbers, sliced_from)
     if not keep_master:
         drop_master(layer)
     return True
@@ -59,26 +64,27 @@ def drop_master(layer: QuantWeightLayer) -> None:
             delattr(layer, name)
 
 
-def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
+def frozen_weight(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenWeight:
     """The low-bit numbers of a layer that `freezes`.
 
     Args:
         layer: a layer, or a stack of layers.
         numbers: what `numbers_of` returned for it.
+        sliced_from: see `jqinject.freeze`.
     """
     stack = stack_of((layer,))
     if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
         layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
     cut = _cut(layer, stack)
     if stack:
-        slices = slices_of(layer.weight[...])
+        slices = slices_of(layer.weight[...], sliced_from)
         return build_stacked(
             lambda layers, _: _eager_numbers(layers[0], cut),
             beside_weights((layer,)),
             stack,
             one_by_one=slices > 1,
         )
-    return _checked(layer, _numbers(layer) if numbers is None else numbers)
+    return _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
 
 
 def unfreeze_layer(layer: QuantWeightLayer) -> bool:
@@ -110,11 +116,11 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
         )
 
 
-def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
+def _numbers(layer: QuantWeightLayer, sliced_from: int) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
     weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
-    static = (graphdef, summed, metadata, axes, _cut(layer, ()), slices_of(weight))
+    static = (graphdef, summed, metadata, axes, _cut(layer, ()), slices_of(weight, sliced_from))
     found, valid = compiled_numbers(state, weight, _known_input(layer), *static)
     return nnx.merge(*found) if isinstance(found, tuple) else found, valid
 

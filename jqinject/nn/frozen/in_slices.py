@@ -25,7 +25,7 @@ from jqinject.core.facts import grid_of, groups_of
 from jqinject.core.view.grouping import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.quant_tensor import is_concrete
 
-LARGE, OF_SLICE = 2**20, 2**17  # bytes
+OF_SLICE = 2**17  # bytes
 FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
@@ -43,13 +43,14 @@ CUT = ("value", "sums")
 Make = Callable[[Any, jax.Array], tuple[Any, Any]]
 
 
-def slices_of(weight: Any) -> int:
-    """How many slices a weight is frozen in: 1 if it is small, not there, or on several devices."""
+def slices_of(weight: Any, sliced_from: int) -> int:
+    """How many slices a weight is frozen in: 1 below so many bytes, for abstract weights, and on several devices."""
     if not (isinstance(weight, jax.Array) and is_concrete(weight)):
         return 1
-    if weight.nbytes < LARGE or len(weight.sharding.device_set) > 1:
+    if weight.nbytes < sliced_from or len(weight.sharding.device_set) > 1:
         return 1
-    return min(max(FEWEST, 1 << (weight.nbytes // OF_SLICE).bit_length() - 1), MOST)
+    slices = max(FEWEST, weight.nbytes // OF_SLICE)
+    return min(1 << slices.bit_length() - 1, MOST)
 
 
 def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tuple[int, ...]) -> Any:
@@ -67,7 +68,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
     quantizer = proxy.tensor_quant
     if not is_sliceable(quantizer):
         return None
-    measured = CommittedQuant(quantizer, weight)
+    measured = quantizer if isinstance(quantizer, CommittedQuant) else CommittedQuant(quantizer, weight)
     cutting = cutting_of(weight.shape, measured.committed_scale.shape, groups_of(measured), kept, number)
     if cutting is None:
         return None

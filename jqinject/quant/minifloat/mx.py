@@ -2,10 +2,15 @@
 
 from jqinject.core.restrict_val import PowerOfTwoRestrictValue
 from jqinject.core.rounding import FloorSte
-from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling, SharedExponentScaling
+from jqinject.core.scaling import (
+    MaxIntScaling,
+    PowerOfTwoIntScaling,
+    RuntimeDynamicGroupStatsScaling,
+    SharedExponentScaling,
+)
 from jqinject.core.scaling.mid_max import midmax_mantissa_bias
 from jqinject.inject import ExtendedInjector, choices, this, value
-from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
+from jqinject.quant.enums import RestrictValueType, ScaleRounding, ScalingPerOutputType
 from jqinject.quant.fragments import (
     Fp4e2m1Mixin,
     Fp6e2m3Mixin,
@@ -24,6 +29,7 @@ from jqinject.quant.fragments import (
     ShiftedMinUintQuant,
 )
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
+from jqinject.quant.solver.tables import pick_or_none
 
 
 class RestrictThresholdMixin(ExtendedInjector):
@@ -33,12 +39,21 @@ class RestrictThresholdMixin(ExtendedInjector):
     restrict_scaling_impl = PowerOfTwoRestrictValue
 
 
+@choices(MaxIntScaling, PowerOfTwoIntScaling)
+def int_scaling_impl(scale_rounding=None):
+    """Integer steps to the largest number; rounded up, a power of two is one step beyond it, which is clamped."""
+    beyond = {ScaleRounding.CEIL: PowerOfTwoIntScaling}
+    return pick_or_none(ScaleRounding, scale_rounding, beyond, "scale_rounding") or MaxIntScaling
+
+
 class MXMixin(ExtendedInjector):
     """A power of two for each group of 32: the group's largest magnitude and the format's largest number, both rounded
-    down to one, divided.
+    down to one, divided. This is the specification's rule.
 
     `scale_rounding = "floor"`, `"ceil"`, `"even"` or `"rceil"` (up, so that nothing is clamped) rounds by the rules of
-    the specification and of hardware instead, without a least scale; see `jqinject.core.SharedExponentScaling`.
+    the specification and of hardware, without a least scale; see `jqinject.core.SharedExponentScaling`. The largest
+    number of signed 8-bit integers is 127, from 64 on they have the specification's exponent 0; for "ceil" it is 128,
+    one step beyond, as they would lose a bit to a power of two that holds it.
 
     With `restrict_value_float_to_int_impl = RoundMidMaxSte` minifloats are not clamped that would not round to the
     largest number.
@@ -50,6 +65,7 @@ class MXMixin(ExtendedInjector):
     restrict_value_float_to_int_impl = FloorSte
     scaling_per_output_type = ScalingPerOutputType.GROUP
     restrict_threshold_impl = this.threshold_mixin.restrict_scaling_impl
+    int_scaling_impl = int_scaling_impl
     midmax_mantissa_bit_bias = value(midmax_mantissa_bias)
 
 

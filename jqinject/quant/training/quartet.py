@@ -74,7 +74,10 @@ class Quartet(Scheme):
         dx = (M_x * (S(g R) S(R^T (H^T w)_q^T))) H^T,    dw = H (M_w * (S((x H)_q^T R) S(R^T g)))
 
     where `(...)_q` is what the forward product saw, and the masks `M` are 0 where it clipped a number (6 or more in
-    steps of its scale). Without masks and rounding these are the gradients of `y = x w`. Inputs, outputs and rows of a
+    steps of its scale). Without masks and rounding these are the gradients of `y = x w`. On average over keys they are
+    `dw = H (M_w * ((x H)_q^T g))` and `dx = (M_x * (g (H^T w)_q^T)) H^T`, as in the paper: shorter than `x^T g` and
+    `g w^T`, 0.86 to 0.91 of them for normal numbers. About half of this are the masks, half the numbers that the
+    forward product clipped. Inputs, outputs and rows of a
     batch (the last axis before the features) have to be multiples of 32 while training. It needs random numbers:
     `rngs=` where it is used.
 
