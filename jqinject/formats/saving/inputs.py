@@ -83,8 +83,8 @@ def _dynamic(proxy: Any, declared: type) -> InputFormat | None:
         return InputFormat("float", 4, True, "tensor_group", proxy.group_size, global_scale=whole)
     for base, (kind, symmetric, strategy) in DYNAMIC.items():
         if issubclass(declared, base):
-            size = proxy.group_size if strategy == "group" else None
-            known = not _changes(proxy, declared, base)
+            size = proxy.group_size
+            known = (strategy == "group") == (size is not None) and not _changes(proxy, declared, base)
             return InputFormat(kind, 8, symmetric, strategy, size) if known else None
     return None
 
