@@ -131,12 +131,14 @@ class ActQuantProxyFromInjector(FormatQueries):
         return self._attribute("bit_width", force_eval)
 
     def sample(self, force_eval: bool = True) -> Any:
-        """One 0, quantized: it has the scale, zero point and bit width of any; None if quantization is off.
+        """Quantize one 0, or one group of them: they have the scale, zero point and bit width of any.
+
+        None if quantization is off.
 
         Args:
             force_eval: as eval mode would, also in training mode.
         """
-        return self.trial(jnp.zeros((1,) * self._sample_ndim(), jnp.float32), force_eval)
+        return self.trial(jnp.zeros(self._sample_shape(), jnp.float32), force_eval)
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
         """Quantize an array that is no activation of the model, without a transform; no state changes.
@@ -155,12 +157,12 @@ class ActQuantProxyFromInjector(FormatQueries):
             set_mode(quantizer, use_running_average=True, deterministic=True)
         return self._pack(quantizer(x))
 
-    def _sample_ndim(self) -> int:
-        """A statistic of rows needs an axis, and groups need the one that is cut."""
-        dim = self.group_dim
-        if dim is None:
-            return int(self.quant_metadata.is_dynamic)
-        return dim + 1 if dim >= 0 else -dim
+    def _sample_shape(self) -> tuple[int, ...]:
+        """A statistic of rows needs an axis, and groups need one of them along the axis that is cut."""
+        size, dim = self.group_size, self.group_dim
+        if size is None or dim is None:
+            return (1,) * self.quant_metadata.is_dynamic
+        return (*(1,) * dim, size) if dim >= 0 else (size, *(1,) * (-dim - 1))
 
     def _looked_at(self) -> Any:
         return self.sample()

@@ -417,6 +417,11 @@ def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
             "no checkpoint can say how Int8ActPerTensorFloat quantizes the input",
         ),
         (
+            PER_ROW | {"input_quant": Int8ActDynamicPerRow, "input_group_size": 16},
+            "compressed-tensors",
+            "no checkpoint can say how Int8ActDynamicPerRow quantizes the input",
+        ),
+        (
             PER_ROW | {"output_quant": Int8ActPerTensorFloat},
             "compressed-tensors",
             r"this model also has layers\.0\.output_quant",

@@ -1,6 +1,7 @@
 """Rules for operations leave alone what layers of ours compute."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -12,7 +13,7 @@ from jqinject.nn import (
     QuantMultiHeadAttention,
     QuantScaledDotProductAttention,
 )
-from jqinject.quant import Int8ActPerTensorMinMax
+from jqinject.quant import Int8ActDynamicPerRow, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
 from tests.brevitas_defaults import ATTENTION, WITHIN_ATTENTION
 
 LAYERS = {
@@ -47,3 +48,13 @@ def test_operations_within_layers_are_the_layers_own(make):
     # What a layer has quantized already is not quantized again.
     assert {"add0_lhs"} <= set(model.op_quant) <= {"add0_lhs", "add0_rhs"}
     assert model(x).shape == x.shape
+
+
+def test_a_model_that_is_a_layer_is_quantized_once():
+    rule, x = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow), jnp.eye(4) + 0.3
+    alone, within = (
+        quantize(model, rule, inputs=x)
+        for model in (nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0))))
+    )
+    np.testing.assert_array_equal(alone(x), within(x))
+    assert not hasattr(alone, "op_quant")

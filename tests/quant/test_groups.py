@@ -13,10 +13,12 @@ from jqinject.core import RoundMidMaxSte
 from jqinject.nn import QuantConv, QuantEmbed, QuantIdentity, QuantLinear
 from jqinject.quant import (
     Int4WeightPerGroupAbsMax,
+    Int8ActDynamicPerRow,
     Int8ActPerTensorFloat,
     Int8Bias,
     Int8DynamicActPerGroupFloat,
     Int8DynamicActPerRowFloat,
+    Int8WeightPerChannelAbsMax,
     Int8WeightPerChannelFloat,
     IntWeightSymmetricGroupQuant,
     MXFloat4e2m1Weight,
@@ -275,3 +277,20 @@ def test_a_group_longer_than_its_axis_is_the_axis(size):
         np.testing.assert_array_equal(found, expected)
     x = jnp.linspace(-1.0, 2.0, 32).reshape(2, 16)
     np.testing.assert_array_equal(*(as_array(QuantIdentity(MXInt8Act, group_size=n)(x)) for n in (size, 16)))
+
+
+def test_rows_and_weight_in_the_same_tiles_are_a_sum_of_layers_of_one_tile_each():
+    rows, tiles = {"input_quant": Int8ActDynamicPerRow}, {"weight_group_size": 16, "input_group_size": 16}
+    plain = nnx.Sequential(nnx.Linear(64, 6, use_bias=False, rngs=nnx.Rngs(0)))
+    rule = jqinject.Rule(weight_quant=Int4WeightPerGroupAbsMax, **rows, **tiles)
+    model = jqinject.quantize(plain, rule, inputs=X)
+    expected = jnp.zeros((4, 6))
+    for start in range(0, 64, 16):
+        cut = slice(start, start + 16)
+        part = linear(Int8WeightPerChannelAbsMax, 16, weight_bit_width=4, use_bias=False, **rows)
+        part.kernel[...] = plain.layers[0].kernel[cut]
+        expected += part(X[:, cut])
+    frozen = jqinject.freeze(model)
+    for each in (model, frozen):
+        np.testing.assert_allclose(each(X), expected, rtol=1e-5, atol=1e-6)
+    assert "1 of 1 matrices quantized" in str(jqinject.report(frozen, X))

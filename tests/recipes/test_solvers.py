@@ -17,6 +17,7 @@ from jqinject.recipes import (
     RTN,
     AutoRound,
     LearnedRounding,
+    MagR,
     NotSolved,
     Problem,
     Qronos,
@@ -26,6 +27,7 @@ from jqinject.recipes import (
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.passes.awq import awq_scales
 from jqinject.recipes.solvers.auto_round import Descent
+from jqinject.recipes.solvers.corrections import largest_eigenvalue
 from jqinject.recipes.solving import output_error
 from jqinject.recipes.statistics import Statistics
 
@@ -131,7 +133,21 @@ def test_the_output_gets_better(solver: Any) -> None:
     assert error(values(solver, given)) < error(values(RTN(), given))
 
 
+def test_a_power_iteration_nears_the_largest_eigenvalue_from_below() -> None:
+    turned = jnp.linalg.qr(jax.random.normal(jax.random.key(3), (2, 24, 24)))[0]
+    eigenvalues = jnp.stack([jnp.linspace(0.1, 4.0, 24), jnp.zeros(24)])
+    matrices = jnp.einsum("sij,sj,skj->sik", turned, eigenvalues, turned)
+    estimates = [largest_eigenvalue(matrices, steps) for steps in (1, 5, 30, 1000)]
+    assert estimates[0][0] < estimates[1][0] < estimates[2][0] <= 4.0001
+    np.testing.assert_allclose(estimates[-1], [4.0, 0.0], rtol=1e-5, atol=1e-6)
+    given = problem(gram())
+    exact = values(MagR(RTN(), alpha=0.1), given)
+    np.testing.assert_allclose(values(MagR(RTN(), alpha=0.1, power_steps=1000), given), exact, rtol=1e-5)
+
+
 def test_what_solvers_refuse() -> None:
+    with pytest.raises(ValueError, match=r"power_steps must be at least 1, got 0.\n  cure: 30"):
+        MagR(power_steps=0)
     with pytest.raises(ValueError, match=r"act_order=True.*\n  cure: GPTQ"):
         GPTQ(scales="block", act_order=True)
     with pytest.raises(ValueError, match="GPFQ has no blocks"):

@@ -61,7 +61,8 @@ def check_rules(
             "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
             "methods={'encode': (x,)} for other methods than its call"
         )
-    found = plan_sites(model, RulePolicy(rules), calls) if has_inputs else NO_SITES
+    becomes_a_layer = any(entry.path == dotted(()) and entry.slots for entry in entries)
+    found = plan_sites(model, RulePolicy(rules), calls) if has_inputs and not becomes_a_layer else NO_SITES
     planned = plan_parameters(found.uses)
     if not allow_idle:
         _check_caches(rules, found)

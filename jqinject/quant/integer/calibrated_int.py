@@ -79,7 +79,10 @@ class Int8ActDynamicPerTensor(CalibratedAct):
 
 
 class Int8ActDynamicPerRow(Int8ActDynamicPerTensor):
-    """8 bits; every row (along the last axis) has the range of its own largest magnitude. Nothing is calibrated."""
+    """8 bits; every row (along the last axis) has the range of its own largest magnitude. Nothing is calibrated.
+
+    With a `group_size` every group of so many features of a row has its own: Qwix's `act_qtype` with a `tile_size`.
+    """
 
     shared_axes = (-1,)
 

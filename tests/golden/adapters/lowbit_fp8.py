@@ -36,13 +36,13 @@ LARGEST = {np.dtype(dtype): float(jnp.finfo(dtype).max) for dtype in FORMATS.val
 X_W = (((1,), (0,)), ((), ()))
 
 
-def _current(q: Any, power_of_two: bool, eps: float) -> Any:
+def _current(q: Any, power_of_two: bool, eps: float, dtype: Any = jnp.float32) -> Any:
     class Quantizer(Fp8e4m3ActPerTensorCurrent):
         q_dtype = q
         by_factor = True
         power_of_two_factor = power_of_two
         scaling_min_val = eps
-        dq_dtype = jnp.float32
+        dq_dtype = dtype
         scaling_init = LARGEST[np.dtype(q)]  # a tensor of zeros has the factor 1
 
     return Quantizer
@@ -143,12 +143,12 @@ def te_jax_of(config: dict[str, Any]) -> tuple[str, Any, Any]:
         dtype = given.choose("input_dtype", DTYPES)
         q = given.choose("q_dtype", FORMATS)
         mode = given.choose("mode", MODES)
-    return mode, _te_jax_quantizer(mode, q), dtype
+    return mode, _te_jax_quantizer(mode, q, dtype), dtype
 
 
-def _te_jax_quantizer(mode: str, q: Any) -> Any:
+def _te_jax_quantizer(mode: str, q: Any, dtype: Any) -> Any:
     if mode == "current":
-        return _current(q, False, 0.0)
+        return _current(q, False, 0.0, dtype)  # what is dequantized has the input's dtype
     return E5M2_ROWS if q is jnp.float8_e5m2 else MXFP8TrainingAct
 
 
@@ -167,7 +167,9 @@ def _both_ways(
     mode: str, quantizer: Any, x: np.ndarray, dtype: Any, gradient: bool = False
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for side, array in (("row", x), ("col", np.swapaxes(x, -1, -2))):
+    # Columns of one scale lie as the transpose of all other axes.
+    columns = np.swapaxes(x, -1, -2) if mode == "mx" else np.moveaxis(x, -1, 0)
+    for side, array in (("row", x), ("col", columns)):
         tensor, payload = quantized(quantizer, array, dtype)
         numbers = {
             "bits": bits_of(tensor, payload, array),

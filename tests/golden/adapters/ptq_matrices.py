@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from flax import nnx
 
 from jqinject import Rule, quant
 from jqinject.core import IntegerGrid
+from jqinject.ops.power import divide
 from jqinject.recipes import GPTQ, QEP, RTN, MagR, Problem, Recipe, Solution, Solve, cheapest_errors
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.statistics import Statistics
@@ -58,6 +60,7 @@ class Magnitudes:
 
     alpha: float
     steps: int
+    power_steps: int
     conv: dict[str, int] | None
 
 
@@ -67,9 +70,9 @@ def magr_of(config: dict[str, Any]) -> Magnitudes:
         given.choose("peer", {"brevitas": None})
         given.choose("algorithm", {"magr": None})
         said(given, "hessian", {"H = (2/n) sum x x^T, no damping": None})
-        said(given, "lambda_max", {"30 power iterations": None})
+        power_steps = said(given, "lambda_max", {"30 power iterations": 30})
         given.take("seed")
-        found = Magnitudes(given.take("alpha"), given.take("num_steps"), given.take("conv"))
+        found = Magnitudes(given.take("alpha"), given.take("num_steps"), power_steps, given.take("conv"))
     if found.conv is not None:
         with reading(found.conv, "a convolution") as stated:
             for key in ("dilation", "groups", "kernel", "padding", "stride"):
@@ -86,7 +89,8 @@ def magr(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
         layer = convolution(inputs["x"].shape[1], weight.shape[0], stated.conv)
     layer.kernel.set_value(jnp.asarray(kernel_of(weight)))
     kept = Kept()
-    recipe = Recipe(Solve(MagR(kept, alpha=stated.alpha, steps=stated.steps)))
+    solver = MagR(kept, alpha=stated.alpha, steps=stated.steps, power_steps=stated.power_steps)
+    recipe = Recipe(Solve(solver))
     rule = Rule(weight_quant=quant.Int8WeightPerChannelFloat)
     recipe.apply(nnx.Sequential(layer), rule, [images(inputs["x"])], progress=False)
     assert kept.problem is not None
@@ -134,9 +138,11 @@ class Compressor:
         levels = 2.0**self.bits - 1
         grid = integers(self.bits, self.symmetric)
         if self.symmetric:
-            return MatrixGrid(jnp.maximum(-low, high) / (levels / 2), jnp.zeros_like(low), grid)
-        scale = (high - low) / levels
-        return MatrixGrid(scale, jnp.round(jnp.clip(grid.low - low / scale, grid.low, grid.high)), grid)
+            return MatrixGrid(divide(jnp.maximum(-low, high), levels / 2), jnp.zeros_like(low), grid)
+        scale = divide(high - low, levels)
+        return MatrixGrid(
+            scale, jnp.round(jnp.clip(grid.low - divide(low, scale), grid.low, grid.high)), grid
+        )
 
 
 ACT_ORDERS = {None: False, "weight": True, "static": True}
@@ -175,7 +181,11 @@ def compressor(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     if x is None:
         statistics = Statistics(jnp.ones(1), jnp.asarray(hessian)[None])
     else:
-        statistics = replace(summed(x), count=jnp.full(1, float(stated.sequences)))
+        # A sequence is a batch, and counts once; llm-compressor puts the 2 of its Hessian into the numbers.
+        parts = (summed(np.float32(2**0.5) * part) for part in np.split(x, stated.sequences))
+        statistics = replace(
+            functools.reduce(Statistics.merged, parts), count=jnp.full(1, float(stated.sequences))
+        )
     solution = stated.solver(problem_of(weight, statistics, stated.measure, stated.group_size))
     assert statistics.hessian is not None
     cut = {
@@ -186,7 +196,7 @@ def compressor(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     scale, zero_point = (np.asarray(x)[0] for x in (solution.scale, solution.zero_point))
     values = np.asarray(solution.values)[0]
     return {
-        "hessian": np.asarray(statistics.hessian)[0] * (2 / stated.sequences),
+        "hessian": np.asarray(statistics.hessian)[0] / stated.sequences,
         "quant": values,
         "int": np.round(values / scale + zero_point).astype(np.int8),
         "scale": scale[cut[stated.strategy]],

@@ -50,6 +50,8 @@ def driver(case: Case) -> Callable[..., dict[str, Any]]:
     if group == "qt_core":
         return noise if "n_keys" in given else with_gradients
     meaning({"ops": None}, group, "a group of contractions")
+    if "group_sizes" in case["inputs"]:
+        return ragged
     if "eqn" in given:
         return einsum
     if isinstance(given.get("dimension_numbers", [[]])[0], str):
@@ -136,14 +138,15 @@ class Operand(NamedTuple):
     method: str
 
 
-def operands_of(given: Settings) -> tuple[Operand, Operand]:
+def operands_of(given: Settings, channels: int = 1) -> tuple[Operand, Operand]:
+    """Both operands; `channels` is the axis of the second one's outputs."""
     lhs, rhs = (
         Operand(
             given.take(f"{side}_qtype"),
             given.take(f"{side}_channelwise", axes),
             given.take(f"{side}_method", "absmax"),
         )
-        for side, axes in (("lhs", [0]), ("rhs", [1]))
+        for side, axes in (("lhs", [0]), ("rhs", [channels]))
     )
     for operand in (lhs, rhs):
         range_of(operand.method)
@@ -187,6 +190,22 @@ def einsum_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], str]:
 def einsum(case: Case, inputs: Arrays) -> dict[str, Any]:
     both, eqn = einsum_of(case["config"])
     return contracted(lambda a, b: d.einsum(eqn, a, b), *operands(case, inputs, both))
+
+
+def ragged_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], Any]:
+    """The operands, rows of x and a matrix for each expert, and the dtype that is asked for."""
+    with reading(config, "a ragged contraction") as given:
+        return operands_of(given, channels=2), given.take("preferred_element_type", None)
+
+
+def ragged(case: Case, inputs: Arrays) -> dict[str, Any]:
+    both, dtype = ragged_of(case["config"])
+    sizes = jnp.asarray(inputs["group_sizes"])
+    numbers = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    return contracted(
+        lambda a, b: d.ragged_dot_general(a, b, sizes, numbers, preferred_element_type=dtype),
+        *operands(case, inputs, both),
+    )
 
 
 def conv_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], dict[str, Any]]:

@@ -19,7 +19,6 @@ from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import CalibratedQuant, SimpleMovingAverage
-from jqinject.inject import value
 from jqinject.model import NothingFrozenWarning
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
@@ -117,6 +116,7 @@ def quantizers_of(rule: QwixRule, nudges: tuple[float, float], rank: int, window
         window: whether the layer is a convolution, whose input has a scale for each image.
     """
     found: dict[str, Any] = {}
+    tile = None if window else rule.tile  # Qwix does not cut convolutions
     if rule.act_qtype:
         rows = (0,) if window else tuple(range(rank - 1))
         found["input_quant"] = CalibratedAct.let(
@@ -127,10 +127,14 @@ def quantizers_of(rule: QwixRule, nudges: tuple[float, float], rank: int, window
             batch_axes=() if rule.whole else (0,),
             **format_of(rule.act_qtype),
         )
+        if tile is not None:
+            found["input_quant"] = found["input_quant"].let(
+                channelwise_axes=(), shared_axes=(-1,), group_size=tile
+            )
     if rule.weight_qtype == "nf4":
         found["weight_quant"] = NF4WeightPerTensorFloat if rule.whole else NF4WeightPerChannelFloat
-        if rule.tile:
-            found["weight_quant"] = NF4WeightPerGroupFloat.let(group_size=_tile(rule.tile))
+        if tile is not None:
+            found["weight_quant"] = NF4WeightPerGroupFloat.let(group_size=tile)
     elif rule.weight_qtype:
         settings = {
             "calibration_impl": range_of(rule.weight_method, nudges[1]),
@@ -140,21 +144,10 @@ def quantizers_of(rule: QwixRule, nudges: tuple[float, float], rank: int, window
         weight = CalibratedWeight.let(**settings)
         if rule.whole:
             weight = weight.let(channelwise_axes=())
-        if rule.tile:
-            weight = CalibratedGroupWeight.let(group_size=_tile(rule.tile), **settings)
+        if tile is not None:
+            weight = CalibratedGroupWeight.let(group_size=tile, **settings)
         found["weight_quant"] = weight
     return found
-
-
-def _tile(size: float) -> Any:
-    """Qwix's tile size, or one by how many there are, which depends on the weight."""
-    if isinstance(size, int):
-        return size
-
-    def group_size(module: Any, group_dim: int) -> int:
-        return round(module.weight_shape[group_dim] * size)
-
-    return value(group_size)
 
 
 def format_of(qtype: str) -> dict[str, Any]:
@@ -253,10 +246,15 @@ def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
         average = layer.input_quant.tensor_quant.averaging_impl
         op = OPS[type(layer).__name__]
         if name in given:
+            sums = {what: inputs.get(f"{given[name]}/sum_of_{what}") for what in ("absmax", "max", "min")}
+            high, low = (
+                (sums["absmax"], -sums["absmax"])
+                if sums["absmax"] is not None
+                else (sums["max"], sums["min"])
+            )
             average.count.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.int32))
-            total = jnp.asarray(inputs[given[name] + "/sum_of_absmax"]).reshape(())
-            average.sum_of_max.set_value(total)
-            average.sum_of_min.set_value(-total)
+            average.sum_of_max.set_value(jnp.asarray(high).reshape(()))
+            average.sum_of_min.set_value(jnp.asarray(low).reshape(()))
         for kind in ("qparams", "state"):
             one = (1,) * layer.weight_ndim
             found[f"{kind}/{name}/{op}_lhs_scale/array"] = layer.input_quant.scale().reshape(one)
@@ -274,7 +272,11 @@ def _statistics(model: Any) -> dict[str, Any]:
             prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
             shape = (1,) * layer.kernel.ndim
             found[prefix + "count"] = average.count[...]
-            found[prefix + "sum_of_absmax"] = average.sum_of_max[...].reshape(shape)
+            found |= {
+                prefix + f"sum_of_{what}": average.sum_of_max[...].reshape(shape)
+                for what in ("absmax", "max")
+            }
+            found[prefix + "sum_of_min"] = average.sum_of_min[...].reshape(shape)
     return found
 
 
