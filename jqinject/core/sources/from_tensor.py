@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.component import set_view
 from jqinject.core.sources.source import (
     EMPTY,
     AffineRescaling,
@@ -21,7 +22,6 @@ from jqinject.core.sources.source import (
     Number,
     Source,
     affine_rescaling,
-    set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.in_place import in_place, statistic_of
