@@ -7,13 +7,12 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Restrict
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import Component
+from jqinject.core.construction.component import Component, InnerModule
 from jqinject.core.facts import Factors
 from jqinject.core.restrict_val import IntRestrictValue
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array
@@ -50,7 +49,7 @@ class BitWidthConst:
 
 
 @checked_arguments
-class BitWidthStatefulConst(nnx.Module):
+class BitWidthStatefulConst(InnerModule):
     """A bit width that is saved but not trained: a float32 scalar.
 
     Args:
@@ -75,7 +74,7 @@ class BitWidthStatefulConst(nnx.Module):
 
 
 @checked_arguments
-class BitWidthParameter(nnx.Module):
+class BitWidthParameter(InnerModule):
     """A learned bit width: `b = round(|offset| + min_bit_width)`.
 
     The variable is `bit_width_offset`; rounding is straight-through and `|.|` has gradient +1 at 0, so that a bit width
@@ -154,7 +153,7 @@ class BitWidthParameter(nnx.Module):
 
 
 @checked_arguments
-class RemoveBitwidthParameter(nnx.Module):
+class RemoveBitwidthParameter(InnerModule):
     """A learned number of bits to remove: `1 / (non_zero_epsilon + |coeff|)`.
 
     The variable is `bit_width_coeff`.

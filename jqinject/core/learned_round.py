@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import View
 from jqinject.core.clamp import Identity
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.state.variables import QuantParam
 from jqinject.ops import ste
 
@@ -150,7 +150,7 @@ def _steps(up: jax.Array) -> jax.Array:
 
 
 @checked_arguments
-class LearnedRoundSte(nnx.Module):
+class LearnedRoundSte(InnerModule):
     """Rounding with a learned parameter for each element of one weight; its input has gradient 1.
 
     In training mode the first two kinds leave the weight between two integers until its share is learned.
@@ -209,7 +209,7 @@ class LearnedRoundSte(nnx.Module):
         """Switch between training and evaluation.
 
         Args:
-            deterministic: round to whole numbers; None keeps what is set.
+          deterministic: round to whole numbers; None keeps what is set.
         """
         if deterministic is not None:
             self.deterministic = deterministic

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jqinject.core._protocols import Rounding
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import Component
+from jqinject.core.construction.component import Component, InnerModule
 from jqinject.ops import ste
 
 
@@ -88,7 +88,7 @@ class RoundHalfToZeroSte:
 
 
 @checked_arguments
-class StochasticRoundSte(nnx.Module):
+class StochasticRoundSte(InnerModule):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
 
     Each call in training mode uses a new key of its random stream. `model.eval()` sets `deterministic`, so that serving
@@ -145,7 +145,7 @@ class StochasticRoundSte(nnx.Module):
         """Switch between training and evaluation.
 
         Args:
-            deterministic: round to nearest instead of stochastically; None keeps what is set.
+          deterministic: round to nearest instead of stochastically; None keeps what is set.
         """
         if deterministic is not None:
             self.deterministic = deterministic

@@ -208,4 +208,4 @@ def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:
     if is_frozen_op(layer):
         layer.kernel = layer.float_kernel
         del layer.float_kernel
-        change_class(layer, type(layer).base_class)
+        change_class(layer, type(layer)._base_class)

@@ -55,6 +55,8 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
+    _flax_forward = staticmethod(nnx.BatchNorm.__call__)
+
     if TYPE_CHECKING:
 
         @overload
@@ -118,4 +120,4 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         Returns:
             An array, or a QuantTensor with `return_quant_tensor`.
         """
-        return self._quantized(x, lambda x: nnx.BatchNorm.__call__(self, x, use_running_average, mask=mask))
+        return self._quantized(x, lambda x: self._flax_forward(self, x, use_running_average, mask=mask))

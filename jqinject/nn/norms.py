@@ -55,6 +55,8 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         dtype('int8')
     """
 
+    _flax_forward = staticmethod(nnx.LayerNorm.__call__)
+
     if TYPE_CHECKING:
 
         @overload
@@ -115,7 +117,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         Returns:
             An array, or a QuantTensor with `return_quant_tensor`.
         """
-        return self._quantized(x, lambda x: nnx.LayerNorm.__call__(self, x, mask=mask))
+        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))
 
 
 @final
@@ -148,6 +150,8 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         >>> norm(jnp.eye(4)).int().dtype
         dtype('int8')
     """
+
+    _flax_forward = staticmethod(nnx.RMSNorm.__call__)
 
     if TYPE_CHECKING:
 
@@ -206,7 +210,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         Returns:
             An array, or a QuantTensor with `return_quant_tensor`.
         """
-        return self._quantized(x, lambda x: nnx.RMSNorm.__call__(self, x, mask=mask))
+        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))
 
 
 @final
@@ -242,6 +246,8 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         >>> norm(jnp.eye(4)).int().dtype
         dtype('int8')
     """
+
+    _flax_forward = staticmethod(nnx.GroupNorm.__call__)
 
     if TYPE_CHECKING:
 
@@ -304,4 +310,4 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         Returns:
             An array, or a QuantTensor with `return_quant_tensor`.
         """
-        return self._quantized(x, lambda x: nnx.GroupNorm.__call__(self, x, mask=mask))
+        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))

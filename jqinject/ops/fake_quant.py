@@ -162,7 +162,7 @@ def change_beside(change: jax.Array, made: Any) -> Any:
         change: of the value.
         made: the value, or both.
     """
-    return (change, np.zeros(made[1].shape, jax.dtypes.float0)) if isinstance(made, tuple) else change
+    return (change, jax.custom_derivatives.zero_from_primal(made[1])) if isinstance(made, tuple) else change
 
 
 def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
+from jqinject.core.construction.component import HiddenMethod, InnerModule
 from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.finding import HELD, names_of, outputs_of
@@ -25,7 +26,12 @@ from jqinject.program.weights.parameters import dotted
 Path = tuple[Any, ...]
 
 
-class OpQuantizers(nnx.Module):
+def _members(modules: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a dict of modules holds, without what Flax's tools add to every module for a while."""
+    return {name: modules[name] for name in modules if isinstance(modules[name], nnx.Module)}
+
+
+class OpQuantizers(InnerModule):
     """The quantizers of a model that stand outside of its layers: `model.op_quant[name]`.
 
     A tensor's is named by its operation (`blocks.0.dot_general1_lhs`), a parameter's by the parameter's path
@@ -80,21 +86,21 @@ class OpQuantizers(nnx.Module):
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
-        return vars(self).get("weights", {})
+        return _members(vars(self).get("weights", {}))
 
     def adapters_by_path(self) -> Mapping[str, Adapter]:
         """The adapters of parameters, by their paths as text."""
-        return vars(self).get("adapters", {})
+        return _members(vars(self).get("adapters", {}))
 
     def __getitem__(self, name: str) -> Any:
         sites = self.weight_sites()
         return sites[name].weight_quant if name in sites else self.held[name]
 
     def __iter__(self) -> Any:
-        return iter((*self.weight_sites(), *self.held))
+        return iter((*self.weight_sites(), *_members(self.held)))
 
     def __len__(self) -> int:
-        return len(self.held) + len(self.weight_sites())
+        return sum(1 for _ in self)
 
 
 class QuantizedProgram(ClassMixin):
@@ -119,10 +125,12 @@ class QuantizedProgram(ClassMixin):
 
         return quantized
 
+    @HiddenMethod
     def tied_quantizers(self) -> dict[str, Any]:
         """The quantizers, by path as text, of parameters that belong to a layer of ours."""
         return {dotted(path): node_at(self, path[:-1]).weight_quant for path in self.op_quant.tied}
 
+    @HiddenMethod
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
         held = self.op_quant
@@ -137,7 +145,7 @@ class QuantizedProgram(ClassMixin):
         }
         known = {name: q for name, q in weights.items() if q is not None}
         again = frozenset(name for name in sites if sites[name].rounded_again)
-        return HeldQuantizers(held.held, known, stacked, dropouts, again)
+        return HeldQuantizers(_members(held.held), known, stacked, dropouts, again)
 
 
 def quantized_class(
@@ -155,7 +163,7 @@ def quantized_class(
 
 def program_class_of(kind: type) -> type:
     """The class from which `quantized_class` made `kind`; `kind` itself if it did not."""
-    return kind.base_class if issubclass(kind, QuantizedProgram) else kind
+    return kind._base_class if issubclass(kind, QuantizedProgram) else kind
 
 
 def methods_of(kind: type) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core import AmaxHistory, QuantResult
 from jqinject.core.construction.assign import assign
+from jqinject.core.construction.component import set_view
 from jqinject.core.facts import amax_history, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.proxy.assembly import (
@@ -167,14 +168,7 @@ class QuantProxyFromInjector(HoldsRanges):
         """Whether the quantizer has to be made again when the weights of its layers change."""
         return self.made_from_parameters or asks_for_layers(self.binding)
 
-    def set_view(self, use_running_average: bool | None = None) -> None:
-        """Switch between training and evaluation, for `nnx.view`.
-
-        Args:
-            use_running_average: evaluation mode: statistics are used and not moved.
-        """
-        if use_running_average is not None:
-            self.use_running_average = use_running_average
+    set_view = set_view
 
     def init_tensor_quant(self, *layers: Any) -> bool:
         """Assemble the quantizer again from its layers as they are now.

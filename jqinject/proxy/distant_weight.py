@@ -7,8 +7,10 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.core.construction.component import InnerModule
 
-class DistantWeight(nnx.Module):
+
+class DistantWeight(InnerModule):
     """Abstract: holds the proxy of a weight that another module holds, so that the weight keeps its one path."""
 
     @property

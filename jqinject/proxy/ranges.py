@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from jqinject.core import StaticRange, warn_if_uncalibrated
+from jqinject.core.construction.component import InnerModule
 from jqinject.proxy.links import linked_layers
 
 
@@ -18,7 +19,7 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
     return [node for node in nodes if node.has_range() is not None]
 
 
-class HoldsRanges(nnx.Module):
+class HoldsRanges(InnerModule):
     """Abstract: the protocol of `core.StaticRange`, answered for the components that a quantizer holds.
 
     Attributes:

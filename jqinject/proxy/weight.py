@@ -48,7 +48,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
 
     def _warn_of_cut_groups(self, layer: Any, where: str) -> None:
         """Warn if groups end with an axis although the contraction sums over another one too."""
-        summed = layer.summed_axes() if hasattr(layer, "summed_axes") else ()
+        summed = getattr(layer, "summed_axes", ())
         size, dim = self.group_size, self.group_dim
         # Groups without padding are refused where they do not fill the axis.
         if (

@@ -45,7 +45,7 @@ class QuantTensor(ArrayMethods):
     dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
 
     def __len__(self) -> int:
-        if self.ndim == 0:
+        if not self.shape:
             raise TypeError("len() of a QuantTensor without axes; its shape is ()")
         return self.shape[0]
 

@@ -196,3 +196,37 @@ def test_a_mapped_axis_that_was_not_named_is_named_with_the_keyword(quantizer):
     mapped = jax.shard_map(call, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P("data"), P()))
     with pytest.raises(ValueError, match=r"distributed over 'data'[\s\S]*input_axis_name='data'"):
         jax.jit(mapped)(state, X)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("quantizer", [q.Int8WeightPerChannelFloat, q.Int4WeightPerChannelLearned])
+def test_a_kernel_sharded_by_columns_has_the_scales_of_its_columns(quantizer, check_vma):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    layer = QuantLinear(12, 8, weight_quant=quantizer, input_quant=q.Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
+    layer(X)
+    layer.eval()
+    columns = nnx.StateSharding(
+        {
+            nnx.PathContains("kernel"): P(None, "data"),
+            nnx.PathContains("value"): P(None, "data"),
+            nnx.PathContains("bias"): P("data"),
+            ...: P(),
+        }
+    )
+
+    @nnx.shard_map(mesh=mesh, in_specs=(columns, P()), out_specs=P(None, "data"), check_vma=check_vma)
+    def mapped(layer, x):
+        return layer(x)
+
+    def gradient(call):
+        return nnx.grad(lambda layer, x: (call(layer, x) ** 2).sum())(layer, X)
+
+    np.testing.assert_array_equal(mapped(layer, X), layer(X))
+    expected = gradient(lambda layer, x: layer(x))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), gradient(mapped), expected)
+
+
+def test_columns_that_no_axis_divides_are_refused():
+    layer = QuantLinear(12, 8, weight_quant=q.Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"the statistic has shape \(1, 4\), scaling_shape is \(1, 8\)"):
+        layer.weight_quant(layer.kernel[:, :4])

@@ -73,7 +73,7 @@ STATS = {
 def test_statistics_of_channels_along_several_axes(make, quantizer, choices, expected):
     layer = make(weight_quant=quantizer, **{f"weight_{name}": choice for name, choice in choices.items()})
     weight, scale = np.asarray(layer.kernel[...]), layer.quant_weight().scale
-    summed = layer.summed_axes()[0]
+    summed = layer.summed_axes[0]
     rows = np.moveaxis(weight, summed, -1).reshape(8, 6)
     assert scale.shape == tuple(1 if axis == summed else size for axis, size in enumerate(weight.shape))
     np.testing.assert_allclose(scale.reshape(-1), expected(rows), rtol=1e-5)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.ops.choose import choose, no_change, shaped
@@ -73,7 +73,7 @@ _averaged.defjvp(_averaged_jvp, symbolic_zeros=True)
 
 
 @checked_arguments
-class SimpleMovingAverage(nnx.Module):
+class SimpleMovingAverage(InnerModule):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
     With a `momentum` it is exponential instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the

@@ -205,14 +205,19 @@ def traced_initial_value(
 def statistic_shape(
     stat: jax.Array, wanted: tuple[int, ...], where: str, name: str = "scaling_shape"
 ) -> jax.Array:
-    """A statistic reshaped to the scale's shape.
+    """Reshape a statistic to the scale's shape, within `shard_map` to the shape of the device's part of it.
 
     Raises:
-        ValueError: when the number of elements differs.
+        ValueError: the number of elements differs, and is not that of a part.
     """
     if stat.shape == wanted:
         return stat
     if stat.size != math.prod(wanted):
+        axes = jax.sharding.get_abstract_mesh()
+        devices = math.prod(axes.shape[name] for name in axes.manual_axes)
+        varying = [axis for axis, size in enumerate(wanted) if size != 1]
+        if len(varying) == 1 and stat.size and devices % (wanted[varying[0]] / stat.size) == 0:
+            return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(wanted))])
         raise ValueError(
             f"{where}: the statistic has shape {stat.shape}, {name} is {wanted}. Over channels use "
             "OverOutputChannelView(permute_dims=...) with the output channel first and "

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType
 from typing import Any, NoReturn, Self
 
 import jax
@@ -18,6 +21,58 @@ from flax import nnx
 
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
 _HASH = "_hash"
+
+
+class HiddenMethod:
+    """A method that Flax's tools do not see.
+
+    `nnx.tabulate` and `nnx.capture` replace the public functions of the classes of a model's modules. What they replace
+    has to take and return arrays, outside of custom derivatives, which is not so between the parts of a quantizer.
+
+    Args:
+        method: the function.
+    """
+
+    def __init__(self, method: FunctionType) -> None:
+        vars(self).update(vars(method), __doc__=method.__doc__, __wrapped__=method)
+        self._method = method
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind the method; of a class, return what can be called with an instance."""
+        return functools.partial(self._method) if instance is None else MethodType(self._method, instance)
+
+
+def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod]:
+    """Return the functions of a class that Flax's tools would replace, hidden from them.
+
+    Args:
+        members: names and attributes of the class. `nnx.view_info` reads `set_view`, which stays as it is.
+    """
+    return {
+        name: HiddenMethod(member)
+        for name, member in members
+        if isinstance(member, FunctionType) and (name == "__call__" or not name.startswith("_"))
+        if name != "set_view"
+    }
+
+
+class InnerModule(nnx.Module):
+    """Base of the modules that quantizers and proxies consist of: Flax's tools list them within their layer."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, method in hidden_methods(tuple(vars(cls).items())).items():
+            setattr(cls, name, method)
+
+
+def set_view(self: Any, use_running_average: bool | None = None) -> None:
+    """Switch between training and evaluation, for `nnx.view`.
+
+    Args:
+      use_running_average: evaluation mode: change no state; None keeps what is set.
+    """  # indented as `nnx.view_info` expects it
+    if use_running_average is not None:
+        self.use_running_average = use_running_average
 
 
 class ComponentMeta(type(nnx.Module)):
@@ -158,7 +213,8 @@ def node_class(cls: type[Component]) -> type[Component]:
             else:
                 vars(self)[name] = part
 
-    namespace = {name: getattr(nnx.Module, name) for name in _OF_MODULES}
+    namespace: dict[str, Any] = dict(hidden_methods(inspect.getmembers(cls)))
+    namespace |= {name: getattr(nnx.Module, name) for name in _OF_MODULES}
     namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__, "__copy__": _copied}
     namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
     namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}

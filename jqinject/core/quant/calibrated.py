@@ -18,7 +18,7 @@ from jqinject.core.calibration.range_to_scale import not_tiny, scale_and_zero_po
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import Component
+from jqinject.core.construction.component import Component, set_view
 from jqinject.core.facts import is_nearest, takes_cut
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid, minifloat_dtype, on_grid
@@ -164,14 +164,7 @@ class CalibratedQuant(Component):
             clip_gradient=clip_gradient,
         )
 
-    def set_view(self, use_running_average: bool | None = None) -> None:
-        """Switch between training and evaluation, for `nnx.view`.
-
-        Args:
-            use_running_average: evaluation mode: use the average without updating it.
-        """
-        if use_running_average is not None:
-            self.use_running_average = use_running_average
+    set_view = set_view
 
     def has_range(self) -> bool | None:
         """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.facts import Factors, grid_of, groups_of, has_zero_point, number_format, scale_dtype
 from jqinject.core.state.variables import QuantStat
 from jqinject.ops.fake_quant import known_zero
 
 
-class CommittedQuant(nnx.Module):
+class CommittedQuant(InnerModule):
     """Another quantizer, by scales and zero points that do not follow the weight.
 
     `y` is the number of the quantizer's grid that is nearest to `x`, at the scale that it had when it was committed.

@@ -14,6 +14,7 @@ from jqinject.core._protocols import BitWidth, IntScalingImpl, Scaling, ZeroPoin
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import set_view
 from jqinject.core.quant.decoupled import DecoupledIntQuant, DecoupledQuantizer, DecoupledQuantResult
 from jqinject.core.scaling import InputAwarePreScaling
 from jqinject.core.state.variables import QuantStat, float_array
@@ -166,14 +167,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         copy.pre_scaling_impl.accumulator_bit_width = BitWidthConst(width)
         return bool(jnp.any(copy._for_input(x, x.astype(jnp.float32), bits, signed).value))
 
-    def set_view(self, use_running_average: bool | None = None) -> None:
-        """Switch between training and evaluation.
-
-        Args:
-            use_running_average: evaluation: do not keep the input's format; None keeps what is set.
-        """
-        if use_running_average is not None:
-            self.use_running_average = use_running_average
+    set_view = set_view
 
     def _for_input(self, x: jax.Array, x32: jax.Array, bits: Any, signed: Any) -> DecoupledQuantResult:
         pre_threshold = self.pre_scaling_impl(x32, bits, signed)

@@ -10,11 +10,11 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import InnerModule, set_view
 from jqinject.core.state.amax_history import AmaxHistory
 from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array
@@ -79,7 +79,7 @@ class AmaxRule:
 
 
 @checked_arguments
-class AmaxScaling(nnx.Module):
+class AmaxScaling(InnerModule):
     """Abstract: a scale from amaxes, and the record of them.
 
     Outside a step, every call in training mode is a step and enters the history. Within one (`jqinject.value_and_grad`,
@@ -255,14 +255,7 @@ class AmaxScaling(nnx.Module):
         self.slot.set_value(rest)
         return mine
 
-    def set_view(self, use_running_average: bool | None = None) -> None:
-        """Switch between training and evaluation.
-
-        Args:
-            use_running_average: evaluation: record nothing; None keeps what is set.
-        """
-        if use_running_average is not None:
-            self.use_running_average = use_running_average
+    set_view = set_view
 
 
 @final

@@ -134,7 +134,9 @@ class LearnedStepScaling(FromParameter):
             if tracked
             else [x.size if x is not None else 1]
         )
-        return max(sum(sizes), 1) / max(math.prod(self.tracking.shape), 1)
+        assert self.value is not None, "a step is a parameter"
+        # Within `shard_map` the parameter and `x` are both those of a part.
+        return max(sum(sizes), 1) / max(self.value.get_value().size, 1)
 
 
 def _root(number: Any) -> Any:

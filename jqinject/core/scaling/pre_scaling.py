@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.scaling.scale_rule import clamp_scale
 from jqinject.core.state.variables import QuantParam
 from jqinject.core.stats.in_place import statistic_of
@@ -27,7 +28,7 @@ class NormSettings:
     min_val: float | None
 
 
-class NormParameter(nnx.Module):
+class NormParameter(InnerModule):
     """Abstract: holds the learned norm g, the parameter `value`, and measures weights.
 
     g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64.

@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.component import set_view
 from jqinject.core.facts import Factors
 from jqinject.core.sources.source import (
     EMPTY,
@@ -23,7 +24,6 @@ from jqinject.core.sources.source import (
     Source,
     affine_rescaling,
     rescaled_value,
-    set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array
 from jqinject.core.stats.in_place import in_place, statistic_of

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.component import set_view
 from jqinject.core.sources.collection import Collection, DefaultMomentum
 from jqinject.core.sources.source import (
     EMPTY,
@@ -20,7 +21,6 @@ from jqinject.core.sources.source import (
     Number,
     Source,
     affine_rescaling,
-    set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.stats.in_place import gated_statistic_of, statistic_of

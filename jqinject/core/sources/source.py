@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.construction.assign import assign, set_given
-from jqinject.core.construction.component import Component
+from jqinject.core.construction.component import Component, InnerModule
 from jqinject.core.facts import Factors, scale_dtype, searches
 from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.search import Task
@@ -141,17 +140,7 @@ def _current(name: str) -> str:
     return f"rule.{name}" if name.startswith("restrict_") else name
 
 
-def set_view(self: Any, use_running_average: bool | None = None) -> None:
-    """Switch between training and evaluation.
-
-    Args:
-        use_running_average: evaluation: change no state; None keeps what is set.
-    """
-    if use_running_average is not None:
-        self.use_running_average = use_running_average
-
-
-class AffineRescaling(nnx.Module):
+class AffineRescaling(InnerModule):
     """`weight * x + bias`, both learned; without `bias` unless given an initial value.
 
     Args:

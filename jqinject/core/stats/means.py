@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.facts import Factors
 from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
@@ -110,7 +110,7 @@ class MeanSigmaStd(TwoPhaseStat):
 
 
 @checked_arguments
-class MeanLearnedSigmaStd(nnx.Module):
+class MeanLearnedSigmaStd(InnerModule):
     """`MeanSigmaStd` with a learned `sigma`, the parameter `value`.
 
     Args:

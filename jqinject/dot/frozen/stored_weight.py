@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from flax import nnx
-
+from jqinject.core.construction.component import InnerModule
 from jqinject.dot.frozen.frozen_form import FrozenForm
 
 
-class StoredWeight(nnx.Module):
+class StoredWeight(InnerModule):
     """Abstract: a module whose Variables are the numbers of the frozen weight of the module that holds it.
 
     Attributes:

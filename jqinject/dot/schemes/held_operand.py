@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.construction.component import InnerModule
 from jqinject.inject import Binding
 
 
@@ -38,7 +39,7 @@ class OperandAxes:
         return (self.shape[self.summed[-1]],) if self.summed else self.shape[-1:]
 
 
-class HeldOperand(nnx.Module):
+class HeldOperand(InnerModule):
     """The quantizer of one operand, and the stand-in for its layer.
 
     Attributes:

@@ -19,6 +19,7 @@ from jqinject.core import (
     RoundToOddSte,
     StochasticRoundSte,
 )
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.facts import has_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, overrides_given, value
@@ -67,7 +68,7 @@ def checked_rng_type(rng_type: Any) -> int | None:
     return RANDOM_BITS[rng_type]
 
 
-class OperandProxy(nnx.Module):
+class OperandProxy(InnerModule):
     """Quantizes an operand of a contraction, whose axes are `module.axes` in its injector.
 
     Attributes:

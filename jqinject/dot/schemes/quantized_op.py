@@ -13,6 +13,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from jqinject.core import CalibratedQuant, warn_if_uncalibrated
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_param import FrozenParam
@@ -29,7 +30,7 @@ from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 Axes = tuple[int, ...]
 
 
-class QuantizedOp(nnx.Module):
+class QuantizedOp(InnerModule):
     """The common base: a scheme, modes, stored operands."""
 
     scheme: Any

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.construction.component import InnerModule
 from jqinject.core.state.variables import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.integer import has_integers, known_zero_point
@@ -28,7 +29,7 @@ ROTATED = ("activation", "gradient")
 Taken = tuple[Any, jax.Array | None]
 
 
-class SchemeQuantizers(nnx.Module):
+class SchemeQuantizers(InnerModule):
     """The six quantizers of a scheme.
 
     A stateless quantizer is assembled at every call (under `jit`, once per trace; that of an `OperandInjector` once for
@@ -262,8 +263,8 @@ class SchemeQuantizers(nnx.Module):
         """Switch between training and evaluation.
 
         Args:
-            use_running_average: evaluation mode: use statistics without updating them.
-            deterministic: round to nearest instead of stochastically.
+          use_running_average: evaluation mode: use statistics without updating them.
+          deterministic: round to nearest instead of stochastically.
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average

@@ -98,13 +98,16 @@ def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | 
     return taken, scaling.claim_slot()
 
 
+_NEXT_KEY = nnx.RngStream.__call__  # read once: `nnx.tabulate` replaces it for streams of the model
+
+
 def _advance(quantizer: nnx.Module) -> None:
     """Advance the random streams of nondeterministic modules."""
     for _, module in nnx.iter_modules(quantizer, graph=True):
         if vars(module).get("deterministic") is not True:
             for child in vars(module).values():
                 if isinstance(child, nnx.RngStream):
-                    child()
+                    _NEXT_KEY(child)
 
 
 def why_not_backward(quantizer: Any) -> str:

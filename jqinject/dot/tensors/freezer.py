@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
+from jqinject.core.construction.component import InnerModule
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
@@ -130,7 +131,7 @@ class StoredForm:
         return moved, _per_axis(metadata, ndim, lambda names: _unsharded_ones(names, scale_shape))
 
 
-class Freezer(nnx.Module):
+class Freezer(InnerModule):
     """Holds the payload and scale of one operand: `set` stores them, `get` returns them.
 
     State: `value`, the payload, with summed axes last, as backends prefer (4-bit and narrower integers packed into

@@ -31,6 +31,7 @@ class _Parameter:
     def __init__(self, held: FrozenParam) -> None:
         self.held = held
 
+    @property
     def summed_axes(self) -> tuple[int, ...]:
         """Those that are stored last already."""
         return self.held.form.summed

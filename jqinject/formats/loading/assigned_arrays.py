@@ -32,7 +32,7 @@ def maker_of(checkpoint: Checkpoint, each: Assignment, dtype: Any) -> Any:
         lead = each.depth[:stack]
         if len(each.depth) < stack:
             lead, rows, axes = _taken_apart(rows, each, stack)
-        summed, sums = layer.summed_axes(), layer.axes_of_sums()
+        summed, sums = layer.summed_axes, layer.axes_of_sums()
         if not lead:
             return numbers_of(rows, axes, dict(each.sizes), dtype, summed, sums)
         made = [

@@ -88,7 +88,7 @@ def _permuted_axis(weight: Weight, grouped: int | None) -> int:
     Raises:
         CheckpointError: nobody knows it, or it is not one axis.
     """
-    summed = () if weight.layer is None else weight.layer.summed_axes()
+    summed = () if weight.layer is None else weight.layer.summed_axes
     axis = grouped if grouped is not None else summed[0] if len(summed) == 1 else None
     shape = () if weight.form is None else weight.form.shape
     if axis is None or weight.order is None or shape[axis] != weight.order.size:

@@ -217,7 +217,7 @@ class _Called:
 
 def _axes_of(layer: Any, called: _Called) -> Axes:
     """The axes of a layer's weight: those that it sums over are the inputs."""
-    path, ndim, summed = called.path, layer.weight_ndim, layer.summed_axes()
+    path, ndim, summed = called.path, layer.weight_ndim, layer.summed_axes
     if len(layer.frozen.shape) != ndim:
         module, dot, leaf = called.names[0].rpartition(".")
         raise CheckpointError(

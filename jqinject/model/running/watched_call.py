@@ -65,7 +65,7 @@ def unwatch_call(model: Any) -> None:
     """Undo `watch_call`, for a caller that looks itself."""
     kind: Any = type(model)
     if issubclass(kind, WatchedCall) and WatchedCall in kind.__bases__:
-        change_class(model, kind.base_class)
+        change_class(model, kind._base_class)
 
 
 def _training(model: Any) -> list[Any]:

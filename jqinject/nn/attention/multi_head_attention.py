@@ -123,6 +123,8 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
+    _flax_forward: Any = staticmethod(nnx.MultiHeadAttention.__call__)
+
     if TYPE_CHECKING:
 
         @overload
@@ -289,7 +291,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """
         inputs = self._quantized_inputs(inputs_q, inputs_k, inputs_v)
         if not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
-            y: Any = super().__call__(*inputs, decode=decode, is_causal=is_causal, **options)
+            y: Any = self._flax_forward(self, *inputs, decode=decode, is_causal=is_causal, **options)
             return y
         decodes = self.decode if decode is None else decode
 
@@ -298,7 +300,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
 
         inner = None if decodes is None else False
         parameter_view = ParameterView(self, {"attention_fn": attend, "decode": inner})
-        return nnx.MultiHeadAttention.__call__(parameter_view, *inputs, is_causal=is_causal, **options)  # pyright: ignore
+        return self._flax_forward(parameter_view, *inputs, is_causal=is_causal, **options)
 
     def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""

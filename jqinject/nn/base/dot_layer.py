@@ -220,6 +220,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         """A matrix has two axes."""
         return 2
 
+    @property
     def summed_axes(self) -> tuple[int, ...]:
         """The input features."""
         return (0,)

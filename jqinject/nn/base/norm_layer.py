@@ -1,7 +1,7 @@
 """What quantized normalizations share: Flax's own arithmetic in float, between an input and an output quantizer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -26,6 +26,7 @@ class QuantNormLayer(QuantLayer[Out]):
     grad_quant: Any = GRAD
     return_quant_tensor: bool
     num_features: int
+    _flax_forward: ClassVar[Any]
 
     def _init_quantizers(
         self,

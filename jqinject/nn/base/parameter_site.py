@@ -53,6 +53,7 @@ class _Facts:
         found = tuple(axis for axis in range(self._ndim) if axis not in self.shared)
         return found[0] if len(found) == 1 else found
 
+    @property
     def summed_axes(self) -> tuple[int, ...]:
         """Those that every contraction of the parameter sums over are stored last."""
         return self.summed

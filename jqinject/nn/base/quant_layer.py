@@ -29,6 +29,11 @@ class _QuantLayer(nnx.Module):
 
     __signature__: Any = ConstructorSignature()
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" not in vars(cls):
+            cls.__call__ = cls.__call__  # `nnx.capture` wraps what a class itself defines
+
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, returned: Any) -> Any:

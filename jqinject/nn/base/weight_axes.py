@@ -41,9 +41,7 @@ class WeightAxes(ReassembledOnAssignment[Out]):
             frozen = vars(self).get("frozen")
             if name == self.weight_name and frozen is not None:
                 return frozen.view()
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
+            return object.__getattribute__(self, name)  # raises, with the cause of a property that failed
 
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:
@@ -75,6 +73,7 @@ class WeightAxes(ReassembledOnAssignment[Out]):
         """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
         return ()
 
+    @property
     def summed_axes(self) -> tuple[int, ...]:
         """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
         return ()
@@ -86,7 +85,7 @@ class WeightAxes(ReassembledOnAssignment[Out]):
 
     def axes_of_sums(self) -> tuple[int, ...] | None:
         """The axes along which a contraction of integers needs their sums; None if it needs none."""
-        return self.summed_axes() or None
+        return self.summed_axes or None
 
     def _terms(self) -> int:
         """How many products one element of the output sums."""

@@ -54,8 +54,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
-        flax_layer: the Flax layer whose forward is run.
-        contraction_name: the attribute that holds the function that contracts; `flax_contraction` is its default.
+        contraction_name: the attribute that holds the function that contracts.
     """
 
     output_quant: Any = OUTPUT
@@ -64,8 +63,8 @@ class QuantWeightLayer(WeightAxes[Out]):
     return_quant_tensor: bool
     in_features: Any
     bias: Any
-    flax_layer: ClassVar[Any]
-    flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
+    _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
+    _flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
@@ -117,7 +116,7 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters."""
-        return self.flax_layer.__call__(parameter_view, inputs, out_sharding=out_sharding)
+        return self._flax_forward(parameter_view, inputs, out_sharding=out_sharding)
 
     def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
         """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
@@ -163,7 +162,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             return weight
         if not proxy.quant_metadata.requires_quant_input:
             return proxy(weight)
-        return proxy(weight, self.input_format() if quant_input is None else quant_input)
+        return proxy(weight, input_format(self) if quant_input is None else quant_input)
 
     def quant_bias(
         self, quant_input: Any = None, quant_weight: Any = None
@@ -180,12 +179,15 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: the bias takes its scale from an input that is not quantized.
         """
+        return self._quantized_bias(quant_input, quant_weight)
+
+    def _quantized_bias(self, quant_input: Any, quant_weight: Any) -> Any:
         if self.bias is None:
             return None
         bias, proxy = self.bias[...], self.bias_quant
         if proxy is None:
             return bias
-        weight = self.quant_weight(quant_input) if quant_weight is None else quant_weight
+        weight = self._quantized_weight(quant_input) if quant_weight is None else quant_weight
         return proxy(bias, *self._beside_bias(quant_input, weight))
 
     def _beside_bias(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any, jax.Array | None]:
@@ -224,7 +226,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         input_quant, grad_quant, output_quant = self.input_quant, self.grad_quant, self.output_quant
         x = inputs if input_quant is None else input_quant(inputs)
         weight = self._quantized_weight(x)
-        bias = self.quant_bias(x, weight)
+        bias = self._quantized_bias(x, weight)
         contraction = self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
         if contraction is not None and self.frozen is not None:
@@ -282,7 +284,7 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
-        return vars(self).get(self.contraction_name, self.flax_contraction) is self.flax_contraction
+        return vars(self).get(self.contraction_name, self._flax_contraction) is self._flax_contraction
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts 8-bit floats; None if the layer or its operands have none."""

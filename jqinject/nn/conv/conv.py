@@ -67,8 +67,8 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
-    flax_layer = nnx.Conv
-    flax_contraction = staticmethod(jax.lax.conv_general_dilated)
+    _flax_forward = staticmethod(nnx.Conv.__call__)
+    _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "

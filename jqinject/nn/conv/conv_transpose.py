@@ -73,7 +73,8 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     """
 
     contraction_name = "conv_general_dilated"
-    flax_contraction = staticmethod(jax.lax.conv_general_dilated)
+    _flax_forward = staticmethod(nnx.ConvTranspose.__call__)
+    _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
         "point and with one scale or one for each output channel, no mask and no transpose_kernel",
@@ -175,17 +176,17 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
 
             def plain(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
                 view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
-                return nnx.ConvTranspose.__call__(view, inputs)
+                return self._flax_forward(view, inputs)
 
             arrays = inputs, parameter_view.kernel[...], parameter_view.bias
             y = with_convolution(convolve, plain, *parameter_view.promote_dtype(arrays, dtype=self.dtype))
             return with_sharding(y, out_sharding)
         if asked(out_sharding, inputs, parameter_view.kernel) is None:
-            return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
+            return with_sharding(self._flax_forward(parameter_view, inputs), out_sharding)
 
         def forward(inputs: jax.Array, parameters: dict[str, Any]) -> jax.Array:
             view: Any = ParameterView(parameter_view, parameters)
-            return nnx.ConvTranspose.__call__(view, inputs)
+            return self._flax_forward(view, inputs)
 
         # Flax hands no sharding to its convolution: it is run with automatic axes.
         parameters = {"kernel": parameter_view.kernel[...], "bias": parameter_view.bias}

@@ -119,7 +119,7 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
 def _numbers(layer: QuantWeightLayer, sliced_from: int) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
-    weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
+    weight, summed, axes = layer.weight[...], layer.summed_axes, layer.axes_of_sums()
     static = (graphdef, summed, metadata, axes, _cut(layer, ()), slices_of(weight, sliced_from))
     found, valid = compiled_numbers(state, weight, _known_input(layer), *static)
     return nnx.merge(*found) if isinstance(found, tuple) else found, valid
@@ -183,7 +183,7 @@ def _cut(layer: QuantWeightLayer, stack: tuple[int, ...]) -> Cut | None:
 def _eager_numbers(layer: QuantWeightLayer, cut: Cut | None) -> FrozenWeight:
     proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
     quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
-    return _frozen(proxy, quantized, layer.summed_axes(), metadata, layer.axes_of_sums(), cut)
+    return _frozen(proxy, quantized, layer.summed_axes, metadata, layer.axes_of_sums(), cut)
 
 
 def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:

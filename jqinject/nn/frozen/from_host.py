@@ -35,14 +35,14 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
     if proxy is None or not _is_large(array) or stack_of((layer,)):
         return None
     scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
-    kept = (*layer.summed_axes(), *(layer.axes_of_sums() or ()))
+    kept = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
     number = min(max(FEWEST, 1 << (array.nbytes // OF_SLICE).bit_length()), MOST)
     cutting = cutting_of(array.shape, scale.shape, None, kept, number)
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():
         return None
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
-    static = (layer.summed_axes(), metadata, layer.axes_of_sums(), None, 1)
+    static = (layer.summed_axes, metadata, layer.axes_of_sums(), None, 1)
 
     def numbers(scales: Any, part: Any) -> Any:
         graphdef, state = nnx.split(scales, graph=True)

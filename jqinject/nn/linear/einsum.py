@@ -100,9 +100,9 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     takes_batch_norm = False
 
     contraction_name = "einsum_op"
-    flax_layer = nnx.Einsum
+    _flax_forward = staticmethod(nnx.Einsum.__call__)
     contraction_name = "einsum_op"
-    flax_contraction = staticmethod(jnp.einsum)
+    _flax_contraction = staticmethod(jnp.einsum)
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "
         "that is a plain contraction",
@@ -197,9 +197,10 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:
         """The axes of the kernel that the output has."""
-        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes())
+        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes)
         return channels[0] if len(channels) == 1 else channels
 
+    @property
     def summed_axes(self) -> tuple[int, ...]:
         """The axes of the kernel that the output does not have."""
         return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))

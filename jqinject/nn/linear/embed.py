@@ -71,7 +71,8 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     bias = None
     weight_name = "embedding"
     takes_batch_norm = False
-    flax_layer = nnx.Embed
+    _flax_forward = staticmethod(nnx.Embed.__call__)
+    _flax_attend = staticmethod(nnx.Embed.attend)
     contraction_needs = {
         "int": "a contraction of integers, which a lookup is not",
         "fp8": "a contraction of 8-bit floats, which a lookup is not",
@@ -140,8 +141,8 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
             ValueError: the query has other features than the table.
         """
         check_features(self, query, {-1: self.features}, argument="features", what="a query")
-        table: Any = ParameterView(self, {"embedding": as_array(self.quant_weight())})
-        return nnx.Embed.attend(table, as_array(query), out_sharding=out_sharding)
+        table: Any = ParameterView(self, {"embedding": as_array(self._quantized_weight(None))})
+        return self._flax_attend(table, as_array(query), out_sharding=out_sharding)
 
     def _check_features(self, inputs: Any) -> None:
         dtype = jnp.result_type(inputs)

@@ -67,7 +67,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         ((2, 4), 4)
     """
 
-    flax_layer = nnx.Linear
+    _flax_forward = staticmethod(nnx.Linear.__call__)
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",

@@ -66,7 +66,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         ((3, 2, 4), (1, 2, 4))
     """
 
-    flax_layer = nnx.LinearGeneral
+    _flax_forward = staticmethod(nnx.LinearGeneral.__call__)
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
@@ -138,9 +138,10 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:
         """The axes of the kernel that are not summed over."""
-        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes())
+        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes)
         return channels[0] if len(channels) == 1 else channels
 
+    @property
     def summed_axes(self) -> tuple[int, ...]:
         """The input features."""
         return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
@@ -161,7 +162,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         # Flax goes by the order of the axes, not by that in which they are given.
         axes = tuple(sorted(axis % ndim for axis in self.axis))
         batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
-        numbers = (axes, self.summed_axes()), (batch, tuple(range(len(batch))))
+        numbers = (axes, self.summed_axes), (batch, tuple(range(len(batch))))
         return Placed(Dimensions.of(ndim, self.weight_ndim, numbers))
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:

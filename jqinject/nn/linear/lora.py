@@ -65,6 +65,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     takes_batch_norm = False
 
     returns_accumulator = False
+    _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
@@ -140,4 +141,4 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
         return {-1: self.weight_shape[0]}
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Linear.__call__(parameter_view, inputs, out_sharding=out_sharding) + self.lora(inputs)
+        return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)

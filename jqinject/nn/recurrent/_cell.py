@@ -162,12 +162,12 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
     # --- one step, in parts: what does not depend on the hidden state is made once for a whole sequence
 
-    def quantizers(self) -> Quantizers:
+    def _quantizers(self) -> Quantizers:
         """The quantizers of activations, by attribute; those that there are not are missing."""
         held = {name: getattr(self, name) for name in self.act_quantizers}
         return {name: proxy for name, proxy in held.items() if proxy is not None}
 
-    def quant_input(self, inputs: Any) -> Any:
+    def _quant_input(self, inputs: Any) -> Any:
         """The input, quantized by `io_quant`.
 
         Args:
@@ -175,7 +175,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """
         return inputs if self.io_quant is None else self.io_quant(inputs)
 
-    def quant_parameters(self, x: Any) -> Parameters:
+    def _quant_parameters(self, x: Any) -> Parameters:
         """Layer -> its quantized kernel and bias, dequantized.
 
         Args:
@@ -189,10 +189,10 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             if of_input not in vars(self):
                 continue
             layers = {name: getattr(self, name) for name in (of_input, of_hidden)}
-            weights = {name: layer.quant_weight() for name, layer in layers.items()}
+            weights = {name: layer._quantized_weight(None) for name, layer in layers.items()}
             for name, layer in layers.items():
                 self._check_bias_scale(layer, x)
-                bias = layer.quant_bias(x, weights[of_input])
+                bias = layer._quantized_bias(x, weights[of_input])
                 found[name] = (as_array(weights[name]), None if bias is None else as_array(bias))
         return found
 
@@ -207,23 +207,23 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
                 "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for none"
             )
 
-    def affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
+    def _affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
         """x @ kernel + bias of one layer, computed as Flax does."""
         kernel, bias = parameters[name]
         parameter_view: Any = ParameterView(getattr(self, name), {"kernel": kernel, "bias": bias})
-        return nnx.Linear.__call__(parameter_view, x)
+        return QuantLinear._flax_forward(parameter_view, x)
 
-    def projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
+    def _projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
         """The part of every gate's sum that comes from the input.
 
         Args:
-            parameters: those of `quant_parameters`.
+            parameters: those of `_quant_parameters`.
             x: the quantized input, of one step or of many.
         """
-        return {name: self.affine(name, parameters, x) for name in self.gates if name in parameters}
+        return {name: self._affine(name, parameters, x) for name in self.gates if name in parameters}
 
     @abstractmethod
-    def step(
+    def _step(
         self,
         quantizers: Quantizers,
         parameters: Parameters,
@@ -233,8 +233,8 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """One step.
 
         Args:
-            quantizers: those of `quantizers()`, or copies of them.
-            parameters: those of `quant_parameters`.
+            quantizers: those of `_quantizers()`, or copies of them.
+            parameters: those of `_quant_parameters`.
             carry: that of the step before.
             projected: that of the step's input.
         """
@@ -258,9 +258,9 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             check_features(
                 self, state, {-1: self.hidden_features}, argument="hidden_features", what="a carry"
             )
-        x = self.quant_input(inputs)
-        parameters = self.quant_parameters(x)
-        result = self.step(self.quantizers(), parameters, carry, self.projected(parameters, as_array(x)))
+        x = self._quant_input(inputs)
+        parameters = self._quant_parameters(x)
+        result = self._step(self._quantizers(), parameters, carry, self._projected(parameters, as_array(x)))
         return result.carry, as_array(result.output)
 
 

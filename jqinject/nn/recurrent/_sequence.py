@@ -47,20 +47,20 @@ def run(
         reverse: begin with the last step.
         quantize_input: whether the input goes through `io_quant`.
     """
-    x = cell.quant_input(inputs) if quantize_input else inputs
-    parameters = cell.quant_parameters(x)
+    x = cell._quant_input(inputs) if quantize_input else inputs
+    parameters = cell._quant_parameters(x)
     array = as_array(x)
     carry = _initial_carry(cell, array, initial, time_axis)
-    projected = cell.projected(parameters, array)
+    projected = cell._projected(parameters, array)
     by_step = {name: jnp.moveaxis(part, time_axis, 0) for name, part in projected.items()}
-    quantizers = dict(cell.quantizers())
+    quantizers = dict(cell._quantizers())
     graphdef, state = nnx.split(quantizers, graph=True)
     output, memory = Parts(), Parts()
 
     def body(carried: Any, projected: Any) -> Any:
         state, carry = carried
         copies = nnx.merge(graphdef, state)
-        result = cell.step(copies, parameters, carry, projected)
+        result = cell._step(copies, parameters, carry, projected)
         made = output.take_apart(result.output), memory.take_apart(result.memory)
         return (nnx.state(copies, graph=True), result.carry), (as_array(result.output), *made)
 

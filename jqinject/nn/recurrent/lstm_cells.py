@@ -145,7 +145,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         )
         self._init_quantizers(arguments, rngs)
 
-    def step(
+    def _step(
         self,
         quantizers: Quantizers,
         parameters: Parameters,
@@ -156,7 +156,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         memory, hidden = carry
 
         def total(of_input: str) -> jax.Array:
-            return projected[of_input] + self.affine(self.gates[of_input], parameters, hidden)
+            return projected[of_input] + self._affine(self.gates[of_input], parameters, hidden)
 
         forget = None if self.coupled_input_forget_gates else total("if_")
         return self._update(quantizers, (total("ii"), forget, total("ig"), total("io")), memory)
@@ -242,7 +242,7 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         }
         self._init_quantizers(CellArguments(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
 
-    def step(
+    def _step(
         self,
         quantizers: Quantizers,
         parameters: Parameters,
@@ -251,5 +251,5 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
     ) -> Result:
         """One step; see `QuantRecurrentCell.step`."""
         memory, hidden = carry
-        sums = jnp.split(projected["dense_i"] + self.affine("dense_h", parameters, hidden), 4, axis=-1)
+        sums = jnp.split(projected["dense_i"] + self._affine("dense_h", parameters, hidden), 4, axis=-1)
         return self._update(quantizers, (sums[0], sums[1], sums[2], sums[3]), memory)

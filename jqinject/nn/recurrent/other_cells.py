@@ -120,11 +120,11 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         }
         self._init_quantizers(CellArguments(quantizers, overrides, input_layers=input_layers), rngs)
 
-    def step(
+    def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
     ) -> Result:
         """One step; see `QuantRecurrentCell.step`."""
-        total = projected["dense_i"] + self.affine("dense_h", parameters, carry)
+        total = projected["dense_i"] + self._affine("dense_h", parameters, carry)
         if self.residual:
             total += carry
         total = value_of(quantizers, "gate_acc_quant", total)
@@ -221,12 +221,12 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         }
         self._init_quantizers(CellArguments(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
 
-    def step(
+    def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
     ) -> Result:
         """One step; see `QuantRecurrentCell.step`."""
         of_input = jnp.split(projected["dense_i"], 3, axis=-1)
-        of_hidden = jnp.split(self.affine("dense_h", parameters, carry), 3, axis=-1)
+        of_hidden = jnp.split(self._affine("dense_h", parameters, carry), 3, axis=-1)
         r, z = (
             self._gate(quantizers, gate, of_input[index] + of_hidden[index])
             for index, gate in enumerate(("reset", "update"))

@@ -16,11 +16,11 @@ class ClassMixin:
     """Abstract: an addition to the class of a module.
 
     Attributes:
-        base_class: the class that it was added to.
+        _base_class: the class that it was added to.
     """
 
     __slots__ = ()  # an instance can only take a class of the same layout
-    base_class: type
+    _base_class: type
 
     @classmethod
     def method(cls, kind: type, name: str) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def derived_class(kind: type, mixin: type[ClassMixin], *methods: str) -> type:
 def original_class(kind: type) -> type:
     """The class that `kind` was derived from, by whatever additions; `kind` itself if there are none."""
     while "_made_from" in vars(kind):
-        kind = vars(kind)["base_class"]
+        kind = vars(kind)["_base_class"]
     return kind
 
 
@@ -54,7 +54,7 @@ def original_class(kind: type) -> type:
 def _derived(kind: type, mixin: type[ClassMixin], methods: tuple[str, ...]) -> type:
     body = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     replaced = {name: mixin.method(kind, name) for name in methods}
-    made = {"base_class": kind, "_made_from": (kind, mixin, methods)}
+    made = {"_base_class": kind, "_made_from": (kind, mixin, methods)}
     return _picklable(type(kind))(kind.__name__, (kind, mixin), body | replaced | made)
 
 

@@ -81,4 +81,4 @@ def release(layer: nnx.Module, kind: type[Around], method: str = "__call__") -> 
         setattr(layer, attribute, others)
     elif arounds:
         delattr(layer, attribute)
-        change_class(layer, type(layer).base_class)  # pyright: ignore[reportAttributeAccessIssue]
+        change_class(layer, type(layer)._base_class)  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.construction.component import InnerModule
 from jqinject.program.tracing.trace import Program
 from jqinject.program.weights.low_rank import LowRank
 from jqinject.program.weights.low_rank_sum import low_rank_sum
 from jqinject.program.weights.parameters import dotted
 
 
-class Adapter(nnx.Module):
+class Adapter(InnerModule):
     """The low-rank update of one parameter: `(alpha / rank) * A B`, in `model.op_quant.adapters[path]`.
 
     Attributes:
