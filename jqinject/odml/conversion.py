@@ -13,6 +13,7 @@ from flax import nnx
 
 from jqinject.core import CalibratedQuant, scale_and_zero_point
 from jqinject.core.construction.assign import assign
+from jqinject.core.construction.component import HiddenMethod
 from jqinject.model import Rule
 from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
@@ -144,6 +145,7 @@ class ConvertedProgram(QuantizedProgram):
 
     __slots__ = ()
 
+    @HiddenMethod
     def quantizers(self) -> Markers:
         """The markers of the sites."""
         return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.running.recorder import Recorder, clipped_fields
-from jqinject.program import Around, Quantizers, Site, Tracked, WeightCall
+from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
 from jqinject.quant_tensor import QuantTensor
 
 SLOTS = {"weight": "weight_quant", "input": "input_quant", "output": "output_quant"}
@@ -158,7 +158,7 @@ class Observing(Around):
 
 
 @final
-class ObservedQuantizers:
+class ObservedQuantizers(AsWritten):
     """The quantizers of a program, of which a report measures or switches some.
 
     Args:
