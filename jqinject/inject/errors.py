@@ -16,11 +16,6 @@ class MissingNameError(DependencyError, AttributeError):
     """
 
 
-def quoted(names: Iterable[str]) -> str:
-    """Names for an error text, each in quotes."""
-    return ", ".join(repr(name) for name in names)
-
-
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names that look most like `name`, best first; case does not count.
 

@@ -81,7 +81,7 @@ def freeze_parameter(
 def frozen_parameter(site: ParameterSite, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenParam:
     """The low-bit numbers of a site's parameter."""
     numbers = frozen_weight(site, numbers, sliced_from)
-    return FrozenParam.in_place_of(site.weight, numbers.numbers, numbers.form)
+    return FrozenParam.holding(numbers.numbers, numbers.form, site.weight.get_metadata())
 
 
 def check_parameters_unfreeze(index: ModelIndex) -> None:

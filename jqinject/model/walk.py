@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core import Frozen, GradSlot, GradStat, QuantParam, QuantStat
+from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
 from jqinject.core.state.record import RecordPart, state_parts
 from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
@@ -200,7 +200,6 @@ class ModelIndex:
                 for below, part in state_parts(node):
                     entry = found.setdefault((id(node), below), VariableEntry(part))
                     _note(entry, (*path, *below), inside)
-                    entry.paths.extend(_former_paths(node, path, below))
         return list(found.values())
 
     @cached_property
@@ -231,18 +230,6 @@ def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
         entry.paths.insert(0, path)
     else:
         entry.paths.append(path)
-
-
-def _former_paths(variable: nnx.Variable[Any], path: Path, below: Path) -> list[Path]:
-    """Where a Variable, or a part of its record, was in models of earlier versions."""
-    if isinstance(variable, Frozen) and path[-2:-1] == ("frozen",):
-        return [(*path[:-1], "freezer", path[-1])]  # a frozen weight had a `Freezer`
-    if isinstance(variable, FrozenParam) and path[-1:] == ("kernel",):  # it was in its op's `Freezer`
-        return [(*path[:-1], name, "rhs_freezer", *below) for name in OPS]
-    if not below or isinstance(variable, Frozen):
-        return []
-    former = (*path[:-1], *below)  # a part was a Variable of its own, or of an `AmaxHistory` of its own
-    return [former, (*former, *below)] if below == ("amax_history",) else [former]
 
 
 def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:

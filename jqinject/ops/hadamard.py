@@ -109,19 +109,6 @@ def matrix(size: int, *, inverse: bool = False) -> jax.Array:
     return transform(jnp.eye(size, dtype=jnp.float32), inverse=inverse)
 
 
-def random_matrix(size: int, key: jax.Array) -> jax.Array:
-    """The Hadamard matrix of a size, whose rows have random signs.
-
-    Args:
-        size: of the matrix.
-        key: of `jax.random`.
-
-    Raises:
-        ValueError: see `table_size`.
-    """
-    return with_signs(jax.random.rademacher(key, (size,), jnp.float32))
-
-
 def with_signs(signs: jax.Array) -> jax.Array:
     """The Hadamard matrix whose rows have given signs: `diag(signs) @ matrix(n)`.
 

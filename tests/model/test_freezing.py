@@ -268,19 +268,8 @@ def test_stored_8_bit_floats_are_contracted_as_they_are():
     assert all("broadcast_in_dim" in line for line in dequantized), dequantized
 
 
-def test_a_frozen_checkpoint_with_a_freezer_is_read():
-    frozen, other = (
-        jqinject.freeze(QuantLinear(16, 6, weight_bit_width=4, rngs=nnx.Rngs(seed))) for seed in (0, 1)
-    )
-    state = nnx.to_pure_dict(nnx.state(frozen))
-    stored = state["frozen"]
-    stored["freezer"] = {name: stored.pop(name) for name in ("value", "scale")}
-    jqinject.load_state(other, state)
-    np.testing.assert_array_equal(other(X), frozen(X))
-
-
 @pytest.mark.parametrize(("place", "inputs"), [("frozen", None), ("kernel", X)], ids=["layer", "parameter"])
-def test_a_symmetric_range_stores_no_zero_point_and_older_zeros_are_read(place, inputs):
+def test_a_symmetric_range_stores_no_zero_point(place, inputs):
     rule = jqinject.Rule(weight_quant=q.Int8WeightPerChannelAbsMax)
 
     class Own(nnx.Module):
@@ -298,7 +287,6 @@ def test_a_symmetric_range_stores_no_zero_point_and_older_zeros_are_read(place, 
     model, other = frozen(0), frozen(1)
     state = nnx.as_pure(nnx.state(model))
     assert "zero_point" not in state[place]
-    state[place]["zero_point"] = jnp.zeros((1, 1))
     jqinject.load_state(other, state)
     np.testing.assert_array_equal(other(X), model(X))
     state[place]["zero_point"] = jnp.ones((1, 1))
@@ -401,17 +389,6 @@ def test_attention_projections_share_an_op():
     jqinject.freeze(attention)
     np.testing.assert_array_equal(call(attention, x), expected)
     assert attention.query.dot_general is attention.key.dot_general
-
-
-def test_a_checkpoint_of_a_kernel_in_its_op_is_read():
-    (frozen, _), (other, _) = with_op("linear", 4), with_op("linear", 4)
-    other.kernel[...] *= -2
-    frozen, other = jqinject.freeze(frozen), jqinject.freeze(other)
-    state = nnx.as_pure(nnx.state(frozen))
-    state["dot_general"] = {"rhs_freezer": state["kernel"]}
-    state["kernel"] = jnp.zeros((0, 0))
-    jqinject.load_state(other, state)
-    np.testing.assert_array_equal(call(other, X), call(frozen, X))
 
 
 def test_frozen_kernels_are_copied_and_differentiated():

@@ -115,7 +115,7 @@ def test_arrays_are_put_where_the_model_wants_them() -> None:
     with jax.set_mesh(mesh):
         model = load_frozen(lambda: quantize(Mixed(sharded=True), RULES["int8"], inputs=IDS), checkpoint())
         assert isinstance(model.w.sharding, NamedSharding) and model.w.sharding.spec == P(None, "model")
-        value = model.w.get_raw_value()["rows"]
+        value = model.w.get_raw_value()["value"]
         assert value.sharding.shard_shape(value.shape) == (3, 16)  # stored with the summed axis last
         wanted = freeze(quantize(Mixed(1), RULES["int8"], inputs=IDS))(IDS)
         np.testing.assert_allclose(model(IDS), wanted, rtol=1e-5, atol=1e-4)

@@ -85,7 +85,7 @@ def test_frozen_model_is_the_trained_one(trained: Any) -> None:
     of_merged = jqinject.freeze(merge_lora(nnx.clone(trained, graph=True)))
     assert not nnx.to_flat_state(nnx.state(frozen, nnx.LoRAParam))
     held, again = (nnx.to_flat_state(nnx.state(one)) for one in (frozen, of_merged))
-    assert frozen.fc.kernel.get_raw_value()["rows"].dtype.itemsize == 1
+    assert frozen.fc.kernel.get_raw_value()["value"].dtype.itemsize == 1
     jax.tree.map(np.testing.assert_array_equal, dict(held), dict(again))
     merged = merge_lora(nnx.clone(trained, graph=True))
     site = merged.op_quant.weight_sites()["fc.kernel"]

@@ -185,7 +185,7 @@ def test_the_numbers_of_frozen_parameters_are_stored(tmp_path, save):
     _saved(tmp_path / "frozen", save(nnx.state(model)))
     stored = _restored(tmp_path / "frozen")
     assert {path: leaf.dtype.name for path, leaf in jax.tree_util.tree_leaves_with_path(stored["w"])} == {
-        (jax.tree_util.DictKey("rows"),): "uint8",
+        (jax.tree_util.DictKey("value"),): "uint8",
         (jax.tree_util.DictKey("scale"),): "float32",
     }
     other = nnx.eval_shape(lambda: freeze(_made(Own, FOUR_BITS)))

@@ -1,7 +1,6 @@
 """Hadamard matrices are orthogonal, and fast products with them are products with the matrix."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,12 +26,6 @@ def test_the_fast_product_is_that_with_the_matrix_and_its_inverse_undoes_it(size
     found = hadamard.transform(x)
     np.testing.assert_allclose(found, x @ wanted, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(hadamard.transform(found, inverse=True), x, rtol=1e-5, atol=1e-5)
-
-
-def test_random_signs_keep_the_matrix_orthogonal() -> None:
-    found = hadamard.random_matrix(24, jax.random.key(1))
-    np.testing.assert_allclose(found @ found.T, np.eye(24), atol=1e-6)
-    assert len(np.unique(jnp.sign(found * hadamard.matrix(24)))) == 2
 
 
 @pytest.mark.parametrize("size", [0, 6, 44, 84])

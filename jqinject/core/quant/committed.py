@@ -49,7 +49,7 @@ class CommittedQuant(InnerModule):
             raise TypeError(
                 f"{type(quantizer).__name__} does not round to nearest on a grid that it knows, so what was chosen for "
                 "it cannot be kept.\n  cure: float_to_int_impl_type = 'round'; a quantizer of your own states its "
-                "`grid` and `by_scale` (jqinject.core.facts.SaysGrid)"
+                "`grid` and `by_scale` (jqinject.core.facts)"
             )
         stateful = isinstance(quantizer, nnx.Module)
         self.quantizer = nnx.data(quantizer) if stateful else nnx.static(quantizer)

@@ -17,9 +17,6 @@ from jqinject.ops import Codebook, FloatFormat
 from jqinject.ops.devices.cut import Cut
 from jqinject.quant_tensor import Groups
 
-ROWS = "rows"
-"""The name of the payload of a parameter whose summed axes were moved to the end: the kernels read it row by row."""
-
 
 @dataclass(frozen=True)
 class FrozenForm:
@@ -37,7 +34,6 @@ class FrozenForm:
         names: of the numbers, sorted.
         in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
             `i % count`, where `count` of them are stored. None for none.
-        payload: the name of the payload.
     """
 
     stored: StoredForm
@@ -50,7 +46,6 @@ class FrozenForm:
     signed: bool = True
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
-    payload: str = "value"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,7 +134,7 @@ class FrozenForm:
             spec: of the weight.
             numbers: their arrays, or their shapes.
         """
-        form = self.fitted(numbers[self.payload].shape)
+        form = self.fitted(numbers["value"].shape)
         full = (*spec, *(None,) * (len(form.shape) - len(spec)))
         found = {}
         for name, held in numbers.items():
@@ -147,7 +142,7 @@ class FrozenForm:
                 found[name] = jax.sharding.PartitionSpec(*full[: len(held.shape)])
                 continue
             of_payload, of_scale = form.metadata({"out_sharding": full}, held.shape)
-            names = (of_payload if name == self.payload else of_scale)["out_sharding"]
+            names = (of_payload if name == "value" else of_scale)["out_sharding"]
             found[name] = jax.sharding.PartitionSpec(*names)
         return found
 

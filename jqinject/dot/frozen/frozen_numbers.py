@@ -3,7 +3,6 @@
 | name           | array                                                                     |
 |----------------|---------------------------------------------------------------------------|
 | `value`        | the payload, as its `StoredForm` says                                     |
-| `rows`         | in its stead, of a parameter without a layer whose summed axes were moved |
 | `scale`        | float32, or a byte each for groups; of the payload's rank before storing  |
 | `zero_point`   | likewise, if it may be another than 0                                     |
 | `sums`         | int32 sums of the payload, where a contraction of integers needs them     |
@@ -133,7 +132,7 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
             are stored in front.
         form: of the weight that was frozen.
     """
-    form = form.fitted(numbers[form.payload].shape)
+    form = form.fitted(numbers["value"].shape)
     groups, cut = form.groups, form.cut
     payload, scale, zero = parts_of(numbers, form)
     if groups is None:
@@ -155,7 +154,7 @@ def integers_of(
         weight: what `quant_tensor_of` returned.
         summed: the axes that the contraction sums over; None for those of the stored sums.
     """
-    form = form.fitted(numbers[form.payload].shape)
+    form = form.fitted(numbers["value"].shape)
     if form.format is not None or form.bit_width > 8 or not form.whole_zero_point or form.in_turn is not None:
         return None
     if form.cut is not None:
@@ -164,7 +163,7 @@ def integers_of(
     sums = numbers.get("sums")
     known = summed is None or {*summed} == {*form.stored.summed}
     zero = whole.zero_point if "zero_point" in numbers else None
-    packed = numbers[form.payload] if form.stored.packed_bits == 4 and stores_last(form, summed) else None
+    packed = numbers["value"] if form.stored.packed_bits == 4 and stores_last(form, summed) else None
     return Affine(whole.payload, whole.scale, zero, sums if known else None, packed)
 
 
@@ -201,7 +200,7 @@ class StoredParts(NamedTuple):
 
 def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
     """Payload, scale, zero point and factor as stored, except for packing and the order of axes; `form` is fitted."""
-    stored, value, scale = form.stored, numbers[form.payload], numbers["scale"]
+    stored, value, scale = form.stored, numbers["value"], numbers["scale"]
     whole_bytes = stored.packed_bits is None
     payload = jax.lax.transpose(value, stored.back) if whole_bytes else stored.payload(value)
     factor = numbers.get("scale_factor")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 import jax
@@ -14,7 +13,7 @@ from flax.nnx import reprlib
 
 from jqinject.core import Frozen
 from jqinject.dot.frozen.dequantize import dequantize
-from jqinject.dot.frozen.frozen_form import ROWS, FrozenForm
+from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.lookup import look_up
@@ -30,14 +29,13 @@ READS_WHOLE = "reads_whole"
 
 
 class FrozenParam(StoredArray, Frozen):
-    """A frozen parameter: a dict of arrays, `value` or `rows` (the payload), `scale`, and any others that
-    `frozen_numbers` lists.
+    """A frozen parameter: a dict of arrays, `value` (the payload), `scale`, and any others that `frozen_numbers` lists.
 
     It is not an `nnx.Param`: nothing trains it. It answers as the parameter did: `shape`, `dtype`, `ndim`, `size`,
     `nbytes` and `sharding` without computing anything; read as an array, indexed, or in arithmetic, it is the
     dequantized array in the parameter's dtype. An index dequantizes only what it reads, except along axes that are cut
     into groups or packed into bytes. `get_raw_value()` returns the numbers; `nnx.as_pure(nnx.state(model))`,
-    `nnx.to_pure_dict` and Orbax store them, at the paths `<parameter>/value` (or `rows`), `<parameter>/scale`.
+    `nnx.to_pure_dict` and Orbax store them, at the paths `<parameter>/value`, `<parameter>/scale`.
 
     Its metadata holds a static `form`, and the sharding that the parameter had. Axes in front may be added and taken
     away (`nnx.vmap`, `nnx.scan`); all numbers have them.
@@ -100,22 +98,6 @@ class FrozenParam(StoredArray, Frozen):
         assert isinstance(made, cls), "not a hijax Variable"
         return made
 
-    @classmethod
-    def in_place_of(cls, parameter: nnx.Variable[Any], numbers: Mapping[str, Any], form: FrozenForm) -> Self:
-        """A parameter that a model contracts by itself, frozen.
-
-        Its payload is named `rows` if axes were moved, and `value` if not: older releases moved none, and the shape of
-        a square matrix does not tell.
-
-        Args:
-            parameter: the float parameter, or a frozen one.
-            numbers, form: as for `holding`.
-        """
-        if form.payload != ROWS and form.stored.order != tuple(range(len(form.stored.order))):
-            numbers = {ROWS if name == form.payload else name: held for name, held in numbers.items()}
-            form = replace(form, payload=ROWS, names=tuple(sorted(numbers)))
-        return cls.holding(numbers, form, parameter.get_metadata())
-
     @property
     def numbers(self) -> dict[str, Any]:
         """The arrays by name, or their shapes."""
@@ -141,7 +123,7 @@ class FrozenParam(StoredArray, Frozen):
     @property
     def sharding(self) -> Any:
         """Of the parameter: that of the payload, whose axes may be stored in another order."""
-        payload = self.numbers[self.form.payload]
+        payload = self.numbers["value"]
         held = payload.sharding
         if isinstance(held, jax.sharding.NamedSharding):
             spec = self.form.partition_spec(held.spec, payload.shape)

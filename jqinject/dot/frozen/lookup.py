@@ -77,8 +77,8 @@ def _indexed(
     """The numbers with one axis indexed; sums over this axis are dropped."""
     of_scale, found = form.axis_of_scale(axis), {}
     for name, array in numbers.items():
-        at = place if name == form.payload else of_scale
-        varies = name == form.payload or (at < array.ndim and array.shape[at] > 1)
+        at = place if name == "value" else of_scale
+        varies = name == "value" or (at < array.ndim and array.shape[at] > 1)
         if varies:
             array = array[(*(WHOLE,) * at, entry)]
         if varies or name != "sums":

@@ -49,7 +49,7 @@ class StoredArray:
     @property
     def fitted_form(self) -> FrozenForm:
         """The form, with the axes in front that the numbers are stacked along, and without those that are gone."""
-        return self.form.fitted(tuple(self.numbers[self.form.payload].shape))
+        return self.form.fitted(tuple(self.numbers["value"].shape))
 
     @property
     def shape(self) -> tuple[int, ...]:

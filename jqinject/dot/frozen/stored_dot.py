@@ -158,7 +158,7 @@ class _Alone:
     def _on_cpu(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
         numbers = _numbers(self.static, arrays)
         form = self.static.form
-        form = form.fitted(numbers[form.payload].shape)
+        form = form.fitted(numbers["value"].shape)
         found = _product(x, numbers, form, self.static.dims)
         return _Plain(self.static)(x, *arrays) if found is None else found.astype(self.static.dtype)
 
@@ -189,7 +189,7 @@ def _product(
         payload, zero = whole.payload, whole.zero_point
     if factor is not None and factor.size > 1:  # one for each layer of a stack
         scale, factor = scale.astype(jnp.float32) * factor, None
-    packed = numbers[form.payload] if form.stored.packed_bits else None
+    packed = numbers["value"] if form.stored.packed_bits else None
     found = stored_rows(payload, packed, _table(form), rows, free)
     if found is None or not fitting(rows, x, shape, found[1], free):
         return None

@@ -62,7 +62,7 @@ def put_under_adapters(model: nnx.Module, arrays: Iterator[tuple[Assignment, Any
                 )
             depth = len(held.shape) - len(held.form.shape)
             numbers, form = made(_Parameter(held), depth)
-            put_in_place(index, held, FrozenParam.in_place_of(held, numbers, form))
+            put_in_place(index, held, FrozenParam.holding(numbers, form, held.get_metadata()))
         elif isinstance(held, FrozenParam):
             put_in_place(index, held, nnx.Param(jnp.asarray(made)))
         else:

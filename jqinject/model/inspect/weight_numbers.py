@@ -114,7 +114,7 @@ class ModelWeights:
             return ""
         node, below = self.nodes[held], path[len(held) :]
         if isinstance(node, FrozenParam):
-            return ".".join(held) if below in ((), (node.form.payload,)) else ""
+            return ".".join(held) if below in ((), ("value",)) else ""
         if isinstance(node, Frozen):
             return self._of_frozen(held)
         return "" if isinstance(node, WRITTEN) else ".".join(held)

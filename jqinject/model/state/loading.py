@@ -22,7 +22,6 @@ from jqinject.model.state.checkpoint_entries import (
     problem_of,
     unwrapped,
 )
-from jqinject.model.state.older_names import with_names_of_now, without_known_zeros
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
@@ -95,8 +94,7 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
 def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
     by_path = index.by_path
-    stored, merged = with_names_of_now(index, flat_entries(state))
-    given = without_known_zeros(unwrapped(stored, set(by_path)), by_path)
+    given = unwrapped(flat_entries(state), set(by_path))
     _refuse(_ill_formed(given, by_path))
     entries = with_checkpoint_defaults(index, given)
     if _holds_adapters_alone(entries, by_path):
@@ -106,7 +104,7 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
     said = {path: value for path, value in entries.items() if path in given}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
     transformed = transformed_inputs(index, entries)
-    return replace(_load(model, entries, index), merged=merged, transformed=transformed)
+    return replace(_load(model, entries, index), transformed=transformed)
 
 
 def _committed_as(state: Any, model: Any, index: ModelIndex) -> ModelIndex:

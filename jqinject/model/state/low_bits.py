@@ -36,7 +36,7 @@ class LowBits:
         depth = len(stack_of((layer,)))
         numbers, form = self.make(layer, depth)
         if isinstance(layer, ParameterSite):
-            return FrozenParam.in_place_of(layer.weight, numbers, form)
+            return FrozenParam.holding(numbers, form, layer.weight.get_metadata())
         layer.frozen = FrozenWeight(numbers, form, layer.weight.get_metadata())
         drop_master(layer)
         return None

@@ -42,8 +42,6 @@ class LoadReport(ReassemblyReport):
         kept: paths of activation and gradient quantizers of the layers whose weights were loaded. They do not depend on
             weights, and keep what they learned and collected if the state holds nothing for them.
         below_zero: paths of learned scales below 0, whose magnitude counts.
-        merged: quantizers of methods in an older checkpoint -> the one that the place has in all methods now. The old
-            one's numbers are read if the state does not hold the new one's.
         transformed: quantizers with a transform before them, for which weights are stored, if the state holds no
             quantizers and so knows nothing of it.
     """
@@ -55,7 +53,6 @@ class LoadReport(ReassemblyReport):
     not_finite: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     below_zero: tuple[str, ...] = ()
-    merged: dict[str, str] = field(default_factory=dict)
     transformed: tuple[str, ...] = ()
 
     def _lines(self) -> list[str]:
@@ -72,9 +69,6 @@ class LoadReport(ReassemblyReport):
             lines.append(f"nan or inf in: {', '.join(self.not_finite)}")
         if self.below_zero:
             lines.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
-        if self.merged:
-            shown = ", ".join(f"{old} ({new})" for old, new in self.merged.items())
-            lines.append(f"one range now: {shown}")
         if self.transformed:
             lines.append(f"weights are stored for transforms of inputs here: {', '.join(self.transformed)}")
         lines += super()._lines()

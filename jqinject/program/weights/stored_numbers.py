@@ -74,7 +74,7 @@ class StoredNumbers:
     @property
     def _is_stack(self) -> bool:
         """Whether the first axis of the value is stored as the first one, so that a layer's numbers lie together."""
-        form = self.form.fitted(self.numbers[self.form.payload].shape)
+        form = self.form.fitted(self.numbers["value"].shape)
         return self.order[:1] == (0,) and form.axis_of_payload(0) == 0
 
     @property
