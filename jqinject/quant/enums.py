@@ -1,4 +1,4 @@
-"""The enums that choose an implementation. A member equals its name as a string, in any case."""
+"""The enums that choose an implementation. A member equals its name in lower case; strings in any case choose it."""
 
 import enum
 from typing import Any, TypeVar
@@ -11,11 +11,12 @@ _Member = TypeVar("_Member", bound=enum.Enum)
 class ImplEnum(enum.StrEnum):
     """Base of the enums below: a member is its own name in lower case.
 
-    >>> QuantType.INT == "int", QuantType.INT == "INT", QuantType("Int"), str(QuantType.INT)
-    (True, True, <QuantType.INT: 'int'>, 'int')
+    >>> QuantType.INT == "int", QuantType.INT == "INT", QuantType("INT"), str(QuantType.INT)
+    (True, False, <QuantType.INT: 'int'>, 'int')
 
     Members of different enums differ, whatever they are called. The hash is that of the lower-case name, so a
-    member finds the entry `table["int"]` and `"int"` finds the entry `table[QuantType.INT]`.
+    member finds the entry `table["int"]` and `"int"` finds the entry `table[QuantType.INT]`. Where an injector
+    declares a member, its name in any case chooses it.
     """
 
     @classmethod
@@ -25,7 +26,7 @@ class ImplEnum(enum.StrEnum):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, enum.Enum):
             return self is other
-        return isinstance(other, str) and self.value == other.lower()
+        return isinstance(other, str) and self.value == other
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -129,6 +130,16 @@ class TruncScalingImplType(ImplEnum):
 
     MSB = enum.auto()
     WRAPPER = enum.auto()
+
+
+def chooses(value: object, *members: ImplEnum) -> bool:
+    """Whether a declared value is one of some members, or the name of one in any case.
+
+    >>> chooses("INT", QuantType.INT, QuantType.FP), chooses(RestrictValueType.INT, QuantType.INT), chooses(None)
+    (True, False, False)
+    """
+    name = value.lower() if isinstance(value, str) and not isinstance(value, enum.Enum) else value
+    return any(name == member for member in members)
 
 
 def as_enum(enum_class: type[_Member], value: Any, *, name: str = "") -> _Member:

@@ -13,7 +13,7 @@ from jqinject.core.quant import CodebookQuant
 from jqinject.core.rounding import RoundHalfToZeroSte
 from jqinject.core.scaling import RuntimeDynamicStatsScaling
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.ops.minifloats.normal_tables import half_integers, widest_gap
+from jqinject.ops.minifloats.normal_tables import half_integers, largest_of, widest_gap
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 from jqinject.quant.fragments import DynamicPerRow, FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.minifloat.mx import MXActMixin, MXMixin
@@ -46,13 +46,13 @@ class QuestQuant(ExtendedInjector):
     bit_width = 4
     codebook = value(half_integers)
     normal_clip = value(lambda bit_width: NORMAL_CLIP[bit_width])
-    trust = value(lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / codebook.largest)
+    trust = value(lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / largest_of(codebook))
     scaling_stats_op = StatsOp.SIGMA_STD
     sigma = this.normal_clip
     std_dev_epsilon = 1e-8
     restrict_scaling_type = RestrictValueType.FP
     gradient_mask_impl = TrustMask
-    trust_steps = value(lambda codebook, normal_clip, trust: trust * codebook.largest / normal_clip)
+    trust_steps = value(lambda codebook, normal_clip, trust: trust * largest_of(codebook) / normal_clip)
 
 
 class QuestWeightPerChannelFloat(QuestQuant, WeightQuantSolver):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import jqinject
 from jqinject.__main__ import main as program
@@ -22,7 +23,8 @@ from jqinject.catalogue.pages import index_page, section
 from jqinject.catalogue.write_index import entry_made, with_curve
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.nn import QuantLinear
+from jqinject.quant import Int8WeightPerTensorFloat, NF4WeightPerTensorFloat, QuestWeightPerChannelFloat
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "catalogue"
 
@@ -119,6 +121,18 @@ def test_explain_takes_a_users_own_quantizer(capsys, monkeypatch):
     assert "My own three bits." in shown
     assert "bit_width = 3  <- Mine" in shown
     assert "float_to_int_impl: FloorSte  <- override by let" in shown
+
+
+@pytest.mark.parametrize("values", [(-1.0, -0.25, 0.0, 0.25, 1.0), [-1, 0, 2]])
+@pytest.mark.parametrize("base", [NF4WeightPerTensorFloat, QuestWeightPerChannelFloat])
+def test_explain_takes_a_table_of_plain_numbers(capsys, monkeypatch, base, values):
+    table = type("Table", (base,), {"codebook": values, "__doc__": "A table of my own."})
+    monkeypatch.setitem(sys.modules, "my_quantizers", SimpleNamespace(Table=table))
+    assert main(["explain", "my_quantizers:Table"]) == 0
+    shown = capsys.readouterr().out
+    assert "A table of my own." in shown and f"codebook of {len(values)}" in shown
+    proxy = QuantLinear(4, 2, weight_quant=table, rngs=nnx.Rngs(0)).weight_quant
+    assert proxy.tensor_quant.codebook.values == tuple(map(float, values))
 
 
 @pytest.mark.parametrize(

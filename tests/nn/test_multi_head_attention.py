@@ -115,6 +115,27 @@ def test_packed_projections_quantize_each_input_once():
     assert [counts(X), counts(X, X, X), counts(X, other), counts(X, other, X)] == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("which", ["q", "qq", "qk", "qqq", "qkk", "qkq", "qqk", "qkv"])
+def test_packed_projections_record_each_tensor_once(which, monkeypatch):
+    tensors = {name: X + shift for shift, name in enumerate("qkv")}
+    layer = _mha(packed_in_proj=True, in_proj_input_quant=Int8ActPerTensorFloat)
+    proxy, seen = layer.in_proj_input_quant, []
+    record = type(proxy).__call__
+
+    def recorded(self, x):
+        seen.extend(name for name, tensor in tensors.items() if self is proxy and tensor is x)
+        return record(self, x)
+
+    monkeypatch.setattr(type(proxy), "__call__", recorded)
+    layer(*(tensors[name] for name in which))
+    assert sorted(seen) == sorted(set(which))
+    assert proxy.tensor_quant.scaling_impl.counter[...] == len(set(which))
+    layer.eval()
+    y = layer(*(tensors[name] for name in which))
+    q, k, v = (tensors[name] + 0 for name in {1: which * 3, 2: which + which[-1:], 3: which}[len(which)])
+    np.testing.assert_array_equal(layer(q, k, v), y)  # each projection has its own tensor
+
+
 def test_packed_projections_need_graph_mode():
     with nnx.set_graph_mode(False):
         with pytest.raises(

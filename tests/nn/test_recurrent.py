@@ -259,6 +259,9 @@ def test_rules_still_quantize_the_layers_within_flax_cells():
 # --- whole sequences
 
 
+GATES = {"i": ("i", "f_", "g", "o"), "h": ("i", "f", "g", "o")}
+
+
 def _torch_lstm(state, x, reverse=False):
     """torch's formula of one LSTM layer, in NumPy: gates i, f, g, o stacked along rows."""
 
@@ -295,6 +298,60 @@ def test_a_torch_checkpoint_gives_torch_numbers():
     np.testing.assert_allclose(out, np.concatenate([e[0] for e in expected], -1), atol=1e-6)
     np.testing.assert_allclose(h, np.stack([e[1] for e in expected]), atol=1e-6)
     np.testing.assert_allclose(c, np.stack([e[2] for e in expected]), atol=1e-6)
+
+
+def _torch_state(lstm):
+    """The state of one layer in both directions as torch's, read gate by gate."""
+    state = {}
+    for cell, suffix in zip(lstm.layers[0], ("", "_reverse"), strict=True):
+        of_input, of_hidden = ([getattr(cell, a + b) for b in GATES[a]] for a in GATES)
+        state[f"weight_ih_l0{suffix}"] = np.concatenate([layer.kernel[...].T for layer in of_input])
+        state[f"weight_hh_l0{suffix}"] = np.concatenate([layer.kernel[...].T for layer in of_hidden])
+        state[f"bias_hh_l0{suffix}"] = np.concatenate([layer.bias[...] for layer in of_hidden])
+        state[f"bias_ih_l0{suffix}"] = np.zeros_like(state[f"bias_hh_l0{suffix}"])
+    return state
+
+
+def test_the_directions_share_kernels_of_the_input_with_two_gates_crossed():
+    lstm = QuantLSTM(
+        3, 4, batch_first=True, bidirectional=True, shared_input_hidden_weights=True, rngs=nnx.Rngs(0)
+    )
+    there, back = lstm.layers[0]
+    state = _torch_state(lstm)
+    i, f, g, o = np.split(state["weight_ih_l0"], 4)
+    np.testing.assert_array_equal(state["weight_ih_l0_reverse"], np.concatenate([f, i, g, o]))
+    assert not any(np.array_equal(a, b) for a, b in ((i, f), (f, g), (g, o)))
+    expected = [_torch_lstm(state, np.asarray(X, np.float64), reverse) for reverse in (False, True)]
+    np.testing.assert_allclose(lstm(X)[0], np.concatenate([e[0] for e in expected], -1), atol=1e-6)
+    assert back.hi.kernel is not there.hi.kernel and back.hi.bias is not there.hi.bias
+    coupled = QuantLSTM(
+        3,
+        4,
+        bidirectional=True,
+        shared_input_hidden_weights=True,
+        coupled_input_forget_gates=True,
+        rngs=nnx.Rngs(0),
+    )
+    there, back = coupled.layers[0]
+    assert back.ig is there.ig and back.io is there.io and back.ii is not there.ii
+
+
+@pytest.mark.parametrize("gate", ["ii", "if_", "ig", "io", "hi", "hf", "hg", "ho"])
+def test_each_gate_of_each_direction_has_its_place(gate):
+    """A number that is added to one gate of one direction changes what torch's formula says it does."""
+    lstm = QuantLSTM(3, 4, batch_first=True, bidirectional=True, rngs=nnx.Rngs(0))
+    before = np.asarray(lstm(X)[0])
+    for direction, cell in enumerate(lstm.layers[0]):
+        layer = getattr(cell, gate)
+        layer.kernel.set_value(layer.kernel[...] + 0.5)
+        after = np.asarray(lstm(X)[0])
+        assert np.all((after != before).any((0, 1)) == (np.arange(8) // 4 == direction))
+        expected = [
+            _torch_lstm(_torch_state(lstm), np.asarray(X, np.float64), reverse)[0]
+            for reverse in (False, True)
+        ]
+        np.testing.assert_allclose(after, np.concatenate(expected, -1), atol=1e-6)
+        before = after
 
 
 @pytest.mark.parametrize(

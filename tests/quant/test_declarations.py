@@ -2,10 +2,14 @@
 
 import importlib
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 
 import jqinject.quant
 from jqinject.catalogue.entries import ready_made
+from jqinject.nn import QuantLinear
 from jqinject.quant import enums, fragments, solver
 
 SOLVERS = {name: found for name, found in vars(solver).items() if name.endswith("QuantSolver")}
@@ -48,6 +52,27 @@ def test_enums_can_be_imported_from_quant():
     for name, found in vars(enums).items():
         if isinstance(found, type) and issubclass(found, enums.ImplEnum) and found is not enums.ImplEnum:
             assert getattr(jqinject.quant, name) is found
+
+
+def test_names_in_upper_case_choose_what_members_choose():
+    lower = {
+        "quant_type": "int",
+        "bit_width_impl_type": "parameter",
+        "scaling_impl_type": "parameter_from_stats",
+        "scaling_per_output_type": "channel",
+        "scaling_stats_op": "max",
+        "restrict_scaling_type": "log_fp",
+        "float_to_int_impl_type": "round",
+    }
+    binding, upper = (
+        jqinject.quant.Int8WeightPerTensorFloat.let(**names)
+        for names in (lower, {key: text.upper() for key, text in lower.items()})
+    )
+    layers = [QuantLinear(4, 2, weight_quant=quant, rngs=nnx.Rngs(0)) for quant in (binding, upper)]
+    states = [nnx.state(layer) for layer in layers]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert layers[0].weight_quant.scale().shape == layers[1].weight_quant.scale().shape == (1, 2)
 
 
 def test_fragments_are_found_by_brevitas_path_of_minifloats_too():

@@ -105,8 +105,7 @@ class CodebookQuant(Component):
         tensor_clamp_impl: Clamp | None = None,
         gradient_mask_impl: GradientMask | None = None,
     ) -> None:
-        table = codebook if isinstance(codebook, Codebook) else Codebook(tuple(codebook))
-        assign(self, scaling_impl=scaling_impl, codebook=table)
+        assign(self, scaling_impl=scaling_impl, codebook=Codebook.of(codebook))
         set_given(
             self,
             input_view_impl=input_view_impl,

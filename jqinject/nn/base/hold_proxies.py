@@ -12,7 +12,7 @@ from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn.base.keywords import split_overrides
 from jqinject.nn.base.slots import ACT, Slot, slots_of
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant.enums import ScalingPerOutputType
+from jqinject.quant.enums import ScalingPerOutputType, chooses
 
 CHANNEL_SHAPE = "activation_channel_shape"
 
@@ -162,9 +162,8 @@ def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
 
 def _is_per_channel(binding: Binding, layer: Any) -> bool:
     per_output = "scaling_per_output"
-    return (
-        binding.declares(per_output)
-        and binding.resolve(per_output, module=layer) == ScalingPerOutputType.CHANNEL
+    return binding.declares(per_output) and chooses(
+        binding.resolve(per_output, module=layer), ScalingPerOutputType.CHANNEL
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -42,6 +43,11 @@ class Codebook:
             raise ValueError(
                 f"a codebook has 2 to {MOST_VALUES} finite numbers in ascending order, got {self.values!r:.120}"
             )
+
+    @classmethod
+    def of(cls, values: Codebook | Iterable[float]) -> Codebook:
+        """Return the table of some numbers; a table is returned as it is."""
+        return values if isinstance(values, Codebook) else cls(tuple(values))
 
     def __str__(self) -> str:
         return f"{self.bit_width}-bit table"

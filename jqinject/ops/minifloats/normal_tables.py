@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jqinject.ops.minifloats.nearest_code import Codebook
 
@@ -49,14 +49,19 @@ def normal_table(bit_width: int, iterations: int = 20) -> Codebook:
     return Codebook(tuple(levels))
 
 
-def widest_gap(codebook: Codebook) -> float:
-    """The largest distance between neighbours of a table.
+def widest_gap(values: Codebook | Iterable[float]) -> float:
+    """Return the largest distance between neighbours of a table.
 
     Example:
-        >>> widest_gap(half_integers(3))
-        1.0
+        >>> widest_gap(half_integers(3)), widest_gap((-1, 0, 2))
+        (1.0, 2.0)
     """
-    return max(high - low for low, high in itertools.pairwise(codebook.values))
+    return max(high - low for low, high in itertools.pairwise(Codebook.of(values).values))
+
+
+def largest_of(values: Codebook | Iterable[float]) -> float:
+    """Return the largest magnitude of a table."""
+    return Codebook.of(values).largest
 
 
 def _cells(levels: Sequence[float]) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ import jax
 
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
 from jqinject.inject import Binding, DependencyError
-from jqinject.quant.enums import ScalingPerOutputType
+from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -35,7 +35,7 @@ def _declares_rows(binding: Binding) -> bool:
         except DependencyError:  # made from what the injector does not declare
             return None
 
-    if said("group_size") or said("scaling_per_output_type") == ScalingPerOutputType.GROUP:
+    if said("group_size") or chooses(said("scaling_per_output_type"), ScalingPerOutputType.GROUP):
         return False
     return said("shared_axes") == (-1,) or said("stats_reduce_dim") == -1
 

@@ -17,7 +17,7 @@ from jqinject.core.stats import (
 from jqinject.core.view import OverOutputChannelView, OverTensorView
 from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint, ParameterFromStatsFromParameterZeroPoint
 from jqinject.inject import ExtendedInjector, choices, this
-from jqinject.quant.enums import ScalingImplType, ScalingPerOutputType
+from jqinject.quant.enums import ScalingImplType, ScalingPerOutputType, chooses
 from jqinject.quant.solver.tables import pick
 
 INNER_VIEW = {
@@ -70,7 +70,7 @@ class MSEActZeroPointSubInjector(MSEZeroPointSubInjector):
 @choices(*INNER_VIEW.values())
 def inner_view_impl(scaling_per_output):
     """How a search lays out tensors, which it is given without a view."""
-    if scaling_per_output == ScalingPerOutputType.GROUP:
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
         return this.input_view_impl
     return pick(ScalingPerOutputType, scaling_per_output, INNER_VIEW, "scaling_per_output_type")
 

@@ -21,6 +21,7 @@ from jqinject.quant.enums import (
     ScalingImplType,
     ScalingPerOutputType,
     as_enum,
+    chooses,
 )
 from jqinject.quant.solver.tables import BIT_WIDTH_IMPL, FLOAT_TO_INT_IMPL, LEARNED_ROUND_IMPL, pick
 
@@ -69,9 +70,8 @@ def trunc_tensor_quant(quant_type):
 
 
 def _check_groups_fit(quant_type, scaling_per_output):
-    if scaling_per_output == ScalingPerOutputType.GROUP and quant_type in (
-        QuantType.TERNARY,
-        QuantType.BINARY,
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP) and chooses(
+        quant_type, QuantType.TERNARY, QuantType.BINARY
     ):
         raise ValueError(
             f"quant_type = {str(quant_type)!r} has no scales for groups.\n"
@@ -119,5 +119,7 @@ def learned_round_init(tracked_parameter_list):
 @choices(TensorClamp, TensorClampSte)
 def parameter_tensor_clamp_impl(bit_width_impl_type, scaling_impl_type):
     """`tensor_clamp_impl`: a learned scale or bit width needs the gradient of the clamped elements, others pass it."""
-    learned = bit_width_impl_type == BitWidthImplType.PARAMETER or scaling_impl_type in LEARNED_SCALING
+    learned = chooses(bit_width_impl_type, BitWidthImplType.PARAMETER) or chooses(
+        scaling_impl_type, *LEARNED_SCALING
+    )
     return TensorClamp if learned else TensorClampSte

@@ -21,6 +21,7 @@ from jqinject.quant.enums import (
     StatsOp,
     TruncScalingImplType,
     as_enum,
+    chooses,
 )
 from jqinject.quant.solver.initial import HeScalingInit, MinMaxScalingInit, ScalingConstInit
 from jqinject.quant.solver.tables import (
@@ -69,7 +70,7 @@ def parameter_scaling_impl(scaling_impl_type=None, scale_rounding=None):
     if scaling_impl_type is None:
         return None
     if scale_rounding is not None:
-        if scaling_impl_type != ScalingImplType.STATS:
+        if not chooses(scaling_impl_type, ScalingImplType.STATS):
             raise ValueError(
                 f"scale_rounding = {scale_rounding!r} rounds the power of two of a tensor's own blocks, and "
                 f"scaling_impl_type = {str(scaling_impl_type)!r} takes the scale from elsewhere.\n"
@@ -84,7 +85,7 @@ def act_scaling_impl(scaling_impl_type=None, scaling_per_output=None):
     """`scaling_impl` of activations from `scaling_impl_type`."""
     if scaling_impl_type is None:
         return None
-    if scaling_per_output == ScalingPerOutputType.GROUP:
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
         raise ValueError(
             "an activation's groups have no scales of their own to keep (how many there are depends on the "
             "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "
@@ -152,7 +153,7 @@ def trunc_int_scaling_impl(restrict_scaling_type):
 @value
 def restrict_scale_positive(restrict_scaling_type=None):
     """Whether scales are positive."""
-    return restrict_scaling_type in (RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)
+    return chooses(restrict_scaling_type, RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)
 
 
 @value
@@ -166,7 +167,9 @@ def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
     """`scaling_stats_impl` from `scaling_stats_op`."""
     if scaling_stats_op is None:
         return None
-    if scaling_stats_op == StatsOp.SIGNED_MAX and restrict_scaling_type == RestrictValueType.POWER_OF_TWO:
+    if chooses(scaling_stats_op, StatsOp.SIGNED_MAX) and chooses(
+        restrict_scaling_type, RestrictValueType.POWER_OF_TWO
+    ):
         raise ValueError(
             "scaling_stats_op = 'signed_max' can be negative, which a power of two cannot: "
             "declare restrict_scaling_type = 'signed_fp', or scaling_stats_op = 'max'"
@@ -197,9 +200,9 @@ def scaling_per_output(scaling_per_output_type=None, scaling_per_output_channel=
 @value
 def parameter_scaling_shape(scaling_per_output):
     """`scaling_shape`: () per tensor, the broadcastable shape of the channels per channel, of the groups per group."""
-    if scaling_per_output == ScalingPerOutputType.CHANNEL:
+    if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL):
         return this.scaling_per_output_channel_shape
-    if scaling_per_output == ScalingPerOutputType.GROUP:
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
         return this.scaling_per_group_shape
     return ()
 
@@ -207,6 +210,6 @@ def parameter_scaling_shape(scaling_per_output):
 @value
 def act_scaling_shape(scaling_per_output):
     """`scaling_shape`: () per tensor, `per_channel_broadcastable_shape` per channel."""
-    if scaling_per_output == ScalingPerOutputType.CHANNEL:
+    if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL):
         return this.per_channel_broadcastable_shape
     return ()

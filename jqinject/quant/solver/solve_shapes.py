@@ -14,7 +14,7 @@ from jqinject.core.view import (
 )
 from jqinject.inject import choices, this, value
 from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
-from jqinject.quant.enums import ScalingPerOutputType, StatsOp
+from jqinject.quant.enums import ScalingPerOutputType, StatsOp, chooses
 from jqinject.quant.solver.layers import (
     agreed,
     as_tuple,
@@ -31,26 +31,28 @@ CHANNEL_REDUCE_DIM = 1
 @value
 def stats_reduce_dim(scaling_stats_op, scaling_per_output):
     """The axis that statistics reduce; None for all of them."""
-    if scaling_per_output == ScalingPerOutputType.GROUP:
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
         return this.group_elements_axis
     return CHANNEL_REDUCE_DIM if _has_channels(scaling_stats_op, scaling_per_output) else None
 
 
 def _has_channels(scaling_stats_op, scaling_per_output):
     """Whether a statistic is taken of each channel."""
-    return scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+    return chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) or chooses(
+        scaling_stats_op, StatsOp.MAX_AVE
+    )
 
 
 @value
 def keepdim(scaling_per_output):
     """Whether statistics keep the axis that they reduce."""
-    return scaling_per_output == ScalingPerOutputType.GROUP
+    return chooses(scaling_per_output, ScalingPerOutputType.GROUP)
 
 
 @choices(OverOutputChannelView, OverTensorView)
 def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
     """How a tensor is laid out for statistics."""
-    if scaling_per_output == ScalingPerOutputType.GROUP:
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
         return this.input_view_impl
     return OverOutputChannelView if _has_channels(scaling_stats_op, scaling_per_output) else OverTensorView
 
@@ -111,7 +113,7 @@ def weight_permute_dims(module, output_channel_dim):
 @value
 def weight_channel_shape(scaling_per_output):
     """The channels of quantized group scales, which have one more axis than the weight: those of the scale's shape."""
-    return this.scaling_shape if scaling_per_output == ScalingPerOutputType.CHANNEL else None
+    return this.scaling_shape if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) else None
 
 
 @value
@@ -126,9 +128,9 @@ def weight_per_output_channel_shape(weight_ndims, output_channel_dim, out_channe
 @value
 def weight_concat_dim(scaling_per_output):
     """The axis along which statistics join the weights of layers that share a quantizer."""
-    if scaling_per_output == ScalingPerOutputType.GROUP:
+    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
         return this.group_elements_axis
-    return 1 if scaling_per_output == ScalingPerOutputType.CHANNEL else 0
+    return 1 if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) else 0
 
 
 # Groups.
@@ -137,13 +139,17 @@ def weight_concat_dim(scaling_per_output):
 @choices(Identity, OverSubChannelBlockView)
 def weight_input_view_impl(scaling_per_output):
     """`input_view_impl` of weights: per group, the axis of the inputs is cut into groups."""
-    return OverSubChannelBlockView if scaling_per_output == ScalingPerOutputType.GROUP else Identity
+    return OverSubChannelBlockView if chooses(scaling_per_output, ScalingPerOutputType.GROUP) else Identity
 
 
 @choices(Identity, DynamicOverSubChannelBlockView)
 def act_input_view_impl(scaling_per_output):
     """`input_view_impl` of activations: per group, the features are cut into groups."""
-    return DynamicOverSubChannelBlockView if scaling_per_output == ScalingPerOutputType.GROUP else Identity
+    return (
+        DynamicOverSubChannelBlockView
+        if chooses(scaling_per_output, ScalingPerOutputType.GROUP)
+        else Identity
+    )
 
 
 @value
@@ -211,7 +217,7 @@ def expanded_groupwise_shape(
 ):
     """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes (groups, elements)."""
     if group_size is None:
-        return this.group_size if scaling_per_output == ScalingPerOutputType.GROUP else None
+        return this.group_size if chooses(scaling_per_output, ScalingPerOutputType.GROUP) else None
     size, width = block_of(group_size, "a group-wise weight quantizer")
     if upstream_shape is not None or quantized_shape != weight_shape_of(module):
         check_groups_of_scales(quantized_shape, size, group_dim)
@@ -258,7 +264,7 @@ def per_channel_broadcastable_shape(activation_channel_shape=None):
 @value
 def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
     """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
-    per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL
+    per_channel = chooses(scaling_per_output, ScalingPerOutputType.CHANNEL)
     if per_channel and scaling_stats_permute_dims is None:
         return this.per_channel_broadcastable_shape
     return None
