@@ -114,8 +114,14 @@ def refuse_other_quantizers(
         caches: whose scales are written.
 
     Raises:
-        CheckpointError: names the quantizers.
+        CheckpointError: names the quantizers, or that of a cache which would be loaded as another.
     """
+    for each in caches:
+        if not _is_exact(each.proxy, each.form, each.path):
+            raise CheckpointError(
+                f"{each.path}: no checkpoint can say how {each.proxy.binding.base.__name__} quantizes the cache: what "
+                "is loaded would compute other numbers.\n  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat"
+            )
     written = {
         id(getattr(each.stack, name, None)) for each in weights for name in ("weight_quant", "input_quant")
     }
