@@ -13,7 +13,6 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component, InnerModule
-from jqinject.core.facts import Factors
 from jqinject.core.restrict_val import IntRestrictValue
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
@@ -60,13 +59,11 @@ class BitWidthStatefulConst(InnerModule):
         4.0
     """
 
+    is_scale_free = True
+
     def __init__(self, bit_width: int) -> None:
         width = check.bit_width(bit_width, "BitWidthStatefulConst")
         self.bit_width = QuantStat(float_array(width))
-
-    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`: a bit width does not depend on the tensor's scale."""
-        return {}
 
     def __call__(self) -> jax.Array:
         """The bit width."""
@@ -97,6 +94,7 @@ class BitWidthParameter(InnerModule):
     """
 
     is_learned = True
+    is_scale_free = True
     min_bit_width: int = 2
     override_pretrained: bool = False
 
@@ -124,10 +122,6 @@ class BitWidthParameter(InnerModule):
     def bit_width_base(self) -> float:
         """Added to the offset: the minimum bit width in the restriction's domain."""
         return self.restrict_bit_width_impl.restrict_init_float(float(self.min_bit_width))
-
-    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`: a bit width does not depend on the tensor's scale."""
-        return {}
 
     def __call__(self) -> jax.Array:
         """The bit width, a float32 scalar."""
@@ -172,6 +166,7 @@ class RemoveBitwidthParameter(InnerModule):
         4.0
     """
 
+    is_scale_free = True
     override_pretrained: bool = False
 
     def __init__(
@@ -188,10 +183,6 @@ class RemoveBitwidthParameter(InnerModule):
         self.bit_width_coeff = QuantParam(float_array(1.0 / (bit_width_to_remove or remove_zero_bit_width)))
         self.non_zero_epsilon = non_zero_epsilon
         set_given(self, override_pretrained=bool(override_pretrained_bit_width))
-
-    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`: a bit width does not depend on the tensor's scale."""
-        return {}
 
     def __call__(self) -> jax.Array:
         """The number of bits, a float32 scalar."""

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jqinject.core.construction.check import MOST_STEPS
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import Factors
 from jqinject.core.state.variables import QuantStat, float_array
 
 
@@ -32,16 +31,13 @@ class DelayWrapper(Component):
         [0.30000001192092896, 0.25]
     """
 
+    is_scale_free = True
     countdown: QuantStat | None = None
 
     def __init__(self, quant_delay_steps: int | None) -> None:
         steps = delay_steps(quant_delay_steps, "DelayWrapper")
         if steps > 0:
             self.countdown = QuantStat(float_array(steps))
-
-    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`: the calls left stay as they are."""
-        return {}
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """`x` while the delay lasts, else `y`."""

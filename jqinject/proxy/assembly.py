@@ -111,10 +111,11 @@ def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple
 
 def _reconnect(quantizer: nnx.Module, foreign: dict[tuple[Any, ...], tuple[Any, ...]], layers: Any) -> None:
     for path, source in foreign.items():
-        _set(_walk(quantizer, path[:-1]), path[-1], _walk(layers, source))
+        _set(walk(quantizer, path[:-1]), path[-1], walk(layers, source))
 
 
-def _walk(node: Any, path: tuple[Any, ...]) -> Any:
+def walk(node: Any, path: tuple[Any, ...]) -> Any:
+    """Return what lies at a path of attributes and keys."""
     for key in path:
         node = vars(node)[key] if _by_attribute(node, key) else node[key]
     return node
@@ -152,8 +153,8 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
         if path not in borrowed and not isinstance(fresh, nnx.RngState):
             write(before[path], jnp.broadcast_to(fresh.get_value(), before[path].get_value().shape))
     for path, array in _arrays(new).items():
-        owner = _walk(old, path[:-1])
-        _set(owner, path[-1], jnp.broadcast_to(array, _walk(owner, path[-1:]).shape))
+        owner = walk(old, path[:-1])
+        _set(owner, path[-1], jnp.broadcast_to(array, walk(owner, path[-1:]).shape))
     return old, False
 
 

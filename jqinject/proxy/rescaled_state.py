@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.facts import groups_of
 from jqinject.core.state.record import RecordPart
-from jqinject.proxy.assembly import borrowed_paths, variables_of
+from jqinject.proxy.assembly import borrowed_paths, variables_of, walk
 
 RescaledState: TypeAlias = list[tuple[nnx.Variable[Any] | RecordPart, jax.Array]]
 
@@ -67,38 +67,30 @@ def rescaled_state(
     variables = {path: v for path, v in variables_of(quantizer).items() if path not in borrowed}
     learned = {path[:-1] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
     state: RescaledState = []
-    for path, component in nnx.iter_modules(quantizer, graph=True):
-        if path not in learned:
-            continue
-        own = {below[-1]: v for below, v in variables.items() if below[:-1] == path}
-        changes = _changes(component, channels, ".".join(("tensor_quant", *map(str, path))))
-        state += [(v, changes.get(name, v.get_value())) for name, v in own.items()]
-        learned.remove(path)
-    if learned:
-        raise ValueError(
-            _refusal(".".join(("tensor_quant", *map(str, min(learned)))), "it does not know how")
-        )
+    for path in sorted(learned, key=str):
+        try:
+            changes = _changes(walk(quantizer, path), channels)
+        except ValueError as error:
+            raise ValueError(
+                f"{'.'.join(('tensor_quant', *map(str, path)))}: what it learned or collected cannot follow the "
+                f"weight: {error}.\n  cure: fold the batch norm before training and calibration, or take one scale per "
+                "output channel; jqinject.reassemble(model) discards what quantizers learned"
+            ) from None
+        own = ((below[-1], v) for below, v in variables.items() if below[:-1] == path)
+        state += [(v, changes.get(name, v.get_value())) for name, v in own]
     return state
 
 
-def _changes(component: Any, channels: ChannelFactors | None, path: str) -> dict[str, jax.Array]:
-    rescaled = getattr(component, "rescaled", None)
+def _changes(component: Any, channels: ChannelFactors | None) -> dict[str, jax.Array]:
+    """The Variables of a component that change, by name."""
+    if getattr(component, "is_scale_free", False):
+        return {}
     if channels is None:
-        raise ValueError(_refusal(path, "its tensor is not only multiplied, or several layers share it"))
+        raise ValueError("its tensor is not only multiplied, or several layers share it")
+    rescaled = getattr(component, "rescaled", None)
     if rescaled is None:
-        raise ValueError(_refusal(path, f"{type(component).__name__} does not know how"))
-    try:
-        return rescaled(channels)
-    except ValueError as error:
-        raise ValueError(_refusal(path, str(error))) from None
-
-
-def _refusal(path: str, why: str) -> str:
-    return (
-        f"{path}: what it learned or collected cannot follow the weight: {why}.\n"
-        "  cure: fold the batch norm before training and calibration, or take one scale per output channel; "
-        "jqinject.reassemble(model) discards what quantizers learned"
-    )
+        raise ValueError(f"{type(component).__name__} does not know how")
+    return rescaled(channels)
 
 
 def _is_equal(variable: Any, other: Any) -> bool:

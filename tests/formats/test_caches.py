@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject import quantized_cache
+from jqinject import Rule, calibrate, freeze, quantize, quantized_cache
 from jqinject.dot import LowBitCache
 from jqinject.formats import CheckpointError, explain_load, load, read_checkpoint, save
 from jqinject.nn import QuantScaledDotProductAttention
-from jqinject.quant import Fp8e4m3OCPActPerTensorFloat, Int8ActDynamicPerRow
+from jqinject.quant import (
+    Fp8e4m3OCPActPerTensorFloat,
+    Int8ActDynamicPerRow,
+    Int8ActPerTensorAbsMax,
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+)
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="of the extra jqinject[formats]")
 SCALES = {"k_scale": np.float32([0.25]), "v_scale": np.float32([0.0625])}
@@ -131,6 +137,23 @@ def test_an_attention_layer_at_the_same_path_quantizes_as_the_checkpoint_says(tm
         load(net(Int8ActDynamicPerRow), folder)
     kept = load(net(Int8ActDynamicPerRow), folder, ignore=[".*_scale"])
     assert kept.layers[0]["self_attn"].sdpa.v_quant.binding.base is Int8ActDynamicPerRow
+
+
+@pytest.mark.parametrize(
+    ("quant", "saved"), [(Int8ActPerTensorFloat, True), (Int8ActPerTensorAbsMax, False)], ids=str
+)
+def test_a_cache_that_would_be_quantized_otherwise_is_not_saved(
+    quant: Any, saved: bool, tmp_path: Path
+) -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 16))
+    rules = [Rule(".*_proj", weight_quant=Int8WeightPerChannelFloat), Rule(cache_quant=quant)]
+    model = quantize(Cached(), rules, inputs=(x, EMPTY))
+    calibrate(model, [(x, EMPTY)], progress=False)
+    if saved:
+        save(freeze(model), tmp_path / "saved", names=NAMES)
+        return
+    with pytest.raises(CheckpointError, match=r"(?s)cache\.k.*quantizes the cache.*cure: "):
+        save(freeze(model), tmp_path / "saved", names=NAMES)
 
 
 def test_scales_that_nothing_takes_are_named_with_the_way_to_use_them(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Source(Component):
         Returns:
             The entries to load.
         """
-        return {_current(name): entry for name, entry in entries.items()}
+        return dict(entries)
 
 
 def rescaled_value(source: Source, value: QuantParam, factors: Factors) -> dict[str, jax.Array]:
@@ -133,11 +133,6 @@ def rescaled_value(source: Source, value: QuantParam, factors: Factors) -> dict[
         return {"value": source.rule.to_stored(factors.times(source.rule.from_stored(value.get_value())))}
     factors.check_signs()  # a range that reaches below zero would reach above it
     return {"value": factors.times(value.get_value())}
-
-
-def _current(name: str) -> str:
-    """Older checkpoints have restrictions in the scale instead of its rule."""
-    return f"rule.{name}" if name.startswith("restrict_") else name
 
 
 class AffineRescaling(InnerModule):

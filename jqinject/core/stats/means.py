@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import InnerModule
-from jqinject.core.facts import Factors
 from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
@@ -129,6 +128,7 @@ class MeanLearnedSigmaStd(InnerModule):
     takes_several = True
     takes_axes = True
     takes_cut = True
+    is_scale_free = True
     signed = False
     axis_name: Any = None
 
@@ -146,10 +146,6 @@ class MeanLearnedSigmaStd(InnerModule):
         self.std_dev_epsilon = std_dev_epsilon
         if axis_name is not None:
             self.axis_name = axis_name
-
-    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`: a number of deviations does not depend on the tensor's scale."""
-        return {}
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`."""

@@ -59,15 +59,15 @@ def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputForma
 def _dynamic(proxy: Any) -> InputFormat | None:
     """The format that a file would have for a quantizer of the tensor at hand, if it has one."""
     sample, size = proxy.sample(), proxy.group_size
-    if isinstance(sample, FloatQuantTensor) and sample.bit_width == 4:
+    is_float = isinstance(sample, FloatQuantTensor)
+    if is_float and sample.bit_width == 4:
         scales: Any = getattr(proxy.binding.base, "scale_quant", None)
         is_static = getattr(scales, "scaling_impl", None) is ConstScaling
         whole = np.asarray([LARGEST / scales.scaling_init], np.float32) if is_static else None
         return InputFormat("float", 4, True, "tensor_group", size, global_scale=whole)
-    kind = "float" if isinstance(sample, FloatQuantTensor) else "int"
     of_rows = np.size(proxy.trial(jnp.ones((2, size or 1))).scale) > 1
     strategy = "group" if size is not None else "token" if of_rows else "tensor"
-    return InputFormat(kind, 8, not proxy.has_zero_point, strategy, size)
+    return InputFormat("float" if is_float else "int", 8, not proxy.has_zero_point, strategy, size)
 
 
 def _is_exact(proxy: Any, given: InputFormat, path: str) -> bool:
@@ -114,8 +114,14 @@ def refuse_other_quantizers(
         caches: whose scales are written.
 
     Raises:
-        CheckpointError: names the quantizers.
+        CheckpointError: names the quantizers, or that of a cache which would be loaded as another.
     """
+    for each in caches:
+        if not _is_exact(each.proxy, each.form, each.path):
+            raise CheckpointError(
+                f"{each.path}: no checkpoint can say how {each.proxy.binding.base.__name__} quantizes the cache: what "
+                "is loaded would compute other numbers.\n  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat"
+            )
     written = {
         id(getattr(each.stack, name, None)) for each in weights for name in ("weight_quant", "input_quant")
     }

@@ -33,7 +33,8 @@ def fold_batch_norm(
     Each normalization whose input is a layer's output is folded into that layer (see `jqinject.nn.merge_bn`), and is
     replaced by a `MergedBatchNorm`, which passes its input through (with the output quantizer of a `QuantBatchNorm`).
     In evaluation mode the model computes the same as before, up to quantization of the new weights; this is checked on
-    the inputs with all quantizers off. An abstract model (`nnx.eval_shape`) has no numbers to check.
+    the inputs with all quantizers off. An abstract model (`nnx.eval_shape`) has no numbers to check. Learned scales and
+    bit widths of weights follow.
 
     Args:
         model: an NNX module with Flax or jqinject layers.
@@ -48,7 +49,8 @@ def fold_batch_norm(
     Raises:
         TypeError: `model` is not an NNX module; a path leads to something else.
         ValueError: the model has no such method; nothing to merge; a layer is called more than once or shared, or its
-            output is also used outside the normalization. Nothing is changed then.
+            output is also used outside the normalization; its quantizer learned something that cannot follow the
+            weight (`jqinject.nn.merge_bn`). Nothing is changed then.
 
     Example:
         >>> import jax.numpy as jnp
