@@ -60,7 +60,6 @@ def test_a_scheme_is_a_word_of_its_own_in_a_rule():
     scheme = config_v4()
     rule = Rule("fc", scheme=scheme)
     assert rule.scheme is scheme and rule.contraction == "auto"
-    assert rule == Rule("fc", contraction=scheme), "the older spelling"
 
 
 @pytest.mark.parametrize("given", [{"weight_quant": Int8WeightPerChannelFloat}, {"contraction": "int"}])

@@ -11,7 +11,7 @@
 
 `quantization_config`: `quant_method: jqinject`, `format_version`, and `weights`: for each `X` its `kind`, `bits`,
 `signed`, `name`, `shape`, `group` and, if its layer quantizes its input, `input`. A change of meaning gets another
-version, and a reader of every older one.
+version.
 """
 
 from __future__ import annotations

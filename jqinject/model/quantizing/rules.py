@@ -62,8 +62,7 @@ class Rule:
             do not vary along the last axis. The path is the module's that writes, the cache's
             (`cache.layer_0.k` in the argument `cache`) or that of what holds it; of the rules with `cache_quant`, or
             with only a path, the first that matches wins. A rule with `cache_quant` alone leaves weights to the others.
-        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken as `scheme`:
-            an older spelling, deprecated.
+        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`.
         scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
             forward and backward. It quantizes all operands, so no quantizer may be given with it.
         overrides: names that a quantizer redeclares, with the prefix of its slot: `weight_bit_width=4`.
@@ -103,7 +102,7 @@ class Rule:
         lhs_quant: QuantizerLike = None,
         rhs_quant: QuantizerLike = None,
         cache_quant: QuantizerLike = None,
-        contraction: ContractionKind | Any = "auto",
+        contraction: ContractionKind = "auto",
         scheme: Any = None,
         **overrides: Unpack[RuleOverrides],
     ) -> None:
@@ -118,8 +117,6 @@ class Rule:
             cache_quant,
         )
         names = (op,) if isinstance(op, str) else op
-        if scheme is None and not isinstance(contraction, str):
-            contraction, scheme = "auto", contraction
         if scheme is not None and (contraction != "auto" or any(q is not None for q in given)):
             raise ValueError(
                 "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
