@@ -259,14 +259,15 @@ def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry])
 def _other_forms(state: Any, index: ModelIndex) -> list[str]:
     """Frozen weights whose numbers mean something else in the model that the state is of."""
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
-    return [
-        f"{dotted(path)}: is frozen with {field.name}={getattr(source[path], field.name)}, the model needs "
-        f"{getattr(form, field.name)}"
-        for path, form in _forms(index).items()
-        if path in source
-        for field in fields(form)
-        if getattr(source[path], field.name) != getattr(form, field.name)
-    ]
+    problems = []
+    for path, form in _forms(index).items():
+        for field in fields(form):
+            there, here = (getattr(x, field.name) for x in (source.get(path, form), form))
+            if there != here:
+                problems.append(
+                    f"{dotted(path)}: is frozen with {field.name}={there}, the model needs {here}"
+                )
+    return problems
 
 
 def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
