@@ -228,15 +228,15 @@ def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry])
 
 def _absent(entries: Mapping[Path, Any], targets: list[VariableEntry], missing: Any) -> list[str]:
     may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
-    absent = [found for found in targets if not any(path in entries for path in found.paths)]
+    absent = [entry for entry in targets if not any(path in entries for path in entry.paths)]
     return [
-        f"{dotted(found.path)}: is missing from the state ({_cure_of(found)})"
-        for found in absent
-        if _is_abstract(found)
+        f"{dotted(entry.path)}: is missing from the state ({_cure_of(entry)})"
+        for entry in absent
+        if _is_abstract(entry)
         or not (
-            found.in_quantizer
-            or isinstance(found.variable, PlainArray)
-            or may_be_missing(found.path, found.variable)
+            entry.in_quantizer
+            or isinstance(entry.variable, PlainArray)
+            or may_be_missing(entry.path, entry.variable)
         )
     ]
 
