@@ -253,7 +253,7 @@ def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
         average = layer.input_quant.tensor_quant.averaging_impl
         op = OPS[type(layer).__name__]
         if name in given:
-            average.count.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.int32))
+            average.count.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.float32))
             total = jnp.asarray(inputs[given[name] + "/sum_of_absmax"]).reshape(())
             average.sum_of_max.set_value(total)
             average.sum_of_min.set_value(-total)
@@ -273,7 +273,7 @@ def _statistics(model: Any) -> dict[str, Any]:
         if average is not None:
             prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
             shape = (1,) * layer.kernel.ndim
-            found[prefix + "count"] = average.count[...]
+            found[prefix + "count"] = average.count[...].astype(jnp.int32)
             found[prefix + "sum_of_absmax"] = average.sum_of_max[...].reshape(shape)
     return found
 
