@@ -94,8 +94,8 @@ def test_a_record_that_was_restored_without_a_target_is_read() -> None:
 def test_parts_are_read_and_written_as_variables_are() -> None:
     average = trained(input_quant=Int8ActPerTensorMinMax).input_quant.tensor_quant.averaging_impl
     part = average.count
-    assert isinstance(part, RecordPart) and (part.shape, part.dtype, part.size) == ((), jnp.int32, 1)
-    part.set_value(jnp.int32(5))
+    assert isinstance(part, RecordPart) and (part.shape, part.dtype, part.size) == ((), jnp.float32, 1)
+    part.set_value(jnp.float32(5))
     part[...] = part[...] + 1
     assert int(average.record.get_value()["count"]) == int(average.count.get_value()) == 6
     assert float(average.sum_of_max[...]) == 1.0

@@ -1,6 +1,7 @@
 """A frozen parameter answers as the float one did, with the dequantized numbers."""
 
 import pickle
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,14 @@ def grouped():
     )
 
 
+def in_groups_of(size, dim, bits=8):
+    """Integers in groups along an axis, each with a scale of its own."""
+    shape = (*INTEGERS.shape[:dim], INTEGERS.shape[dim] // size, size, *INTEGERS.shape[dim + 1 :])
+    scales = (*shape[: dim + 1], 1, *shape[dim + 2 :])
+    scale = jnp.linspace(0.5, 2, np.prod(scales)).reshape(scales)
+    return in_groups(IntQuantTensor.from_int(INTEGERS.reshape(shape), scale, 0.0, bits), size, dim - 2)
+
+
 def minifloats(dtype):
     return FloatQuantTensor.from_payload(INTEGERS.astype(jnp.float32).astype(dtype), SCALE)
 
@@ -69,6 +78,12 @@ WEIGHTS = {
         (1,),
         False,
     ),
+}
+# More of those in groups, for sharding.
+GROUPED = {
+    "groups_of_rows": (lambda: in_groups_of(3, 0), (0,), False),
+    "groups_of_rows_not_summed": (lambda: in_groups_of(3, 0), (1,), False),
+    "groups_of_4_bits": (lambda: in_groups_of(4, 1, bits=4), (1,), False),
 }
 INDICES = [
     0,
@@ -92,7 +107,7 @@ INDICES = [
 
 
 def made(name, metadata=None):
-    make, summed, has_zero_point = WEIGHTS[name]
+    make, summed, has_zero_point = {**WEIGHTS, **GROUPED}[name]
     weight = make()
     param = FrozenParam.of(weight, summed, metadata, has_zero_point, summed or None, ScaleForms(None, True))
     return weight, param
@@ -317,6 +332,39 @@ def test_sharding(name):
     assert {n: leaf.sharding.spec for n, leaf in held.items()} == specs
     assert abstract.table.sharding.spec == P("rows", None)
     assert abstract.table.shape == (ROWS, COLUMNS)
+
+
+SPECS = [P(None, None), P("x", None), P(None, "x"), P("y", "x"), P("x", "y"), P(("x", "y"), None)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("name", [*WEIGHTS, *GROUPED])
+def test_the_sharding_of_a_weight_is_that_of_its_numbers(name, spec):
+    _, param = made(name)
+    payload, stack = param.form.payload, {n: jnp.stack([held, held]) for n, held in param.numbers.items()}
+    for numbers, of_weight in ((param.numbers, spec), (stack, P("layers", *spec)), (stack, P(None, *spec))):
+        specs = param.form.partition_specs(of_weight, numbers)
+        assert param.form.partition_spec(specs[payload], numbers[payload].shape) == of_weight
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="the mesh has 2 devices")
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["int8", "int4", "groups", *GROUPED])
+def test_each_device_has_the_numbers_of_its_part_of_the_weight(name, axis):
+    """Sharded along a grouped axis, a device holds whole groups, and their scales."""
+    weight, param = made(name)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = P(*(("x", None) if axis == 0 else (None, "x")))
+    specs = param.form.partition_specs(spec, param.numbers)
+    placed = jax.device_put(param.numbers, {n: jax.NamedSharding(mesh, s) for n, s in specs.items()})
+    expected = jax.device_put(weight.value, jax.NamedSharding(mesh, spec)).addressable_shards
+    for device, part in enumerate(expected):
+        own = {n: held.addressable_shards[device].data for n, held in placed.items()}
+        groups, length = param.form.groups, part.data.shape[axis]
+        if groups is not None and axis == groups.dim % 2:
+            groups = replace(groups, length=length)
+        form = replace(param.form, groups=groups).fitted(own[param.form.payload].shape)
+        np.testing.assert_array_equal(quant_tensor_of(own, form).value, part.data)
 
 
 X = jax.random.normal(jax.random.key(2), (2, 16))

@@ -238,15 +238,15 @@ def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry])
 
 def _absent(entries: Mapping[Path, Any], targets: list[VariableEntry], missing: Any) -> list[str]:
     may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
-    absent = [found for found in targets if not any(path in entries for path in found.paths)]
+    absent = [entry for entry in targets if not any(path in entries for path in entry.paths)]
     return [
-        f"{dotted(found.path)}: is missing from the state ({_cure_of(found)})"
-        for found in absent
-        if _is_abstract(found)
+        f"{dotted(entry.path)}: is missing from the state ({_cure_of(entry)})"
+        for entry in absent
+        if _is_abstract(entry)
         or not (
-            found.in_quantizer
-            or isinstance(found.variable, PlainArray)
-            or may_be_missing(found.path, found.variable)
+            entry.in_quantizer
+            or isinstance(entry.variable, PlainArray)
+            or may_be_missing(entry.path, entry.variable)
         )
     ]
 
@@ -269,14 +269,15 @@ def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry])
 def _other_forms(state: Any, index: ModelIndex) -> list[str]:
     """Frozen weights whose numbers mean something else in the model that the state is of."""
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
-    return [
-        f"{dotted(path)}: is frozen with {field.name}={getattr(source[path], field.name)}, the model needs "
-        f"{getattr(form, field.name)}"
-        for path, form in _forms(index).items()
-        if path in source
-        for field in fields(form)
-        if getattr(source[path], field.name) != getattr(form, field.name)
-    ]
+    problems = []
+    for path, form in _forms(index).items():
+        for field in fields(form):
+            there, here = (getattr(x, field.name) for x in (source.get(path, form), form))
+            if there != here:
+                problems.append(
+                    f"{dotted(path)}: is frozen with {field.name}={there}, the model needs {here}"
+                )
+    return problems
 
 
 def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:

@@ -1,11 +1,12 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from flax import nnx
+from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import Affine, affine_of, has_integers
 from jqinject.dot.kernels.integer import keeps_integers
@@ -307,27 +308,20 @@ class QuantWeightLayer(WeightAxes[Out]):
         return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
 
 
-class _Unallocated(np.ndarray):
-    """Zeros of any shape in the memory of one number."""
+def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros in the memory of one number."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _unallocated(shape: tuple[int, ...], dtype: Any) -> _Unallocated:
-    return np.broadcast_to(np.zeros((), dtype), shape).view(_Unallocated)
+def _promoting(promote_dtype: PromoteDtypeFn) -> PromoteDtypeFn:
+    """A layer's `promote_dtype`, which leaves an unallocated kernel so."""
 
-
-def _promoting(promote_dtype: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's `promote_dtype`, which leaves what is not allocated so."""
-
-    def promote(arrays: tuple[Any, ...], /, **options: Any) -> tuple[Any, ...]:
-        hollow = [isinstance(array, _Unallocated) for array in arrays]
-        small = (
-            np.zeros(0, x.dtype) if is_hollow else x for x, is_hollow in zip(arrays, hollow, strict=True)
-        )
-        promoted = promote_dtype(tuple(small), **options)
-        return tuple(
-            _unallocated(x.shape, y.dtype) if is_hollow else y
-            for x, y, is_hollow in zip(arrays, promoted, hollow, strict=True)
-        )
+    def promote(arrays: Any, /, **options: Any) -> Any:
+        inputs, kernel, bias = arrays
+        if not isinstance(kernel, np.ndarray):  # traced
+            return promote_dtype(arrays, **options)
+        inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
+        return inputs, _unallocated(kernel.shape, small.dtype), bias
 
     return promote
 

@@ -114,7 +114,8 @@ def statistics(model: Any, wanted: Any) -> dict[str, Any]:
         path, _, what = name.rpartition("/")
         average = average_of(model, path)
         variable = ENDS.get(what, "sum_of_max")
-        found[name] = getattr(average, variable).get_value()
+        value = getattr(average, variable).get_value()
+        found[name] = value.astype(jnp.int32) if what == "count" else value
     return found
 
 
