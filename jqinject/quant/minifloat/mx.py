@@ -69,6 +69,12 @@ class MXMixin(ExtendedInjector):
     midmax_mantissa_bit_bias = value(midmax_mantissa_bias)
 
 
+class MXIntMixin(MXMixin):
+    """MX of integers: read as numbers from 1 to below 2, the bits below the highest are their mantissa."""
+
+    mantissa_bit_width = value(lambda bit_width, signed: bit_width - 1 - signed)
+
+
 class MXActMixin(MXMixin):
     """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
     the tensor at hand."""
@@ -79,7 +85,7 @@ class MXActMixin(MXMixin):
         return RuntimeDynamicGroupStatsScaling if scale_rounding is None else SharedExponentScaling
 
 
-class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
+class MXInt8Weight(MXIntMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
     """8-bit signed weights, a power of two for each group of 32 inputs.
 
     Example:
@@ -93,7 +99,7 @@ class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
     bit_width = 8
 
 
-class ShiftedMXUInt8Weight(MXMixin, ShiftedMinUintQuant, MinMaxStatsScaling, WeightQuantSolver):
+class ShiftedMXUInt8Weight(MXIntMixin, ShiftedMinUintQuant, MinMaxStatsScaling, WeightQuantSolver):
     """8-bit unsigned weights, a power of two and a zero point for each group of 32 inputs."""
 
     bit_width = 8
@@ -107,7 +113,7 @@ class ShiftedMXUInt8WeightMSE(MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedMXU
     """8-bit unsigned weights; a learned power of two and zero point for each group, started likewise."""
 
 
-class MXInt8Act(MXActMixin, IntQuant, MaxStatsScaling, ActQuantSolver):
+class MXInt8Act(MXActMixin, MXIntMixin, IntQuant, MaxStatsScaling, ActQuantSolver):
     """8-bit signed activations, a power of two for each group of 32 features.
 
     Example:
