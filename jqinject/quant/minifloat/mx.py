@@ -46,6 +46,12 @@ def int_scaling_impl(scale_rounding=None):
     return pick_or_none(ScaleRounding, scale_rounding, beyond, "scale_rounding") or MaxIntScaling
 
 
+@value
+def fraction_bits(bit_width, signed):
+    """`mantissa_bit_width` of integers read as numbers from 1 to below 2: the bits below the highest."""
+    return bit_width - 1 - signed
+
+
 class MXMixin(ExtendedInjector):
     """A power of two for each group of 32: the group's largest magnitude and the format's largest number, both rounded
     down to one, divided. This is the specification's rule.
@@ -69,12 +75,6 @@ class MXMixin(ExtendedInjector):
     midmax_mantissa_bit_bias = value(midmax_mantissa_bias)
 
 
-class MXIntMixin(MXMixin):
-    """MX of integers: read as numbers from 1 to below 2, the bits below the highest are their mantissa."""
-
-    mantissa_bit_width = value(lambda bit_width, signed: bit_width - 1 - signed)
-
-
 class MXActMixin(MXMixin):
     """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
     the tensor at hand."""
@@ -85,7 +85,7 @@ class MXActMixin(MXMixin):
         return RuntimeDynamicGroupStatsScaling if scale_rounding is None else SharedExponentScaling
 
 
-class MXInt8Weight(MXIntMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
+class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
     """8-bit signed weights, a power of two for each group of 32 inputs.
 
     Example:
@@ -97,12 +97,14 @@ class MXInt8Weight(MXIntMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
     """
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
-class ShiftedMXUInt8Weight(MXIntMixin, ShiftedMinUintQuant, MinMaxStatsScaling, WeightQuantSolver):
+class ShiftedMXUInt8Weight(MXMixin, ShiftedMinUintQuant, MinMaxStatsScaling, WeightQuantSolver):
     """8-bit unsigned weights, a power of two and a zero point for each group of 32 inputs."""
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
 class MXInt8WeightMSE(MSESymmetricScale, MXInt8Weight):
@@ -113,7 +115,7 @@ class ShiftedMXUInt8WeightMSE(MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedMXU
     """8-bit unsigned weights; a learned power of two and zero point for each group, started likewise."""
 
 
-class MXInt8Act(MXActMixin, MXIntMixin, IntQuant, MaxStatsScaling, ActQuantSolver):
+class MXInt8Act(MXActMixin, IntQuant, MaxStatsScaling, ActQuantSolver):
     """8-bit signed activations, a power of two for each group of 32 features.
 
     Example:
@@ -125,6 +127,7 @@ class MXInt8Act(MXActMixin, MXIntMixin, IntQuant, MaxStatsScaling, ActQuantSolve
     """
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
 class MXFloat8e4m3Weight(MXMixin, Fp8e4m3Mixin, FpOCPMixin, ScaledFloatWeightBase):
