@@ -24,7 +24,7 @@ from jqinject.quant.fragments import (
     PerTensorFloatScaling8bit,
 )
 from jqinject.quant.minifloat.float8 import DelayedAmaxScaling
-from jqinject.quant.minifloat.mx import MXActMixin
+from jqinject.quant.minifloat.mx import MXActMixin, fraction_bits
 from jqinject.quant.solver import GradQuantSolver
 
 
@@ -91,6 +91,7 @@ class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
     """8-bit signed gradients, a power of two for each group of 32 along the last axis."""
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
 class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, GradQuantSolver):

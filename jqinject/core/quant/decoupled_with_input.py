@@ -161,7 +161,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
                 stacklevel=2,
             )
 
-    def _has_integers(self, width: int, x: jax.Array, bits: Any, signed: Any) -> bool:
+    def _has_integers(self, width: int, x: jax.Array, bits: int | jax.Array, signed: bool) -> bool:
         """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
         copy = nnx.clone(self, graph=True)
         copy.pre_scaling_impl.accumulator_bit_width = BitWidthConst(width)

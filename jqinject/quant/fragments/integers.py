@@ -3,7 +3,7 @@
 from jqinject.core.quant import ClampedBinaryQuant
 from jqinject.core.stats import NegativeMinOrZero, NegativePercentileOrZero
 from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint, StatsFromParameterZeroPoint, ZeroZeroPoint
-from jqinject.inject import ExtendedInjector, this, value
+from jqinject.inject import ExtendedInjector, this
 from jqinject.quant.enums import (
     BitWidthImplType,
     FloatToIntImplType,
@@ -14,12 +14,6 @@ from jqinject.quant.enums import (
 )
 
 
-@value
-def fraction_bits(bit_width, signed):
-    """`mantissa_bit_width` of integers read as numbers from 1 to below 2: the bits below the highest."""
-    return bit_width - 1 - signed
-
-
 class IntQuant(ExtendedInjector):
     """Signed integers, the full range."""
 
@@ -28,7 +22,6 @@ class IntQuant(ExtendedInjector):
     float_to_int_impl_type = FloatToIntImplType.ROUND
     narrow_range = False
     signed = True
-    mantissa_bit_width = fraction_bits
     zero_point_impl = ZeroZeroPoint
 
 

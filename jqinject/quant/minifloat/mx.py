@@ -46,6 +46,12 @@ def int_scaling_impl(scale_rounding=None):
     return pick_or_none(ScaleRounding, scale_rounding, beyond, "scale_rounding") or MaxIntScaling
 
 
+@value
+def fraction_bits(bit_width, signed):
+    """`mantissa_bit_width` of integers read as numbers from 1 to below 2: the bits below the highest."""
+    return bit_width - 1 - signed
+
+
 class MXMixin(ExtendedInjector):
     """A power of two for each group of 32: the group's largest magnitude and the format's largest number, both rounded
     down to one, divided. This is the specification's rule.
@@ -91,12 +97,14 @@ class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
     """
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
 class ShiftedMXUInt8Weight(MXMixin, ShiftedMinUintQuant, MinMaxStatsScaling, WeightQuantSolver):
     """8-bit unsigned weights, a power of two and a zero point for each group of 32 inputs."""
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
 class MXInt8WeightMSE(MSESymmetricScale, MXInt8Weight):
@@ -119,6 +127,7 @@ class MXInt8Act(MXActMixin, IntQuant, MaxStatsScaling, ActQuantSolver):
     """
 
     bit_width = 8
+    mantissa_bit_width = fraction_bits
 
 
 class MXFloat8e4m3Weight(MXMixin, Fp8e4m3Mixin, FpOCPMixin, ScaledFloatWeightBase):
