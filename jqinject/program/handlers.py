@@ -14,6 +14,7 @@ from jqinject.program.policy import Choice
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
 from jqinject.program.weights.contractions import contraction
 from jqinject.program.weights.parameters import follow
+from jqinject.program.weights.quantized_rows import has_row_scales
 
 Evaluate = Callable[[list[Any]], list[Any]]
 
@@ -142,8 +143,33 @@ def _arithmetic(
     if one is not None and choice is None:
         out = run.output(_only(evaluate, inputs), None, name, inherited=one.pending)
         return [out]
-    taken = _with_operands(run, operation, inputs, choice, name)
+    if choice is not None and choice.share and len(activations) == 2:
+        taken = _sharing_operands(run, inputs, choice, name)
+    else:
+        taken = _with_operands(run, operation, inputs, choice, name)
     return [run.output(run.quantizers.arithmetic(operation.name, taken, evaluate), choice, name)]
+
+
+def _sharing_operands(run: Any, inputs: Sequence[Tracked], choice: Choice, name: str) -> list[Tracked]:
+    """Two operands of one shape, quantized together, so that they have one scale.
+
+    Raises:
+        ValueError: the quantizer has a scale for each row.
+    """
+    if has_row_scales(choice.inputs):
+        raise ValueError(
+            f"{name}: share=True gives both operands one scale, and the quantizer makes one for each row of each.\n"
+            "  cure: a quantizer with one scale for the tensor, such as Int8ActPerTensorMinMax"
+        )
+    # Beside the batch axis, which may be distributed over devices.
+    axis = min(1, len(shape_of(inputs[0])))
+    both = Tracked(jnp.stack([x.array for x in inputs], axis), Origin.ACTIVATION)
+    found = run.quantized(both, choice.inputs, f"{name}_inputs")
+    parts = jnp.unstack(found.array, axis=axis)
+    return [
+        replace(x.with_value(part), quantized=True, site=found.site)
+        for x, part in zip(inputs, parts, strict=True)
+    ]
 
 
 def _only(evaluate: Evaluate, inputs: Sequence[Tracked]) -> Any:

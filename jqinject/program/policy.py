@@ -26,6 +26,7 @@ class Choice:
         scheme: of a contraction, which then quantizes all operands, forward and backward; with `parameter`, all but
             the weight in the forward product.
         rounds_again: whether the scheme takes another version of the weight backward.
+        share: whether two operands go through `inputs` together.
     """
 
     weight: Any = None
@@ -39,6 +40,7 @@ class Choice:
     contraction: str = "auto"
     scheme: Any = None
     rounds_again: bool = False
+    share: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Rules for operations leave alone what layers of ours compute."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject.model import Rule, quantize
+from jqinject.model import Rule, calibrate, freeze, quantize
 from jqinject.nn import (
     QuantAvgPool,
     QuantConcat,
@@ -13,7 +14,13 @@ from jqinject.nn import (
     QuantMultiHeadAttention,
     QuantScaledDotProductAttention,
 )
-from jqinject.quant import Int8ActDynamicPerRow, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
+from jqinject.quant import (
+    Int8ActDynamicPerRow,
+    Int8ActPerTensorAbsMax,
+    Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowFloat,
+    Int8WeightPerChannelFloat,
+)
 from tests.brevitas_defaults import ATTENTION, WITHIN_ATTENTION
 
 LAYERS = {
@@ -58,3 +65,44 @@ def test_a_model_that_is_a_layer_is_quantized_once():
     )
     np.testing.assert_array_equal(alone(x), within(x))
     assert not hasattr(alone, "op_quant")
+
+
+class Residual(nnx.Module):
+    def __init__(self):
+        self.fc = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return 20 * self.fc(x) + x
+
+
+SHARED = Rule(op="add", input_quant=Int8ActPerTensorMinMax, share=True)
+
+
+@pytest.mark.parametrize("output_quant", [None, Int8ActPerTensorAbsMax])
+def test_both_operands_of_an_addition_have_one_scale_that_covers_both(output_quant):
+    x = jax.random.normal(jax.random.key(0), (4, 8))
+    rules = [SHARED, Rule(weight_quant=Int8WeightPerChannelFloat, output_quant=output_quant)]
+    model, wide = quantize(Residual(), rules, inputs=(x,)), []
+    calibrate(model, [x, 2 * x], progress=False)
+    proxy = model.op_quant["add0_inputs"]
+    assert list(model.op_quant.held) == ["add0_inputs"] and proxy.scale().size == 1
+    for data in (x, 2 * x):
+        branch = 20 * Residual().fc(data)
+        wide.append((max(branch.max(), data.max()), min(branch.min(), data.min())))
+    high, low = np.mean(wide, 0)
+    np.testing.assert_allclose(proxy.scale(), (high - low) / 255, rtol=1e-2)
+    branch = 20 * model.fc(x)
+    expected = proxy(branch).value + proxy(x).value
+    np.testing.assert_allclose(model(x), expected, atol=1e-6)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(freeze(model), x), expected, atol=1e-5)
+
+
+def test_what_cannot_share_a_scale_is_refused():
+    for given in ({"op": "multiply", "input_quant": Int8ActPerTensorMinMax}, {"op": "add"}, {}):
+        with pytest.raises(
+            ValueError, match=r"share=True gives the two operands of add or subtract one scale"
+        ):
+            Rule(**given, share=True)
+    rows = Rule(op="add", input_quant=Int8DynamicActPerRowFloat, share=True)
+    with pytest.raises(ValueError, match=r"add0: share=True .* one for each row"):
+        quantize(Residual(), rows, inputs=(jnp.ones((4, 8)),))

@@ -110,6 +110,7 @@ class RulePolicy:
             slots["output"],
             grad=slots["grad"],
             contraction=rule.contraction,
+            share=rule.share,
             **weight,
         )
 

@@ -35,7 +35,9 @@ RULE_SLOTS = (
     *(replace(INPUT, name=f"{name}_quant", prefix=f"{name}_") for name in ("lhs", "rhs", "cache")),
 )
 PREFIXES = tuple(slot.removesuffix("quant") for slot in SLOTS)
-KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
+KEYWORDS = (*SLOTS, "op", "contraction", "scheme", "share")
+SHARING = ("add", "subtract")
+"""Operations whose two operands may share a scale."""
 
 
 @dataclass(frozen=True, init=False)
@@ -65,11 +67,14 @@ class Rule:
         contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`.
         scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
             forward and backward. It quantizes all operands, so no quantizer may be given with it.
+        share: of `op="add"` or `"subtract"`, whether the two operands go through one quantizer, `input_quant`, whose
+            range covers both: they have one scale.
         overrides: names that a quantizer redeclares, with the prefix of its slot: `weight_bit_width=4`.
 
     Raises:
         TypeError: `path` is not a string; an unknown keyword; an override of a quantizer that is not given.
-        ValueError: `path` is not a regular expression; quantizers or a contraction along with a scheme.
+        ValueError: `path` is not a regular expression; quantizers or a contraction along with a scheme; `share` for
+            another operation, or without `input_quant`.
 
     Source: Qwix's `QuantizationRule`. Differs from Qwix: quantizers are injectors, and `input_quant` and `output_quant`
     are separate.
@@ -86,6 +91,7 @@ class Rule:
     quantizers: tuple[tuple[str, Any], ...]
     contraction: ContractionKind
     scheme: Any
+    share: bool
     overrides: tuple[tuple[str, Any], ...]
     pattern: re.Pattern[str] = field(compare=False, repr=False)
 
@@ -104,6 +110,7 @@ class Rule:
         cache_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         scheme: Any = None,
+        share: bool = False,
         **overrides: Unpack[RuleOverrides],
     ) -> None:
         given = (
@@ -127,12 +134,19 @@ class Rule:
                 "Rule: cache_quant is for what modules write into caches, whatever the operation, and a rule with "
                 "op=... is for operations.\n  cure: a rule with cache_quant=... of its own"
             )
+        if share and (names is None or not {*names} <= {*SHARING} or input_quant is None):
+            raise ValueError(
+                f"Rule: share=True gives the two operands of {' or '.join(SHARING)} one scale, by input_quant; got "
+                f"op={op!r}, input_quant={input_quant!r:.80}.\n"
+                "  cure: Rule(op='add', input_quant=Int8ActPerTensorMinMax, share=True)"
+            )
         self._set(
             path=path,
             op=None if names is None else tuple(names),
             quantizers=tuple((s, q) for s, q in zip(SLOTS, given, strict=True) if q is not None),
             contraction=contraction,
             scheme=scheme,
+            share=share,
             overrides=tuple(_checked_overrides(overrides, given).items()),
             pattern=_compiled(path),
         )
@@ -173,6 +187,7 @@ class Rule:
         named = [f"{slot}={getattr(q, '__name__', q)}" for slot, q in self.quantizers]
         named += [f"{name}={value}" for name, value in self.overrides]
         named += ["scheme=..."] if self.configures else []
+        named += ["share=True"] if self.share else []
         ops = [] if self.op is None else [f"op={', '.join(self.op)}"]
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 
