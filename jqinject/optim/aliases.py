@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import optax
 
 from jqinject.optim.block_format import BlockFloat8, BlockTable
-from jqinject.optim.low_bit_states import SMALLEST, KeepFloat, is_embedding, low_bit_states
+from jqinject.optim.low_bit_states import SMALLEST, KeepFloat, float32_of, is_embedding, low_bit_states
 from jqinject.optim.rounded_updates import round_stochastically
 from jqinject.optim.tables import dynamic_table, linear_table
 
@@ -52,7 +53,7 @@ def adam8bit(
     direction = low_bit_states(
         optax.scale_by_adam(b1, b2, eps), moments, smallest=smallest, keep_float=keep_float
     )
-    return _chained(optax.add_decayed_weights(weight_decay), direction, learning_rate, rounding_seed)
+    return _chained(decayed_in_float32(weight_decay), direction, learning_rate, rounding_seed)
 
 
 def adamw8bit(
@@ -162,7 +163,7 @@ def lion8bit(
     """
     moments = {"mu": BlockTable(dynamic_table(8, True), block_size)}
     direction = low_bit_states(optax.scale_by_lion(b1, b2), moments, smallest=smallest, keep_float=keep_float)
-    return _chained(direction, optax.add_decayed_weights(weight_decay), learning_rate, rounding_seed)
+    return _chained(direction, decayed_in_float32(weight_decay), learning_rate, rounding_seed)
 
 
 def sgd8bit(
@@ -191,7 +192,7 @@ def sgd8bit(
     direction = low_bit_states(
         optax.trace(momentum, nesterov), moments, smallest=smallest, keep_float=keep_float
     )
-    return _chained(optax.add_decayed_weights(weight_decay), direction, learning_rate, rounding_seed)
+    return _chained(decayed_in_float32(weight_decay), direction, learning_rate, rounding_seed)
 
 
 def _dynamic8(block_size: int) -> dict[str, Any]:
@@ -209,7 +210,7 @@ def _adamw(
     rounding_seed: int | None,
 ) -> optax.GradientTransformation:
     direction = low_bit_states(optax.scale_by_adam(*adam), moments, smallest=smallest, keep_float=keep_float)
-    return _chained(direction, optax.add_decayed_weights(weight_decay), learning_rate, rounding_seed)
+    return _chained(direction, decayed_in_float32(weight_decay), learning_rate, rounding_seed)
 
 
 def _chained(
@@ -217,3 +218,17 @@ def _chained(
 ) -> optax.GradientTransformation:
     last = () if rounding_seed is None else (round_stochastically(rounding_seed),)
     return optax.chain(first, second, optax.scale_by_learning_rate(learning_rate), *last)
+
+
+def decayed_in_float32(weight_decay: float) -> optax.GradientTransformation:
+    """`optax.add_decayed_weights` whose sums are float32, whatever dtype parameters and gradients have.
+
+    Args:
+        weight_decay: what is added of a parameter.
+    """
+    inner = optax.add_decayed_weights(weight_decay)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return inner.update(jax.tree.map(float32_of, updates), state, jax.tree.map(float32_of, params))
+
+    return optax.GradientTransformation(inner.init, update)

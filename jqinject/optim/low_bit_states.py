@@ -100,7 +100,7 @@ def low_bit_states(
         )
 
     def init(params: Any) -> Any:
-        state = inner.init(jax.tree.map(_float32, params))
+        state = inner.init(jax.tree.map(float32_of, params))
         fields = getattr(state, "_fields", ())
         if unknown := sorted(set(formats) - set(fields)):
             raise ValueError(
@@ -110,8 +110,8 @@ def low_bit_states(
         return encoded(state)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        wide = None if params is None else jax.tree.map(_float32, params)
-        updates = jax.tree.map(_float32, updates)
+        wide = None if params is None else jax.tree.map(float32_of, params)
+        updates = jax.tree.map(float32_of, updates)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count
             made, after = inner.update(updates, decoded(state, updates), wide)
         return made, encoded(after)
@@ -119,7 +119,8 @@ def low_bit_states(
     return optax.GradientTransformation(init, update)
 
 
-def _float32(x: jax.Array) -> jax.Array:
+def float32_of(x: jax.Array) -> jax.Array:
+    """An array as float32."""
     return x.astype(jnp.float32)
 
 

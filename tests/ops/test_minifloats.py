@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jqinject import ops
-from jqinject.ops import FloatFormat, LearnedFloatFormat, max_available_float
+from jqinject.ops import NF4, Codebook, FloatFormat, LearnedFloatFormat, max_available_float, normal_table
 from jqinject.ops.minifloats.float_format import DTYPE_FORMATS
 from jqinject.ops.minifloats.float_grid import exponent_of
+from jqinject.optim import dynamic_table
 
 # Compiled, each at once.
 from_float_codes = jax.jit(ops.from_float_codes, static_argnums=1)
@@ -163,3 +164,18 @@ def test_a_learned_format_is_known_where_its_widths_are_whole():
     assert learned.known() == FloatFormat(4, 3, 7) and float(learned.max_value) == 480.0
     with pytest.raises(ValueError, match=r"widths 4 and 2\.5 and bias 7 has no codes"):
         LearnedFloatFormat(jnp.float32(4), jnp.float32(2.5), 7).known()
+
+
+@pytest.mark.parametrize(
+    "table", [NF4, normal_table(4), dynamic_table(8, signed=True), dynamic_table(8, signed=False)]
+)
+@pytest.mark.parametrize("ties_up", [False, True])
+def test_numbers_beside_halfway_get_the_nearest_entry(table: Codebook, ties_up: bool) -> None:
+    values = table.table.astype(np.float64)
+    near = ((values[1:] + values[:-1]) / 2).astype(np.float32)
+    for x in (np.nextafter(near, np.float32(-2)), near, np.nextafter(near, np.float32(2))):
+        below, above = x - values[:-1], values[1:] - x
+        goes_up = (above < below) | ((above == below) & ties_up)
+        np.testing.assert_array_equal(
+            table.encode(jnp.asarray(x), ties_up=ties_up), np.arange(near.size) + goes_up
+        )

@@ -144,6 +144,24 @@ def test_small_updates_of_bfloat16_are_not_lost() -> None:
     assert abs(after(10, 0) - (1 - 10 * 1e-4)) < 2e-4
 
 
+@pytest.mark.parametrize(
+    "make", [optim.adam8bit, optim.adamw8bit, optim.adamw4bit, optim.adamw_fp8, optim.lion8bit, optim.sgd8bit]
+)
+def test_weight_decay_of_bfloat16_is_that_of_the_same_numbers_in_float32(make: Any) -> None:
+    drawn = [jax.random.normal(jax.random.key(place), (64, 64)) for place in range(3)]
+    tx = make(1e-2, weight_decay=0.3)
+
+    def updates(dtype: Any) -> list[np.ndarray]:
+        params, *grads = ({"w": x.astype(jnp.bfloat16).astype(dtype)} for x in drawn)
+        state, found = tx.init(params), []
+        for grad in grads:
+            update, state = tx.update(grad, state, params)
+            found.append(np.asarray(update["w"], np.float32))
+        return found
+
+    np.testing.assert_array_equal(updates(jnp.bfloat16), updates(jnp.float32))
+
+
 def test_rounding_keeps_what_is_not_finite_and_the_largest() -> None:
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, jnp.finfo(jnp.float32).max, 0.0, -1.0])
     y = to_bfloat16_stochastically(x, jax.random.key(0)).astype(jnp.float32)

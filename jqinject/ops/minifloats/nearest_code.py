@@ -69,13 +69,20 @@ class Codebook:
 
     def encode(self, x: jax.Array, *, ties_up: bool = False) -> jax.Array:
         """The index of the nearest value, uint8; on a tie, the lower one unless `ties_up`; for nan, the last."""
-        table = self.table
-        between = jnp.asarray((table[1:] + table[:-1]) / 2)
+        between = jnp.asarray(self._halfway(up=ties_up))
         wide = jax.lax.stop_gradient(x).astype(jnp.float32)
         method = "compare_all" if len(self.values) <= MOST_COMPARED else "scan_unrolled"
         return jnp.searchsorted(between, wide, side="right" if ties_up else "left", method=method).astype(
             jnp.uint8
         )
+
+    def _halfway(self, up: bool) -> np.ndarray:
+        """Halfway between neighbours, float32: the nearest number that is not below it, or not above it."""
+        table = self.table.astype(np.float64)
+        exact = (table[1:] + table[:-1]) / 2
+        near = exact.astype(np.float32)
+        beyond = near < exact if up else near > exact
+        return np.where(beyond, np.nextafter(near, np.float32(np.inf if up else -np.inf)), near)
 
     def decode(self, codes: jax.Array) -> jax.Array:
         """The values that indices stand for, float32."""

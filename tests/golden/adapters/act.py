@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam
-from jqinject.nn import QuantHardTanh, QuantIdentity, QuantReLU, QuantSigmoid, QuantTanh
+from jqinject.nn import QuantHardSwish, QuantHardTanh, QuantIdentity, QuantReLU, QuantSigmoid, QuantTanh
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, as_array
 from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.layouts import (
@@ -25,7 +25,8 @@ from tests.golden.adapters.layouts import (
 
 Case = dict[str, Any]
 
-KINDS = {kind.__name__: kind for kind in (QuantHardTanh, QuantIdentity, QuantReLU, QuantSigmoid, QuantTanh)}
+LAYERS = (QuantHardSwish, QuantHardTanh, QuantIdentity, QuantReLU, QuantSigmoid, QuantTanh)
+KINDS = {kind.__name__: kind for kind in LAYERS}
 
 
 def build(case: Case, inputs: dict[str, np.ndarray]) -> Any:

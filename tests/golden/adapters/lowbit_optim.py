@@ -13,6 +13,7 @@ import optax
 from jqinject import optim
 from jqinject.ops import to_bfloat16_stochastically
 from jqinject.optim import BlockFloat8, BlockTable, StoredBlocks, dynamic_table, linear_table
+from jqinject.optim.aliases import decayed_in_float32
 from tests.golden._config import Settings, reading
 
 Arrays = dict[str, np.ndarray]
@@ -23,9 +24,7 @@ def l2_by_zero_decay(make: Callable[..., Any]) -> Callable[..., Any]:
     """torchao's Adam adds weight decay to the gradient; the library's 4-bit and fp8 makers decouple it."""
 
     def made(learning_rate: float, weight_decay: float = 0.0, **more: Any) -> Any:
-        return optax.chain(
-            optax.add_decayed_weights(weight_decay), make(learning_rate, weight_decay=0.0, **more)
-        )
+        return optax.chain(decayed_in_float32(weight_decay), make(learning_rate, weight_decay=0.0, **more))
 
     return made
 
