@@ -89,11 +89,11 @@ class QuantWeightLayer(WeightAxes[Out]):
         quantizers = {name: quantizer for name, quantizer in arguments.items() if name != "contraction"}
         contraction = arguments.get("contraction", "auto")
         checked_contraction(type(self).__name__, contraction)
-        self._check_function(contraction)
         stack, shapes = stack_of((self,)), self.channel_shapes()
         hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
+            self._check_function(contraction)
         check_input_for_weight(self)
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor:
@@ -266,8 +266,8 @@ class QuantWeightLayer(WeightAxes[Out]):
             # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
             # side, and a deep network carries that on.
             return None
-        self._check_function(asked)
         if not self._contracts_as_flax():
+            self._check_function(asked)
             return None
         if asked == "float":
             return self._stored_contraction(x, weight)
@@ -287,7 +287,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         if contraction in ("int", "fp8") and not self._contracts_as_flax():
             raise ValueError(
                 f"{type(self).__name__}(contraction={contraction!r}) contracts payloads itself, and would never call "
-                f"{self.contraction_name}={getattr(self, self.contraction_name)!r}.\n"
+                f"{self.contraction_name}={vars(self)[self.contraction_name]!r}.\n"
                 f"  cure: contraction='auto' or 'float', which call it; or leave {self.contraction_name} out"
             )
 
