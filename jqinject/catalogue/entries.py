@@ -25,6 +25,7 @@ SCALINGS = {
     "StatsFromParameterScaling": "statistics",
     "RuntimeStatsScaling": "running statistics",
     "ParameterFromStatsFromParameterScaling": "parameter from statistics",
+    "LearnedActStepScaling": "learned step",
     "LearnedStepScaling": "learned step",
     "ParameterFromRuntimeStatsScaling": "parameter from statistics",
     "DelayedScaling": "delayed",

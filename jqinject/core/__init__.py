@@ -106,6 +106,7 @@ from jqinject.core.scaling import FloorExponent as FloorExponent
 from jqinject.core.scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
+from jqinject.core.scaling import LearnedActStepScaling as LearnedActStepScaling
 from jqinject.core.scaling import LearnedStepScaling as LearnedStepScaling
 from jqinject.core.scaling import LeastNormalScales as LeastNormalScales
 from jqinject.core.scaling import MaxIntScaling as MaxIntScaling

@@ -93,6 +93,10 @@ from jqinject.quant.integer.group_int import (
     ShiftedUint8WeightPerGroupFloatHQO as ShiftedUint8WeightPerGroupFloatHQO,
 )
 from jqinject.quant.integer.learned_int import (
+    Int4ActPerTensorLearned as Int4ActPerTensorLearned,
+    Int8ActPerTensorLearned as Int8ActPerTensorLearned,
+    Uint4ActPerTensorLearned as Uint4ActPerTensorLearned,
+    Uint8ActPerTensorLearned as Uint8ActPerTensorLearned,
     Int2WeightPerChannelLearned as Int2WeightPerChannelLearned,
     Int4WeightPerChannelLearned as Int4WeightPerChannelLearned,
     Int8WeightPerChannelLearned as Int8WeightPerChannelLearned,

@@ -147,3 +147,18 @@ def test_an_unknown_contraction():
         ValueError, match="contraction must be one of 'auto', 'float', 'int', 'fp8', got 'int4'"
     ):
         QuantLinear(8, 6, contraction="int4", rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("contraction", ["int", "fp8"])
+def test_a_function_that_would_never_be_called_is_refused(contraction):
+    def own(*args, **kwargs):
+        return jax.lax.dot_general(*args, **kwargs)
+
+    message = rf"QuantLinear\(contraction='{contraction}'\) .* would never call dot_general=<function"
+    with pytest.raises(ValueError, match=message) as caught:
+        QuantLinear(4, 3, dot_general=own, contraction=contraction, rngs=nnx.Rngs(0))
+    assert "cure: contraction='auto' or 'float', which call it; or leave dot_general out" in str(caught.value)
+    layer = QuantLinear(4, 3, contraction=contraction, rngs=nnx.Rngs(0))
+    layer.dot_general = own
+    with pytest.raises(ValueError, match=message):
+        layer(jnp.ones((2, 4)))

@@ -14,6 +14,7 @@ from jqinject.quant import (
     Fp8DelayedTraining,
     Int8ActDynamicPerRow,
     Int8WeightPerChannelAbsMax,
+    Int8WeightPerTensorFloat,
     MXFP4Training,
     MXFP4TrainingAct,
     MXFP8Training,
@@ -168,3 +169,13 @@ def test_a_switched_scheme_says_so():
     assert "by MXFP8Training in its first 2 calls in training, then by MXFP4Training" in " ".join(
         str(report).split()
     )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_default_quantizer_of_a_weight_is_refused_where_it_was_asked_for(name):
+    layer, _, arguments = LAYERS[name]
+    with pytest.raises(
+        ValueError, match="quantizes weights, inputs and gradients by itself, got weight_quant too"
+    ):
+        layer(*arguments, weight_quant=Int8WeightPerTensorFloat, scheme=W8A8, rngs=nnx.Rngs(0))
+    assert layer(*arguments, rngs=nnx.Rngs(0)).weight_quant.binding.base is Int8WeightPerTensorFloat

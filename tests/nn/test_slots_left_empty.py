@@ -53,7 +53,8 @@ def test_no_slot_is_filled_by_itself(name):
 @pytest.mark.parametrize("name", FILLED)
 def test_the_default_of_a_weight_is_in_signature_and_docstring(name):
     kind = getattr(jqinject.nn, name)
-    assert inspect.signature(kind.__init__).parameters["weight_quant"].default is Int8WeightPerTensorFloat
+    default = inspect.signature(kind.__init__).parameters["weight_quant"].default
+    assert getattr(default, "base", default) is Int8WeightPerTensorFloat
     said = " ".join(kind.__doc__.split()).partition("weight_quant: ")[2].partition("_quant: ")[0]
     assert "y default `Int8WeightPerTensorFloat`" in said
     assert "None keeps" in said

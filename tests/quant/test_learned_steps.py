@@ -1,4 +1,4 @@
-"""Weights with learned steps: start and gradient are those of the LSQ paper, worked out in NumPy."""
+"""Weights and activations with learned steps: start and gradient are those of the LSQ paper, worked out in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,15 @@ from flax import nnx
 import jqinject
 from jqinject import Rule
 from jqinject.core import AbsAve, LearnedStepScaling, OverTensorView
-from jqinject.nn import QuantConv, QuantLinear
+from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.quant import (
     Int2WeightPerChannelLearned,
+    Int4ActPerTensorLearned,
     Int4WeightPerChannelLearned,
+    Int8ActPerTensorLearned,
     Int8WeightPerChannelLearned,
+    Uint4ActPerTensorLearned,
+    Uint8ActPerTensorLearned,
 )
 
 BITS = {8: Int8WeightPerChannelLearned, 4: Int4WeightPerChannelLearned, 2: Int2WeightPerChannelLearned}
@@ -138,3 +142,43 @@ def test_wrong_steps_are_refused():
     with pytest.raises(ValueError, match="no integer above 0"):
         linear(BITS[2], weight_bit_width=1).quant_weight()
     assert LearnedStepScaling.fills
+
+
+ACTIVATIONS = {
+    Int8ActPerTensorLearned: (-128, 127),
+    Int4ActPerTensorLearned: (-8, 7),
+    Uint8ActPerTensorLearned: (0, 255),
+    Uint4ActPerTensorLearned: (0, 15),
+}
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("quantizer", ACTIVATIONS)
+def test_steps_of_activations_are_the_papers(quantizer, calibrated):
+    lowest, largest = ACTIVATIONS[quantizer]
+    x = KERNEL if lowest else np.abs(KERNEL)
+    layer = QuantIdentity(act_quant=quantizer)
+    if calibrated:
+        jqinject.calibrate(layer, [x, 3 * x])
+    else:
+        layer(jnp.asarray(2 * x))
+    step = 2 * np.abs(2 * x.astype(np.float64)).mean() / np.sqrt(largest)
+    np.testing.assert_allclose(layer.act_quant.scale(), step, rtol=1e-6)
+
+    of_layer, of_x = nnx.grad(lambda m, x: (m(x) * COTANGENT).sum(), argnums=(0, 1))(layer, jnp.asarray(x))
+    ratio, g = x.astype(np.float64) / step, COTANGENT.astype(np.float64)
+    inside = (lowest < ratio) & (ratio < largest) | (x == 0)
+    slope = np.where(inside, np.round(ratio) - ratio, np.where(ratio <= lowest, lowest, largest))
+    expected = (g * slope).sum() / np.sqrt(x.shape[1] * largest)  # features of one example
+    found = of_layer["act_quant"]["tensor_quant"]["scaling_impl"]["value"][...]
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(of_x, g * inside, rtol=1e-6)
+    np.testing.assert_allclose(layer.act_quant.scale(), step, rtol=1e-6)  # later batches do not move it
+
+
+def test_learned_activations_serve_what_they_trained():
+    layer = linear(Int4WeightPerChannelLearned, input_quant=Int4ActPerTensorLearned)
+    x = jnp.asarray(KERNEL.T)
+    jqinject.calibrate(layer, [x])
+    layer.eval()
+    np.testing.assert_array_equal(jqinject.freeze(layer)(x), layer(x))

@@ -1,6 +1,7 @@
 """Type checkers refuse the wrong lines of user code, and no other."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -55,3 +56,24 @@ def test_the_messages_name_what_is_wrong(reported: dict[str, dict[int, str]]) ->
     by_text = {text: said.get(line, "") for line, text in _lines(HERE / "wrong_code.py")}
     named = next(message for text, message in by_text.items() if "wieght_bit_width" in text)
     assert named == 'No parameter named "wieght_bit_width"'
+
+
+def test_mypy_asks_for_no_annotation_of_a_layer(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is one of the tools of the extra `dev`")
+    code = tmp_path / "model.py"
+    code.write_text(
+        "from flax import nnx\n"
+        "from jqinject.nn import QuantConv, QuantLinear\n\n\n"
+        "class Model(nnx.Module):\n"
+        "    def __init__(self, rngs: nnx.Rngs, packed: bool) -> None:\n"
+        "        self.conv = QuantConv(3, 4, (3, 3), rngs=rngs)\n"
+        "        self.fc = QuantLinear(4, 4, return_quant_tensor=packed, rngs=rngs)\n"
+        "        self.name: int = 'fc'\n",
+        encoding="utf-8",
+    )
+    options = ["--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), "--no-error-summary"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    command = [sys.executable, "-m", "mypy", *options, str(code)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    (error,) = run.stdout.splitlines()
+    assert "model.py:9: error: Incompatible types in assignment" in error

@@ -35,6 +35,7 @@ from jqinject.core.scaling.int_scaling import IntScaling as IntScaling
 from jqinject.core.scaling.int_scaling import MaxIntScaling as MaxIntScaling
 from jqinject.core.scaling.int_scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
+from jqinject.core.scaling.learned_step import LearnedActStepScaling as LearnedActStepScaling
 from jqinject.core.scaling.learned_step import LearnedStepScaling as LearnedStepScaling
 from jqinject.core.scaling.mid_max import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm

@@ -14,8 +14,10 @@ from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.scaling.from_statistics import ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling.scale_rule import ScaleRule
-from jqinject.core.sources import FromParameter
+from jqinject.core.sources import FromParameter, Number
+from jqinject.core.sources.collection import DEFAULT_MOMENTUM
 from jqinject.core.stats.search import Task
 from jqinject.ops.ste import with_gradient_of
 
@@ -112,19 +114,13 @@ class LearnedStepScaling(FromParameter):
             restrict_scaling_impl, scaling_min_val=scaling_min_val, of=scaling_stats_impl, where=where
         )
         assign(self, rule=rule)
-        if scaling_gradient_scale is not None:
-            check.positive(scaling_gradient_scale, where, "scaling_gradient_scale")
-            set_given(self, gradient_scale=float(scaling_gradient_scale))
+        _set_gradient_scale(self, scaling_gradient_scale)
 
     def __call__(self, x: jax.Array | None, threshold: Any = None, task: Task = None) -> jax.Array:
         """The step, float32; `threshold` is the largest integer, None for 1."""
         largest = 1 if threshold is None else threshold
         number = self.number(x, _Steps(self.rule, _root(largest)), task)
-        factor = self.gradient_scale
-        if factor is None:
-            factor = 1.0 / _root(self._shared_by(x) * largest)
-        stored = with_gradient_of(number.stored * factor, number.stored)
-        return self.rule.scale(number._replace(stored=stored), None)
+        return _step(self, number, self._shared_by(x) * largest)
 
     def _shared_by(self, x: jax.Array | None) -> float:
         """How many weights share a step."""
@@ -137,6 +133,90 @@ class LearnedStepScaling(FromParameter):
         assert self.value is not None, "a step is a parameter"
         # Within `shard_map` the parameter and `x` are both those of a part.
         return max(sum(sizes), 1) / max(self.value.get_value().size, 1)
+
+
+@checked_arguments
+class LearnedActStepScaling(ParameterFromRuntimeStatsScaling):
+    """A learned step of activations, with LSQ's start and LSQ's gradient.
+
+    It starts at `2 mean |x| / sqrt(Q)`, where `Q` is the largest integer (the call's `threshold`), averaged over the
+    batches that are collected; then `value` is learned. Its gradient is multiplied by `1 / sqrt(N Q)`, where `N`
+    numbers of one example (all axes but the first) share a step.
+
+    Differs from `ParameterFromRuntimeStatsScaling`, which learns `Q` times the step.
+
+    Source: Esser et al., Learned Step Size Quantization, 2020.
+
+    Args:
+        collect_stats_steps: batches in training mode that are collected.
+        scaling_stats_impl: the mean magnitude.
+        scaling_gradient_scale: multiplies the gradient instead of `1 / sqrt(N Q)`.
+        arguments: see the base.
+
+    Raises:
+        ValueError: `scaling_gradient_scale` is not positive; see the base.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.core import AbsAve
+        >>> scaling = LearnedActStepScaling(1, AbsAve())
+        >>> x = jnp.array([[1.0, -3.0, 2.0, -2.0]])
+        >>> float(scaling(x, 4)), float(scaling(5 * x, 4))  # 2 * 2 / sqrt(4) from the first batch on
+        (2.0, 2.0)
+        >>> gradients = nnx.grad(lambda s: s(x, 4))(scaling)
+        >>> float(gradients["value"][...])  # 1 / sqrt(4 * 4)
+        0.25
+    """
+
+    gradient_scale: float | None = None
+
+    def __init__(
+        self,
+        collect_stats_steps: int,
+        scaling_stats_impl: Stat,
+        scaling_stats_input_view_shape_impl: View | None = None,
+        scaling_shape: tuple[int, ...] = (),
+        restrict_scaling_impl: Restrict | None = None,
+        scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
+        scaling_min_val: float | None = None,
+        scaling_gradient_scale: float | None = None,
+    ) -> None:
+        super().__init__(
+            collect_stats_steps,
+            scaling_stats_impl,
+            scaling_stats_input_view_shape_impl,
+            scaling_shape,
+            restrict_scaling_impl,
+            scaling_stats_momentum=scaling_stats_momentum,
+            scaling_min_val=scaling_min_val,
+        )
+        _set_gradient_scale(self, scaling_gradient_scale)
+
+    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
+        """The step, float32; `threshold` is the largest integer, None for 1."""
+        largest = 1 if threshold is None else threshold
+        number = self.number(x, _Steps(self.rule, _root(largest)), task)
+        shared = max(math.prod(x.shape[1:]), 1) / max(math.prod(self.collection.shape), 1)
+        return _step(self, number, shared * largest)
+
+    def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
+        """The step to search a zero point with: it is learned itself, not its threshold. See the base."""
+        return super().settle(scale)
+
+
+def _set_gradient_scale(scaling: Any, gradient_scale: float | None) -> None:
+    if gradient_scale is not None:
+        check.positive(gradient_scale, type(scaling).__name__, "scaling_gradient_scale")
+        set_given(scaling, gradient_scale=float(gradient_scale))
+
+
+def _step(scaling: Any, number: Number, root_of_factor: Any) -> jax.Array:
+    """The step, whose gradient is multiplied by `1 / sqrt(root_of_factor)` unless a factor was declared."""
+    factor = scaling.gradient_scale
+    if factor is None:
+        factor = 1.0 / _root(root_of_factor)
+    stored = with_gradient_of(number.stored * factor, number.stored)
+    return scaling.rule.scale(number._replace(stored=stored), None)
 
 
 def _root(number: Any) -> Any:

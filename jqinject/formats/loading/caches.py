@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jqinject.core.scaling import LearnedActStepScaling
 from jqinject.core.sources import Collected
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
@@ -113,7 +114,8 @@ def check_proxies(
         proxy, wanted = proxies[each.target], formats[each.target]
         part = vars(proxy.tensor_quant).get("scaling_impl")
         own = None if proxy.quant_metadata.is_dynamic else static_format(proxy)
-        if own is None or own.kind != wanted.kind or not own.symmetric or not isinstance(part, Collected):
+        learns_range = isinstance(part, Collected) and not isinstance(part, LearnedActStepScaling)
+        if own is None or own.kind != wanted.kind or not own.symmetric or not learns_range:
             cure = {"float": "Fp8e4m3OCPActPerTensorFloat", "int": "Int8ActPerTensorFloat"}[wanted.kind]
             raise CheckpointError(
                 f"{each.target} is {proxy.binding.base.__name__}, and {each.sources[0]} is the static scale of "

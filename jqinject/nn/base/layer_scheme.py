@@ -17,6 +17,9 @@ from jqinject.quant import Int8WeightPerTensorFloat
 SchemeLike: TypeAlias = type[Scheme] | Binding | None
 
 OPS = {"dot_general": QDotGeneral, "einsum_op": QEinsum, "conv_general_dilated": QConvGeneralDilated}
+DEFAULT_WEIGHT = Binding(
+    Int8WeightPerTensorFloat
+)  # an object of its own: the same injector may also be an argument
 OPERANDS = ("weight_quant", "input_quant", "act_quant", "grad_quant")
 
 
@@ -41,7 +44,7 @@ def by_scheme(
     if scheme is None:
         return arguments
     left, kind = dict(arguments), type(layer).__name__
-    if left["weight_quant"] is Int8WeightPerTensorFloat:  # the default
+    if left["weight_quant"] is DEFAULT_WEIGHT:
         left["weight_quant"] = None
     given = [name for name in OPERANDS if left[name] is not None]
     given += [] if layer._contracts_as_flax() else [layer.contraction_name]

@@ -167,6 +167,7 @@ class InputActNames(TypedDict, total=False):
     input_scale_stop_grad: bool
     input_scaling_affine_rescaling_init: float | None
     input_scaling_affine_shifting_init: float | None
+    input_scaling_gradient_scale: float | None
     input_scaling_impl: Component
     input_scaling_impl_type: ScalingImplType
     input_scaling_init: Array
@@ -322,6 +323,7 @@ class OutputActNames(TypedDict, total=False):
     output_scale_stop_grad: bool
     output_scaling_affine_rescaling_init: float | None
     output_scaling_affine_shifting_init: float | None
+    output_scaling_gradient_scale: float | None
     output_scaling_impl: Component
     output_scaling_impl_type: ScalingImplType
     output_scaling_init: Array
@@ -589,6 +591,7 @@ class ActNames(TypedDict, total=False):
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
     scaling_impl: Component
     scaling_impl_type: ScalingImplType
     scaling_init: Array
@@ -988,6 +991,7 @@ class IoActNames(TypedDict, total=False):
     io_scale_stop_grad: bool
     io_scaling_affine_rescaling_init: float | None
     io_scaling_affine_shifting_init: float | None
+    io_scaling_gradient_scale: float | None
     io_scaling_impl: Component
     io_scaling_impl_type: ScalingImplType
     io_scaling_init: Array
@@ -1143,6 +1147,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_scale_stop_grad: bool
     gate_acc_scaling_affine_rescaling_init: float | None
     gate_acc_scaling_affine_shifting_init: float | None
+    gate_acc_scaling_gradient_scale: float | None
     gate_acc_scaling_impl: Component
     gate_acc_scaling_impl_type: ScalingImplType
     gate_acc_scaling_init: Array
@@ -1298,6 +1303,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_scale_stop_grad: bool
     sigmoid_scaling_affine_rescaling_init: float | None
     sigmoid_scaling_affine_shifting_init: float | None
+    sigmoid_scaling_gradient_scale: float | None
     sigmoid_scaling_impl: Component
     sigmoid_scaling_impl_type: ScalingImplType
     sigmoid_scaling_init: Array
@@ -1453,6 +1459,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_scale_stop_grad: bool
     tanh_scaling_affine_rescaling_init: float | None
     tanh_scaling_affine_shifting_init: float | None
+    tanh_scaling_gradient_scale: float | None
     tanh_scaling_impl: Component
     tanh_scaling_impl_type: ScalingImplType
     tanh_scaling_init: Array
@@ -1608,6 +1615,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_scale_stop_grad: bool
     cell_state_scaling_affine_rescaling_init: float | None
     cell_state_scaling_affine_shifting_init: float | None
+    cell_state_scaling_gradient_scale: float | None
     cell_state_scaling_impl: Component
     cell_state_scaling_impl_type: ScalingImplType
     cell_state_scaling_init: Array
@@ -1763,6 +1771,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_scale_stop_grad: bool
     in_proj_input_scaling_affine_rescaling_init: float | None
     in_proj_input_scaling_affine_shifting_init: float | None
+    in_proj_input_scaling_gradient_scale: float | None
     in_proj_input_scaling_impl: Component
     in_proj_input_scaling_impl_type: ScalingImplType
     in_proj_input_scaling_init: Array
@@ -2274,6 +2283,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_scale_stop_grad: bool
     out_proj_input_scaling_affine_rescaling_init: float | None
     out_proj_input_scaling_affine_shifting_init: float | None
+    out_proj_input_scaling_gradient_scale: float | None
     out_proj_input_scaling_impl: Component
     out_proj_input_scaling_impl_type: ScalingImplType
     out_proj_input_scaling_init: Array
@@ -2673,6 +2683,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_scale_stop_grad: bool
     out_proj_output_scaling_affine_rescaling_init: float | None
     out_proj_output_scaling_affine_shifting_init: float | None
+    out_proj_output_scaling_gradient_scale: float | None
     out_proj_output_scaling_impl: Component
     out_proj_output_scaling_impl_type: ScalingImplType
     out_proj_output_scaling_init: Array
@@ -2940,6 +2951,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_scale_stop_grad: bool
     q_scaled_scaling_affine_rescaling_init: float | None
     q_scaled_scaling_affine_shifting_init: float | None
+    q_scaled_scaling_gradient_scale: float | None
     q_scaled_scaling_impl: Component
     q_scaled_scaling_impl_type: ScalingImplType
     q_scaled_scaling_init: Array
@@ -3095,6 +3107,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_scale_stop_grad: bool
     k_transposed_scaling_affine_rescaling_init: float | None
     k_transposed_scaling_affine_shifting_init: float | None
+    k_transposed_scaling_gradient_scale: float | None
     k_transposed_scaling_impl: Component
     k_transposed_scaling_impl_type: ScalingImplType
     k_transposed_scaling_init: Array
@@ -3250,6 +3263,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_scale_stop_grad: bool
     softmax_input_scaling_affine_rescaling_init: float | None
     softmax_input_scaling_affine_shifting_init: float | None
+    softmax_input_scaling_gradient_scale: float | None
     softmax_input_scaling_impl: Component
     softmax_input_scaling_impl_type: ScalingImplType
     softmax_input_scaling_init: Array
@@ -3405,6 +3419,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_scale_stop_grad: bool
     attn_output_weights_scaling_affine_rescaling_init: float | None
     attn_output_weights_scaling_affine_shifting_init: float | None
+    attn_output_weights_scaling_gradient_scale: float | None
     attn_output_weights_scaling_impl: Component
     attn_output_weights_scaling_impl_type: ScalingImplType
     attn_output_weights_scaling_init: Array
@@ -3560,6 +3575,7 @@ class VActNames(TypedDict, total=False):
     v_scale_stop_grad: bool
     v_scaling_affine_rescaling_init: float | None
     v_scaling_affine_shifting_init: float | None
+    v_scaling_gradient_scale: float | None
     v_scaling_impl: Component
     v_scaling_impl_type: ScalingImplType
     v_scaling_init: Array
@@ -3715,6 +3731,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_scale_stop_grad: bool
     sdpa_output_scaling_affine_rescaling_init: float | None
     sdpa_output_scaling_affine_shifting_init: float | None
+    sdpa_output_scaling_gradient_scale: float | None
     sdpa_output_scaling_impl: Component
     sdpa_output_scaling_impl_type: ScalingImplType
     sdpa_output_scaling_init: Array
@@ -3943,6 +3960,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_scale_stop_grad: bool
     lhs_scaling_affine_rescaling_init: float | None
     lhs_scaling_affine_shifting_init: float | None
+    lhs_scaling_gradient_scale: float | None
     lhs_scaling_impl: Component
     lhs_scaling_impl_type: ScalingImplType
     lhs_scaling_init: Array
@@ -4098,6 +4116,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_scale_stop_grad: bool
     rhs_scaling_affine_rescaling_init: float | None
     rhs_scaling_affine_shifting_init: float | None
+    rhs_scaling_gradient_scale: float | None
     rhs_scaling_impl: Component
     rhs_scaling_impl_type: ScalingImplType
     rhs_scaling_init: Array
@@ -4253,6 +4272,7 @@ class CacheActNames(TypedDict, total=False):
     cache_scale_stop_grad: bool
     cache_scaling_affine_rescaling_init: float | None
     cache_scaling_affine_shifting_init: float | None
+    cache_scaling_gradient_scale: float | None
     cache_scaling_impl: Component
     cache_scaling_impl_type: ScalingImplType
     cache_scaling_init: Array
@@ -4440,6 +4460,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
     scaling_impl: Component
     scaling_impl_type: ScalingImplType
     scaling_init: Array
@@ -4592,6 +4613,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
     scaling_impl: Component
     scaling_impl_type: ScalingImplType
     scaling_init: Array
@@ -4782,6 +4804,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
     scaling_impl: Component
     scaling_impl_type: ScalingImplType
     scaling_init: Array
@@ -4942,6 +4965,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
     scaling_impl: Component
     scaling_impl_type: ScalingImplType
     scaling_init: Array
@@ -5099,6 +5123,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     scale_stop_grad: bool
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
     scaling_impl: Component
     scaling_impl_type: ScalingImplType
     scaling_init: Array

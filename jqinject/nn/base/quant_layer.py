@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from flax import nnx
 
@@ -11,7 +11,13 @@ from jqinject.nn.base.overrides import Overrides, overrides_of
 from jqinject.nn.base.slots import Slot, slots_of
 from jqinject.quant import QuantizerLike
 
-Out = TypeVar("Out", covariant=True)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # The default is for mypy, which takes the result from `__init__`: it would ask for an annotation of each layer.
+    Out = TypeVar("Out", covariant=True, default=Any)
+else:
+    Out = Any
 
 
 class ConstructorSignature:

@@ -94,6 +94,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
+            self._check_function(contraction)
         check_input_for_weight(self)
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor:
@@ -267,7 +268,8 @@ class QuantWeightLayer(WeightAxes[Out]):
             # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
             # side, and a deep network carries that on.
             return None
-        if asked in ("auto", "float") and not self._contracts_as_flax():
+        if not self._contracts_as_flax():
+            self._check_function(asked)
             return None
         if asked == "float":
             return self._stored_contraction(x, weight)
@@ -282,6 +284,14 @@ class QuantWeightLayer(WeightAxes[Out]):
                 "contraction='auto'"
             )
         return self._stored_contraction(x, weight) if found is None else found
+
+    def _check_function(self, contraction: ContractionKind) -> None:
+        if contraction in ("int", "fp8") and not self._contracts_as_flax():
+            raise ValueError(
+                f"{type(self).__name__}(contraction={contraction!r}) contracts payloads itself, and would never call "
+                f"{self.contraction_name}={vars(self)[self.contraction_name]!r}.\n"
+                f"  cure: contraction='auto' or 'float', which call it; or leave {self.contraction_name} out"
+            )
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""

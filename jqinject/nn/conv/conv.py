@@ -13,11 +13,11 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
+from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantConvOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor
 
 
@@ -114,7 +114,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,

@@ -22,10 +22,10 @@ from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.input_shape import WrongFeaturesError, check_features
 from jqinject.nn.base.keywords import flax_arguments
-from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
+from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantEinsumOverrides
 from jqinject.nn.base.quant_layer import Out
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
@@ -141,7 +141,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,

@@ -14,10 +14,10 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
+from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantLinearOverrides
 from jqinject.nn.base.quant_layer import Out
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 
 
@@ -104,7 +104,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,

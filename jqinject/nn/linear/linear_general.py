@@ -16,10 +16,10 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.keywords import flax_arguments
-from jqinject.nn.base.layer_scheme import SchemeLike, by_scheme
+from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantLinearGeneralOverrides
 from jqinject.nn.base.quant_layer import Out
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 
 
@@ -106,7 +106,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,

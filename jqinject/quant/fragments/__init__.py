@@ -52,6 +52,7 @@ from jqinject.quant.fragments.scales import BatchQuantStatsScaling1d as BatchQua
 from jqinject.quant.fragments.scales import BatchQuantStatsScaling2d as BatchQuantStatsScaling2d
 from jqinject.quant.fragments.scales import DynamicPerGroup as DynamicPerGroup
 from jqinject.quant.fragments.scales import DynamicPerRow as DynamicPerRow
+from jqinject.quant.fragments.scales import LearnedStepFromInput as LearnedStepFromInput
 from jqinject.quant.fragments.scales import LearnedStepFromWeight as LearnedStepFromWeight
 from jqinject.quant.fragments.scales import MaxStatsScaling as MaxStatsScaling
 from jqinject.quant.fragments.scales import MinMaxStatsScaling as MinMaxStatsScaling

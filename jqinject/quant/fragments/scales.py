@@ -2,7 +2,12 @@
 
 from jqinject.core.clamp import ClampBeforeRounding, Identity
 from jqinject.core.rounding import CeilSte
-from jqinject.core.scaling import LearnedStepScaling, MaxIntScaling, RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling import (
+    LearnedActStepScaling,
+    LearnedStepScaling,
+    MaxIntScaling,
+    RuntimeDynamicGroupStatsScaling,
+)
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 
@@ -61,6 +66,18 @@ class LearnedStepFromWeight(ExtendedInjector):
     int_scaling_impl = MaxIntScaling
     tensor_clamp_impl = ClampBeforeRounding
     scaling_stats_op = StatsOp.AVE
+    scaling_min_val = 1e-10
+
+
+class LearnedStepFromInput(ExtendedInjector):
+    """A learned step that starts at 2 mean |x| / sqrt(largest integer) of the first batch, with LSQ's gradient."""
+
+    scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
+    scaling_impl = LearnedActStepScaling
+    int_scaling_impl = MaxIntScaling
+    tensor_clamp_impl = ClampBeforeRounding
+    scaling_stats_op = StatsOp.AVE
+    collect_stats_steps = 1
     scaling_min_val = 1e-10
 
 
