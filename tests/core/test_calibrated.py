@@ -1,5 +1,7 @@
 """Calibrated ranges, their averages, and quantization within them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +20,12 @@ from jqinject.core import (
     MinMaxRange,
     MSERange,
     RMSRange,
+    RoundToOddSte,
     SimpleMovingAverage,
     scale_and_zero_point,
 )
+from jqinject.inject import Binding
+from jqinject.quant import Int8ActPerTensorMSE
 
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
@@ -88,6 +93,36 @@ def test_the_range_of_least_squared_error_beats_the_largest_magnitude() -> None:
         for method in (MSERange(4), AbsMaxRange())
     ]
     assert jnp.all(errors[0] < errors[1])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"bit_width": 4},
+        {"bit_width": 3, "narrow_range": True, "range_steps": 3.0},
+        {"q_dtype": np.dtype(jnp.float8_e4m3fn)},
+        {"q_dtype": np.dtype(jnp.float8_e5m2)},
+        {"bit_width": 3, "narrow_range": True, "range_steps": 4.0, "preserve_zero": False},
+    ],
+    ids=str,
+)
+def test_the_range_of_least_squared_error_is_searched_with_the_numbers_of_its_quantizer(names: Any) -> None:
+    x = jnp.asarray(np.random.default_rng(3).standard_t(3, size=(500,)).astype(np.float32))
+    fractions = (1.0, 0.8, 0.65, 0.5, 0.35, 0.2)
+    largest = float(jnp.max(jnp.abs(x)))
+    quantizer = {name: number for name, number in names.items() if name != "preserve_zero"}
+    quantizer |= {} if names.get("preserve_zero", True) else {"float_to_int_impl": RoundToOddSte()}
+    errors = [
+        float(jnp.sum((CalibratedQuant(FixedRange(-high, high), **quantizer)(x).value - x) ** 2))
+        for high in (fraction * largest for fraction in fractions)
+    ]
+    found = MSERange(fractions=fractions, **names)(x, (0,)).high
+    np.testing.assert_allclose(found, [largest * fractions[int(np.argmin(errors))]], rtol=1e-6)
+
+
+def test_a_search_takes_the_bits_of_its_quantizer() -> None:
+    four = Binding(Int8ActPerTensorMSE, {"bit_width": 4}).resolve("tensor_quant")
+    assert four.calibration_impl == MSERange(4)
 
 
 @pytest.mark.parametrize("method", [m for m, _ in RANGES.values()] + [MSERange()])

@@ -292,3 +292,26 @@ def test_payloads_have_no_second_derivative_and_say_so() -> None:
 
     with pytest.raises(TypeError, match=r"no second derivative.*\n  cure: contraction='float'"):
         jax.grad(penalty)(jnp.ones((2, 8)))
+
+
+def test_delayed_scales_and_quotients_have_the_bits_of_flax() -> None:
+    """A scale is rounded twice, and numbers are multiplied by its reciprocal, in and outside of programs."""
+    random = np.random.default_rng(0)
+    amaxes = np.abs(random.normal(size=512)).astype(np.float32) + np.float32(0.1)
+    expected = np.float32(1) / (np.float32(448) / amaxes)
+    assert np.any(expected != amaxes / np.float32(448))
+    rule = DelayedScaling(AmaxHistory(1, "max", (512,)), scaling_shape=(512,)).rule
+    for scale in (rule.scale, jax.jit(rule.scale, static_argnums=2)):
+        np.testing.assert_array_equal(scale(jnp.asarray(amaxes), jnp.ones(512), 448.0), expected)
+        np.testing.assert_array_equal(scale(jnp.asarray(amaxes), jnp.ones(512), 1.0), amaxes)
+        unusable = jnp.asarray([0.0, jnp.inf, jnp.nan, 1e-40], jnp.float32)
+        np.testing.assert_array_equal(scale(unusable, jnp.full(4, 3.0), 448.0), np.full(4, 3.0))
+    ties = (random.integers(8, 16, (512, 64)) + 0.5) * expected[:, None].astype(np.float64)
+    x = ties.astype(np.float32)
+    steps = x * (np.float32(1) / expected)[:, None]
+    assert np.any(steps != x / expected[:, None])
+    for cast in (to_float8, jax.jit(to_float8, static_argnums=2)):
+        payload = cast(jnp.asarray(x), jnp.asarray(expected)[:, None], jnp.float8_e4m3fn)
+        np.testing.assert_array_equal(
+            payload.astype(jnp.float32), steps.astype(payload.dtype).astype(np.float32)
+        )

@@ -112,6 +112,37 @@ def test_an_operand_can_be_another():
     )
 
 
+def test_bits_of_an_operand_of_its_own_count():
+    x, w = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(((3, 8), (8, 5))))
+    config = config_v4(rng_type=None)
+
+    def weight_gradient(config):
+        return jax.grad(lambda w: jnp.sum(contract(config, x, w) ** 2))(w)
+
+    eight = {name: getattr(config, name).let(bits=8) for name in ("drhs_lhs", "drhs_rhs")}
+    expected = weight_gradient(config.let(drhs_bits=8))
+    np.testing.assert_array_equal(weight_gradient(config.let(**eight)), expected)
+    assert jnp.any(expected != weight_gradient(config))
+    np.testing.assert_array_equal(
+        contract(config.let(fwd_lhs=config.fwd_lhs.let(bits=None)), x, w),
+        contract(config.let(fwd_lhs_bits=None), x, w),
+    )
+
+
+def test_overrides_of_an_operand_wait_until_it_has_bits():
+    x, w = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(((3, 8), (8, 5))))
+    halves = {
+        name: getattr(ConfigV4, name).let(preserve_zero=False) for name in ("fwd_lhs", "drhs_lhs", "drhs_rhs")
+    }
+    for bits in (None, 4):
+        config = config_v4(drhs_bits=bits, rng_type=None)
+        grads = [
+            jax.grad(lambda w, config=config: jnp.sum(contract(config, x, w) ** 2))(w)
+            for config in (config.let(**halves), config.let(fwd_lhs=halves["fwd_lhs"]))
+        ]
+        assert bool(jnp.array_equal(*grads)) == (bits is None)
+
+
 def test_it_is_explained():
     text = str(jqinject.explain(config_v4(fwd_bits=4).fwd_lhs, name="tensor_quant"))
     assert "CalibratedQuant" in text

@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
@@ -26,7 +27,6 @@ from jqinject.ops.choose import known_zeros
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.devices.processes import on_host
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
-from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -64,17 +64,20 @@ class AmaxRule:
         return check.statistic_shape(amax, self.shape, "amax")
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
-        """`amax * 2 ** margin / threshold`, or `held` if that is not positive and finite."""
+        """`amax * 2 ** margin / threshold`, or `held` if that is not positive and finite.
+
+        Rounded as `1 / (threshold / amax)`, as in Flax and TransformerEngine: with another last bit of the scale, a
+        number halfway between two of the format's would be rounded to the other one.
+        """
         amax = amax * (2.0**self.margin) if self.margin else amax
-        if (
-            isinstance(threshold, float) and threshold >= 1
-        ):  # finite amaxes have finite quotients, all others nan
-            divisor = sharded_as(jnp.broadcast_to(np.float32(threshold), amax.shape), amax)
-            scale = amax / jax.lax.select(jax.lax.is_finite(amax), divisor, amax)
-            usable = scale >= _TINY
+        positive = jnp.logical_and(jax.lax.is_finite(amax), amax > 0)
+        if isinstance(threshold, float) and threshold == 1.0:
+            usable, scale = positive & (amax >= _TINY), amax
         else:
-            scale = divide(amax, threshold)
-            usable = jnp.logical_and(jnp.isfinite(scale), scale >= _TINY)
+            inverse = threshold / jnp.where(positive, amax, 1.0)
+            usable = positive & (inverse >= _TINY) & (inverse <= 1 / _TINY)
+            # The choice keeps compilers from making one division of the two.
+            scale = 1.0 / jnp.where(usable, inverse, 1.0)
         return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(held, scale.shape), scale))
 
 

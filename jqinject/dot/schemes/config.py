@@ -28,7 +28,8 @@ class ConfigV4(Scheme):
     `drhs_...`, whose left operand is the gradient. `vjp_lhs_rng_type` is the noise of the gradients, `vjp_rhs_rng_type`
     that of the other operands in the backward pass. `fwd_lhs` to `drhs_rhs` are the six operands: override their names,
     `ConfigV4.let(fwd_lhs=ConfigV4.fwd_lhs.let(preserve_zero=False))`, or give the scheme's operand another quantizer,
-    `ConfigV4.let(fprop_rhs=Int4WeightPerGroupAbsMax)`.
+    `ConfigV4.let(fprop_rhs=Int4WeightPerGroupAbsMax)`. An operand whose `bits` are None is float; what else is
+    overridden of it counts once it has bits, as in AQT, whose setters go over all six.
 
     Example:
         >>> class MyConfig(ConfigV4):
@@ -91,19 +92,27 @@ class ConfigV4(Scheme):
     drhs_lhs = _Operand.let(bits=(this << 1).drhs_lhs_bits, rng_type=(this << 1).vjp_lhs_rng_type)
     drhs_rhs = _Operand.let(bits=(this << 1).drhs_rhs_bits, rng_type=(this << 1).vjp_rhs_rng_type)
 
-    fprop_lhs = value(lambda fwd_lhs_bits: _quantized(fwd_lhs_bits, this.fwd_lhs))
-    fprop_rhs = value(lambda fwd_rhs_bits: _quantized(fwd_rhs_bits, this.fwd_rhs))
+    fprop_lhs = value(lambda fwd_lhs_bits, fwd_lhs: _quantized(fwd_lhs_bits, fwd_lhs))
+    fprop_rhs = value(lambda fwd_rhs_bits, fwd_rhs: _quantized(fwd_rhs_bits, fwd_rhs))
     dgrad_grad = value(
-        lambda dlhs_lhs_bits, vjp_lhs_rng_type: _quantized(dlhs_lhs_bits, this.dlhs_lhs, vjp_lhs_rng_type)
+        lambda dlhs_lhs_bits, dlhs_lhs, vjp_lhs_rng_type: _quantized(
+            dlhs_lhs_bits, dlhs_lhs, vjp_lhs_rng_type
+        )
     )
     dgrad_rhs = value(
-        lambda dlhs_rhs_bits, vjp_rhs_rng_type: _quantized(dlhs_rhs_bits, this.dlhs_rhs, vjp_rhs_rng_type)
+        lambda dlhs_rhs_bits, dlhs_rhs, vjp_rhs_rng_type: _quantized(
+            dlhs_rhs_bits, dlhs_rhs, vjp_rhs_rng_type
+        )
     )
     wgrad_grad = value(
-        lambda drhs_lhs_bits, vjp_lhs_rng_type: _quantized(drhs_lhs_bits, this.drhs_lhs, vjp_lhs_rng_type)
+        lambda drhs_lhs_bits, drhs_lhs, vjp_lhs_rng_type: _quantized(
+            drhs_lhs_bits, drhs_lhs, vjp_lhs_rng_type
+        )
     )
     wgrad_lhs = value(
-        lambda drhs_rhs_bits, vjp_rhs_rng_type: _quantized(drhs_rhs_bits, this.drhs_rhs, vjp_rhs_rng_type)
+        lambda drhs_rhs_bits, drhs_rhs, vjp_rhs_rng_type: _quantized(
+            drhs_rhs_bits, drhs_rhs, vjp_rhs_rng_type
+        )
     )
     accumulator_dtype = this.fwd_accumulator_dtype
     dgrad_accumulator_dtype = this.dlhs_accumulator_dtype
@@ -116,8 +125,9 @@ class ConfigV4(Scheme):
 
 
 def _quantized(bits: Any, operand: Any, rng_type: Any = None) -> Any:
-    """An operand of a configuration, or None for float; checked when the scheme is read."""
+    """Return an operand of a configuration, or None for float; checked when the scheme is read."""
     checked_rng_type(rng_type)
+    bits = operand.bits if "bits" in operand else bits
     return None if checked_bits(bits) is None else operand
 
 

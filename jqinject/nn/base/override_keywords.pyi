@@ -64,7 +64,6 @@ class InputActNames(TypedDict, total=False):
     input_bit_width: int
     input_bit_width_impl: Component
     input_bit_width_impl_type: BitWidthImplType
-    input_bits: int
     input_block_dim: int | None
     input_block_scale_impl: Component
     input_block_width: int
@@ -220,7 +219,6 @@ class OutputActNames(TypedDict, total=False):
     output_bit_width: int
     output_bit_width_impl: Component
     output_bit_width_impl_type: BitWidthImplType
-    output_bits: int
     output_block_dim: int | None
     output_block_scale_impl: Component
     output_block_width: int
@@ -488,7 +486,6 @@ class ActNames(TypedDict, total=False):
     bit_width: int
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
-    bits: int
     block_dim: int | None
     block_scale_impl: Component
     block_width: int
@@ -888,7 +885,6 @@ class IoActNames(TypedDict, total=False):
     io_bit_width: int
     io_bit_width_impl: Component
     io_bit_width_impl_type: BitWidthImplType
-    io_bits: int
     io_block_dim: int | None
     io_block_scale_impl: Component
     io_block_width: int
@@ -1044,7 +1040,6 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_bit_width: int
     gate_acc_bit_width_impl: Component
     gate_acc_bit_width_impl_type: BitWidthImplType
-    gate_acc_bits: int
     gate_acc_block_dim: int | None
     gate_acc_block_scale_impl: Component
     gate_acc_block_width: int
@@ -1200,7 +1195,6 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_bit_width: int
     sigmoid_bit_width_impl: Component
     sigmoid_bit_width_impl_type: BitWidthImplType
-    sigmoid_bits: int
     sigmoid_block_dim: int | None
     sigmoid_block_scale_impl: Component
     sigmoid_block_width: int
@@ -1356,7 +1350,6 @@ class TanhActNames(TypedDict, total=False):
     tanh_bit_width: int
     tanh_bit_width_impl: Component
     tanh_bit_width_impl_type: BitWidthImplType
-    tanh_bits: int
     tanh_block_dim: int | None
     tanh_block_scale_impl: Component
     tanh_block_width: int
@@ -1512,7 +1505,6 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_bit_width: int
     cell_state_bit_width_impl: Component
     cell_state_bit_width_impl_type: BitWidthImplType
-    cell_state_bits: int
     cell_state_block_dim: int | None
     cell_state_block_scale_impl: Component
     cell_state_block_width: int
@@ -1668,7 +1660,6 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_bit_width: int
     in_proj_input_bit_width_impl: Component
     in_proj_input_bit_width_impl_type: BitWidthImplType
-    in_proj_input_bits: int
     in_proj_input_block_dim: int | None
     in_proj_input_block_scale_impl: Component
     in_proj_input_block_width: int
@@ -2180,7 +2171,6 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_bit_width: int
     out_proj_input_bit_width_impl: Component
     out_proj_input_bit_width_impl_type: BitWidthImplType
-    out_proj_input_bits: int
     out_proj_input_block_dim: int | None
     out_proj_input_block_scale_impl: Component
     out_proj_input_block_width: int
@@ -2580,7 +2570,6 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_bit_width: int
     out_proj_output_bit_width_impl: Component
     out_proj_output_bit_width_impl_type: BitWidthImplType
-    out_proj_output_bits: int
     out_proj_output_block_dim: int | None
     out_proj_output_block_scale_impl: Component
     out_proj_output_block_width: int
@@ -2848,7 +2837,6 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_bit_width: int
     q_scaled_bit_width_impl: Component
     q_scaled_bit_width_impl_type: BitWidthImplType
-    q_scaled_bits: int
     q_scaled_block_dim: int | None
     q_scaled_block_scale_impl: Component
     q_scaled_block_width: int
@@ -3004,7 +2992,6 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_bit_width: int
     k_transposed_bit_width_impl: Component
     k_transposed_bit_width_impl_type: BitWidthImplType
-    k_transposed_bits: int
     k_transposed_block_dim: int | None
     k_transposed_block_scale_impl: Component
     k_transposed_block_width: int
@@ -3160,7 +3147,6 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_bit_width: int
     softmax_input_bit_width_impl: Component
     softmax_input_bit_width_impl_type: BitWidthImplType
-    softmax_input_bits: int
     softmax_input_block_dim: int | None
     softmax_input_block_scale_impl: Component
     softmax_input_block_width: int
@@ -3316,7 +3302,6 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_bit_width: int
     attn_output_weights_bit_width_impl: Component
     attn_output_weights_bit_width_impl_type: BitWidthImplType
-    attn_output_weights_bits: int
     attn_output_weights_block_dim: int | None
     attn_output_weights_block_scale_impl: Component
     attn_output_weights_block_width: int
@@ -3472,7 +3457,6 @@ class VActNames(TypedDict, total=False):
     v_bit_width: int
     v_bit_width_impl: Component
     v_bit_width_impl_type: BitWidthImplType
-    v_bits: int
     v_block_dim: int | None
     v_block_scale_impl: Component
     v_block_width: int
@@ -3628,7 +3612,6 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_bit_width: int
     sdpa_output_bit_width_impl: Component
     sdpa_output_bit_width_impl_type: BitWidthImplType
-    sdpa_output_bits: int
     sdpa_output_block_dim: int | None
     sdpa_output_block_scale_impl: Component
     sdpa_output_block_width: int
@@ -3857,7 +3840,6 @@ class LhsActNames(TypedDict, total=False):
     lhs_bit_width: int
     lhs_bit_width_impl: Component
     lhs_bit_width_impl_type: BitWidthImplType
-    lhs_bits: int
     lhs_block_dim: int | None
     lhs_block_scale_impl: Component
     lhs_block_width: int
@@ -4013,7 +3995,6 @@ class RhsActNames(TypedDict, total=False):
     rhs_bit_width: int
     rhs_bit_width_impl: Component
     rhs_bit_width_impl_type: BitWidthImplType
-    rhs_bits: int
     rhs_block_dim: int | None
     rhs_block_scale_impl: Component
     rhs_block_width: int
@@ -4169,7 +4150,6 @@ class CacheActNames(TypedDict, total=False):
     cache_bit_width: int
     cache_bit_width_impl: Component
     cache_bit_width_impl_type: BitWidthImplType
-    cache_bits: int
     cache_block_dim: int | None
     cache_block_scale_impl: Component
     cache_block_width: int
@@ -4358,7 +4338,6 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     bit_width: int
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
-    bits: int
     block_dim: int | None
     block_scale_impl: Component
     block_width: int
@@ -4513,7 +4492,6 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width: int
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
-    bits: int
     block_dim: int | None
     block_scale_impl: Component
     block_width: int
@@ -4702,7 +4680,6 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     bit_width: int
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
-    bits: int
     block_dim: int | None
     block_scale_impl: Component
     block_width: int
@@ -4863,7 +4840,6 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     bit_width: int
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
-    bits: int
     block_dim: int | None
     block_scale_impl: Component
     block_width: int
@@ -5021,7 +4997,6 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width: int
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
-    bits: int
     block_dim: int | None
     block_scale_impl: Component
     block_width: int

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.minifloats.float_grid import from_float_steps
-from jqinject.ops.power import divide
+from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -52,7 +51,8 @@ def float8_max(dtype: Any) -> float:
 def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
 
-    The quotient is computed in bfloat16 if `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32.
+    The quotient is computed in bfloat16 if `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32,
+    as XLA compiles Flax's: `x * (1 / scale)` where a scale serves several numbers.
 
     A finite number that is too large saturates. Non-finite numbers stay visible: nan stays nan, and an infinity becomes
     inf in `float8_e5m2` and nan in the others, which have no inf.
@@ -82,11 +82,8 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     largest = float8_max(dtype)
     numbers = x.astype(jnp.float32)
     finite = jax.lax.is_finite(numbers)
-    # Chosen element by element, so that no compiler multiplies by the reciprocal instead (see `power.divide`).
-    divisor = sharded_as(jnp.broadcast_to(rounded(scale), numbers.shape), numbers)
-    quotient = rounded(jax.lax.div(numbers, jax.lax.select(finite, divisor, numbers)))
-    steps = jax.lax.clamp(-largest, quotient, largest)  # nan for everything that is not finite
-    steps = jax.lax.select(finite, steps, numbers) if np.dtype(dtype) == _WITH_INF else steps
+    steps = jax.lax.clamp(-largest, rounded(by_reciprocal(numbers, rounded(scale))), largest)
+    steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
     return _converted(steps, dtype), finite
 
 

@@ -62,7 +62,6 @@ class Int8ActPerTensorMSE(CalibratedAct):
     """8 bits; the range is the mean of those with the least mean squared error in every batch."""
 
     calibration_impl = MSERange
-    bits = 8
 
 
 class Int8ActPerTensorRMS(CalibratedAct):

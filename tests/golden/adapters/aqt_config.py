@@ -4,7 +4,7 @@ from typing import Any
 
 import jqinject.dot as d
 from jqinject.core import AbsMaxRange, FixedRange
-from tests.golden._config import reading
+from tests.golden._config import CannotDrive, reading
 
 PRESETS = {
     "v4-default": d.config_v4(),
@@ -32,7 +32,7 @@ def preset_of(config: dict[str, Any]) -> type:
 def config(case: dict[str, Any], inputs: Any) -> dict[str, Any]:
     """The resolved structure of a preset, in AQT's words."""
     scheme = preset_of(case["config"])
-    return {name: _contraction(scheme, name) for name in ("fwd", "dlhs", "drhs")}
+    return {name: _contraction(scheme, name, case["json_outputs"][name]) for name in PRODUCTS}
 
 
 PRODUCTS = {
@@ -42,7 +42,7 @@ PRODUCTS = {
 }
 
 
-def _contraction(scheme: Any, name: str) -> dict[str, Any]:
+def _contraction(scheme: Any, name: str, asked: dict[str, Any]) -> dict[str, Any]:
     left, right, tiles, use_fwd_quant = PRODUCTS[name]
     operands = getattr(scheme, left), getattr(scheme, right)
     return {
@@ -51,7 +51,7 @@ def _contraction(scheme: Any, name: str) -> dict[str, Any]:
         "rhs": _operand(operands[1]),
         "lhs_tensor": _tensor(operands[0], False),
         "rhs_tensor": _tensor(operands[1], use_fwd_quant is not None and getattr(scheme, use_fwd_quant)),
-        "local_aqt": _local(getattr(scheme, tiles)),
+        "local_aqt": _local(getattr(scheme, tiles), asked["local_aqt"] or {}),
     }
 
 
@@ -66,14 +66,23 @@ def _accumulator(left: Any, right: Any) -> str | None:
     return {"IntSymmetric": "int32", "Fp8Numerics": "float32"}.get(*kinds) if len(kinds) == 1 else None
 
 
-def _local(found: d.LocalAqt | None) -> dict[str, Any] | None:
-    if found is None:
+def _local(tiles: d.LocalAqt | None, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields of AQT's `LocalAqt` that a case asks for, whose names it may shorten and whose values be text."""
+    if tiles is None:
         return None
-    return {
-        "contraction_axis_shard_count": found.contraction_axis_shard_count,
-        "contraction_axis_shard_size": found.contraction_axis_shard_size,
-        "tile_largest_shape": found.contraction_axis == "largest",
+    fields = {
+        "contraction_axis_shard_count": tiles.contraction_axis_shard_count,
+        "contraction_axis_shard_size": tiles.contraction_axis_shard_size,
+        "tile_largest_shape": tiles.contraction_axis == "largest",
     }
+    values = {}
+    for name, value in asked.items():
+        matches = [field for field in fields if name in field]
+        if len(matches) != 1:
+            raise CannotDrive(f"local_aqt: {name!r} is no field of LocalAqt; these are {sorted(fields)}")
+        field = fields[matches[0]]
+        values[name] = str(field) if isinstance(value, str) else field
+    return values
 
 
 def _tensor(operand: Any, use_fwd_quant: bool) -> dict[str, Any]:

@@ -97,8 +97,13 @@ def served(case: Case, inputs: Arrays) -> dict[str, Any]:
             layer_name = name.split("/")[1]
             frozen = getattr(net.ops[layer_name], f"{side}_freezer").get()
             is_value = name.endswith(("value", "qvalue"))
-            found[name] = frozen.payload if is_value else frozen.scale.reshape(spec["shape"])
+            found[name] = frozen.payload if is_value else _scale(frozen.scale, spec["shape"])
     return found | _facts(case, found)
+
+
+def _scale(scale: Any, shape: list[int]) -> Any:
+    """A scale in AQT's shape: of a constant bound there is one scale here, and one for each channel there."""
+    return jnp.full(shape, scale.reshape(())) if scale.size == 1 else scale.reshape(shape)
 
 
 def _facts(case: Case, found: dict[str, Any]) -> dict[str, Any]:
