@@ -25,6 +25,7 @@ from jqinject.quant import (
 
 IDS = jnp.arange(12).reshape(2, 6)
 INT8 = Rule(weight_quant=Int8WeightPerChannelFloat)
+NF4, MXFP4 = NF4WeightPerGroupFloat.let(group_size=8), MXFloat4e2m1Weight.let(group_size=8)
 
 
 class Block(nnx.Module):
@@ -141,7 +142,7 @@ def test_factors_have_documented_shapes_and_paths(model: Any) -> None:
     assert all(isinstance(getattr(*holder(model, path)), FrozenParam) for path in SHAPES)
 
 
-@pytest.mark.parametrize("quantizer", [None, NF4WeightPerGroupFloat, MXFloat4e2m1Weight])
+@pytest.mark.parametrize("quantizer", [None, NF4, MXFP4])
 def test_update_equals_that_of_dense_weights(quantizer: Any) -> None:
     model = adapted(Rule(weight_quant=quantizer))
     np.testing.assert_allclose(call(model, IDS), call(dense(model), IDS), rtol=1e-4, atol=1e-4)
