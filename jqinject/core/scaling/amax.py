@@ -9,8 +9,6 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
