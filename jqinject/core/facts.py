@@ -168,16 +168,11 @@ class Factors(Protocol):
         ...
 
 
-class SaysScaleFree(Protocol):
-    """A stateful component whose own Variables do not depend on the tensor's scale: bit widths, counters."""
-
-    is_scale_free: bool
-
-
 class Rescales(Protocol):
     """A stateful component that knows its own Variables after the tensor's channels are multiplied by constants.
 
-    It is asked where a learned scale has to follow a weight, as in folding a batch normalization.
+    It is asked where a learned scale has to follow a weight, as in folding a batch normalization. A component whose
+    Variables do not depend on the tensor's scale (bit widths, counters) has `is_scale_free = True` instead.
     """
 
     def rescaled(self, factors: Factors, /) -> dict[str, jax.Array]:

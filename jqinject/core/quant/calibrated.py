@@ -280,7 +280,7 @@ class CalibratedQuant(Component):
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
     ) -> QuantResult | FloatQuantResult:
-        """See `SaysGrid`."""
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         grid, x = self.grid, check.float_input(x, "CalibratedQuant")
         if self.group_size is not None:
             x = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
@@ -297,7 +297,7 @@ class CalibratedQuant(Component):
 
     @property
     def grid(self) -> Any:
-        """See `SaysGrid`."""
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         if self.float_to_int_impl is not None and not is_nearest(self.float_to_int_impl):
             return None
         if self.q_dtype is not None:

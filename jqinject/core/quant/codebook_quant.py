@@ -154,12 +154,12 @@ class CodebookQuant(Component):
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
     ) -> CodebookQuantResult:
-        """See `SaysGrid`."""
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
 
     @property
     def grid(self) -> TableGrid:
-        """See `SaysGrid`."""
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return TableGrid(self.codebook)
 
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:

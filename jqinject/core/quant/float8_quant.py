@@ -165,12 +165,12 @@ class Float8Quant(Component):
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
     ) -> Float8QuantResult:
-        """See `SaysGrid`."""
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self._quantized(self.input_view_impl(check.float_input(x, "Float8Quant")), scale)
 
     @property
     def grid(self) -> MinifloatGrid:
-        """See `SaysGrid`."""
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return MinifloatGrid(self.format, np.dtype(np.float32))
 
     def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:

@@ -254,12 +254,12 @@ class FloatQuant(Component):
         return self._quantized(x, scale, self.format)
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> FloatQuantResult:
-        """See `SaysGrid`."""
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self.try_zero_point(check.float_input(x, "FloatQuant"), scale, None)
 
     @property
     def grid(self) -> MinifloatGrid | None:
-        """See `SaysGrid`."""
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         form = self.format
         if not isinstance(form, FloatFormat) or not is_nearest(self.float_to_int_impl):
             return None

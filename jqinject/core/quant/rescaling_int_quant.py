@@ -136,7 +136,7 @@ class RescalingIntQuant(Component):
         return QuantResult(value, scale, zero_point, bit_width)
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
-        """See `SaysGrid`."""
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         x, bit_width = check.float_input(x, "RescalingIntQuant"), self._bits()[0]
         payload = None
         if keep and isinstance(self.int_quant, IntQuant):
@@ -147,7 +147,7 @@ class RescalingIntQuant(Component):
 
     @property
     def grid(self) -> IntegerGrid | None:
-        """See `SaysGrid`."""
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
             return None
         bits = self._bits()[0]

@@ -65,13 +65,13 @@ class TernaryQuant(Component):
         return QuantResult(self._rounded(x, scale), scale, known_zero(), 2)
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
-        """See `SaysGrid`."""
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         x = check.float_input(x, "TernaryQuant")
         return QuantResult(self._rounded(x, scale), scale, known_zero(), 2)
 
     @property
     def grid(self) -> TableGrid:
-        """See `SaysGrid`."""
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return TableGrid(Codebook((-1.0, 0.0, 1.0)))
 
     def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
