@@ -265,6 +265,11 @@ class _Collector(Markers):
                 f"{site.name} has no statistics: the model was quantized for other operations.\n"
                 "  cure: quantize and calibrate it with inputs like these, and with the same rules"
             )
+        if site.stack:
+            raise ValueError(
+                f"{site.name}: lies in a loop over layers, of which each has a range of its own, and the loop's body is "
+                "marked once.\n  cure: unroll the loop over layers"
+            )
         proxy = self._held[site.name]
         with jax.ensure_compile_time_eval():
             self.markers[site.name] = _marker(site, proxy, x)

@@ -114,13 +114,15 @@ class OdmlQat:
         found = find_sites(model, self.policy, calls)
         held = {name: _proxy(site) for name, site in found.sites.items()}
         change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
-        setattr(model, HELD, OpQuantizers(self.policy, held, same=found.same))
+        stacks = {name: len(site.stack) for name, site in found.sites.items() if site.stack}
+        setattr(model, HELD, OpQuantizers(self.policy, held, same=found.same, stacks=stacks))
         return model
 
 
 def _proxy(site: Site) -> ActQuantProxyFromInjector:
+    where = (f"the quantizer of {site.name}", "")
     return ActQuantProxyFromInjector(
-        site.quantizer, site, overrides=overrides_of(site), where=(f"the quantizer of {site.name}", "")
+        site.quantizer, site, overrides=overrides_of(site), where=where, stack=site.stack
     )
 
 

@@ -37,7 +37,7 @@ class ActQuantProxyFromInjector(FormatQueries):
         Array([-128,   64], dtype=int8)
         >>> mx = QuantIdentity(act_quant=MXInt8Act, group_size=2, return_quant_tensor=True)
         >>> mx(jnp.array([0.5, 1.0, 100.0, 3.0])).scale
-        Array([0.0078125, 0.0078125, 0.5      , 0.5      ], dtype=float32)
+        Array([0.015625, 0.015625, 1.      , 1.      ], dtype=float32)
         >>> proxy = QuantIdentity(Fp8e5m2FNUZActPerTensorFloat).act_quant
         >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_fnuz
         (5, 2, 16, True)

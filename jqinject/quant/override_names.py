@@ -37,7 +37,7 @@ _SHAPE, _AXES = "tuple[int, ...]", "int | tuple[int, ...]"
 _ROWS: Mapping[str, tuple[str, str]] = {
     # numbers
     "bit_width": ("int", "bits of one number"),
-    "bits": ("int", "bits of one integer"),
+    "preserve_zero": ("bool", "whether 0 is a number; not of half-integers"),
     "signed": ("bool", "whether there are negative numbers"),
     "narrow_range": ("bool", "leave out one integer, -128 of signed 8 bits, so that the range is symmetric"),
     "quant_type": ("QuantType", "integers, binary, ternary, or no quantization"),

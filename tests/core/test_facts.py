@@ -16,7 +16,6 @@ from jqinject.core import (
     FloatRestrictValue,
     IntQuant,
     OverTensorView,
-    ParameterFromRuntimeStatsScaling,
     PowerOfTwoRestrictValue,
     QuantResult,
     RoundSte,
@@ -202,11 +201,3 @@ def test_a_subclass_with_a_call_of_its_own_is_called():
         )
         == 2.0
     )
-
-
-def test_the_state_of_a_restriction_is_read_from_its_earlier_path():
-    scaling = ParameterFromRuntimeStatsScaling(1, AbsMax())
-    kept = scaling.complete_state(
-        {"restrict_scaling_impl.quantizer.value": jnp.ones(()), "value": jnp.ones(())}
-    )
-    assert {"rule.restrict_scaling_impl.quantizer.value", "value", "buffer", "counter"} == set(kept)

@@ -280,7 +280,7 @@ def test_names_join_divide_and_stack_matrices_of_parameters(tmp_path: Path) -> N
         for i in range(3)
     ]
     floats.gate_up[...] = jnp.asarray(np.stack(both))
-    assert net.gate_up.numbers[net.gate_up.form.payload].dtype == np.int8
+    assert net.gate_up.numbers["value"].dtype == np.int8
     np.testing.assert_allclose(net.gate_up[...], floats.gate_up[...], rtol=1e-6)
     np.testing.assert_allclose(net(x), floats(x), rtol=1e-5, atol=1e-5)
 
@@ -419,7 +419,7 @@ def test_the_input_of_a_parameter_without_a_layer_is_permuted_too() -> None:
     x = jax.random.normal(jax.random.key(0), (3, matrix.shape[1]))
     net = load(Alone(matrix.shape[::-1]), only, names={name: ("own", "out in -> in out")}, inputs=(x,))
     np.testing.assert_allclose(net(x), x @ matrix.dequantize().T, rtol=1e-4, atol=1e-4)
-    assert net.own.numbers[net.own.form.payload].nbytes == matrix.bytes
+    assert net.own.numbers["value"].nbytes == matrix.bytes
 
 
 @pytest.mark.parametrize("lies", ["out in -> in out", "out in -> out in"])
@@ -433,7 +433,7 @@ def test_groups_of_outputs_that_lie_in_turn_keep_their_payload(lies: str) -> Non
     x = jax.random.normal(jax.random.key(0), (3, 64))
     net = load(model, only, names={name: ("own", lies)}, inputs=(x,) if by_input else (jnp.arange(3),))
     held = net.own.get_raw_value()
-    assert held[net.own.form.payload].nbytes == matrix.bytes
+    assert held["value"].nbytes == matrix.bytes
     assert held["scale"].nbytes == 4 * matrix.read().scale.size
     np.testing.assert_array_equal(net.own[...], weight.T if by_input else weight)
     if by_input:

@@ -91,4 +91,4 @@ def test_keys_and_values_of_gemma_are_joined_with_their_heads_as_axes(tmp_path: 
     both = np.stack([each.reshape(2, 2, 8).swapaxes(1, 2) for each in (k, v)])
     np.testing.assert_allclose(net.kv_einsum["w"][...], both, rtol=1e-6)
     np.testing.assert_allclose(net.attn_vec_einsum["w"][...], o.T.reshape(4, 2, 8), rtol=1e-6)
-    assert at(net, "kv_einsum")["w"].get_raw_value()["rows"].dtype == jnp.int8
+    assert at(net, "kv_einsum")["w"].get_raw_value()["value"].dtype == jnp.int8

@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.lengthy
 def test_parameters_without_a_layer_are_unfrozen_and_trained(folder: Path) -> None:
     net: Any = load(Own(), folder, inputs=(X,))
-    codes = np.asarray(net.own.get_raw_value()["rows"])
+    codes = np.asarray(net.own.get_raw_value()["value"])
     with use(False):  # kernels sum in another order
         before = net(X)
     unfreeze(net, from_payload=True)
@@ -95,8 +95,8 @@ def test_parameters_without_a_layer_are_unfrozen_and_trained(folder: Path) -> No
     net.eval()
     assert jnp.mean(jnp.square(net(X) - 0.3)) < first
     freeze(net)
-    assert np.asarray(net.own.get_raw_value()["rows"]).dtype == codes.dtype
-    assert net.loop.get_raw_value()["rows"].dtype == jnp.int8
+    assert np.asarray(net.own.get_raw_value()["value"]).dtype == codes.dtype
+    assert net.loop.get_raw_value()["value"].dtype == jnp.int8
 
 
 @pytest.mark.lengthy

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
@@ -41,18 +39,6 @@ def paths(module: nnx.Module) -> set[str]:
     return {".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(module))}
 
 
-def former(pure: dict[str, Any]) -> dict[str, Any]:
-    """A state as it was when every statistic was a Variable of its own."""
-    made: dict[str, Any] = {}
-    for name, value in pure.items():
-        if name == "record":
-            for part, array in value.items():
-                made[part] = {part: array} if part == "amax_history" else array
-        else:
-            made[name] = former(value) if isinstance(value, dict) else value
-    return made
-
-
 @pytest.mark.lengthy
 def test_the_statistics_of_a_quantizer_are_one_variable() -> None:
     below = ".tensor_quant.scaling_impl"
@@ -63,21 +49,6 @@ def test_the_statistics_of_a_quantizer_are_one_variable() -> None:
     averaged = trained(input_quant=Int8ActPerTensorMinMax)
     assert "input_quant.tensor_quant.averaging_impl.record" in paths(averaged)
     assert len(paths(averaged)) == 3
-
-
-@pytest.mark.parametrize(
-    "quantizers", [FP8, {"input_quant": Int8ActPerTensorMinMax}], ids=["fp8", "averaged"]
-)
-@pytest.mark.parametrize("wrapped", [False, True], ids=["pure", "as Orbax restores"])
-def test_states_of_before_are_read(quantizers: dict[str, Any], wrapped: bool) -> None:
-    source, target = trained(**quantizers), QuantLinear(4, 3, rngs=nnx.Rngs(1), **quantizers)
-    state = nnx.to_pure_dict(nnx.state(source))
-    for given in (former(state), state):
-        if wrapped:
-            given = jax.tree.map(lambda array: {"value": array}, given)
-        jqinject.load_state(target, given)
-        jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(target)), state)
-        target = QuantLinear(4, 3, rngs=nnx.Rngs(1), **quantizers)
 
 
 def test_a_record_that_was_restored_without_a_target_is_read() -> None:

@@ -92,7 +92,7 @@ def test_numbers_are_those_of_one_device_and_no_weight_is_gathered(
         assert max([0, *gathered(model, x)]) <= allowed
         frozen = freeze(model)
         assert isinstance(frozen.up, FrozenParam) and frozen.up.sharding.spec == P(None, "model")
-        value = frozen.experts.numbers[frozen.experts.form.payload]
+        value = frozen.experts.numbers["value"]
         assert value.sharding.shard_shape(value.shape)[0] == 1
         np.testing.assert_allclose(step(frozen, x), wanted, rtol=1e-5, atol=1e-4)
         assert max([0, *gathered(frozen, x)]) <= allowed

@@ -12,7 +12,6 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule
 from jqinject.nn import QuantLinearGeneral
-from jqinject.nn.base import parameter_site
 
 WIDE = 128
 
@@ -114,61 +113,9 @@ def test_axes_that_are_summed_are_stored_last(both, place, weight):
     x = jax.random.normal(jax.random.key(1), (2, WIDE))
     model = frozen(Contracts(contract, *shape), Rule(**WEIGHTS[weight]), x)
     assert model.weight.shape == shape
-    assert {"rows", "scale"} <= model.weight.numbers.keys() and "value" not in model.weight.numbers
+    order = model.weight.form.stored.order
+    assert order != tuple(range(len(order))) and {"value", "scale"} <= model.weight.numbers.keys()
     assert compare(both, model, x, {"rtol": 1e-5, "atol": 1e-5}) >= 1
-
-
-@pytest.fixture
-def older(monkeypatch):
-    """Freezes as 0.2.0 did: no axes were moved."""
-
-    def freeze(*args):
-        with monkeypatch.context() as patch:
-            patch.setattr(parameter_site._Facts, "summed_axes", lambda site: ())
-            return frozen(*args)
-
-    return freeze
-
-
-OLDER = {
-    **{name: (*SUMMED_FIRST[name], {}) for name in SUMMED_FIRST},
-    "as many groups as columns": (lambda x, w: x[:, :16] @ w[...], (16, 4), {"weight_group_size": 4}),
-}
-STATES = {
-    "Variables": nnx.state,
-    "arrays": lambda model: nnx.as_pure(nnx.state(model)),
-    "from Orbax": lambda model: {"weight": {"value": model.weight.get_raw_value()}},
-}
-
-
-@pytest.mark.parametrize("place", OLDER)
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_older_states_hold_parameters_in_their_own_order_of_axes(older, weight, place):
-    contract, shape, more = OLDER[place]
-    x = jax.random.normal(jax.random.key(1), (2, WIDE))
-    rule = Rule(**(WEIGHTS[weight] | (more if "weight_group_size" in WEIGHTS[weight] else {})))
-    saved = older(Contracts(contract, *shape), rule, x)
-    assert "value" in saved.weight.numbers
-    model = frozen(Contracts(contract, *shape), rule, x)
-    held = model.weight.numbers
-    for state in (made(saved) for made in STATES.values()):
-        model.weight.set_raw_value(jax.tree.map(jnp.zeros_like, held))
-        jqinject.load_state(model, state)
-        jax.tree.map(np.testing.assert_array_equal, model.weight.numbers, held)
-    np.testing.assert_array_equal(model.weight[...], saved.weight[...])
-
-
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_values_in_the_order_of_rows_are_told_by_their_shape(weight):
-    """Before the release after 0.2.0, axes were moved under the name `value`, except for square matrices."""
-    contract, shape = SUMMED_FIRST["heads"]
-    x = jax.random.normal(jax.random.key(1), (2, WIDE))
-    model = frozen(Contracts(contract, *shape), Rule(**WEIGHTS[weight]), x)
-    held, wanted = model.weight.numbers, model(x)
-    state = {"weight": {"value" if name == "rows" else name: number for name, number in held.items()}}
-    model.weight.set_raw_value(jax.tree.map(jnp.zeros_like, held))
-    jqinject.load_state(model, state)
-    np.testing.assert_array_equal(model(x), wanted)
 
 
 COPIES = {

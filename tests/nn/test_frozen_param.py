@@ -341,7 +341,7 @@ SPECS = [P(None, None), P("x", None), P(None, "x"), P("y", "x"), P("x", "y"), P(
 @pytest.mark.parametrize("name", [*WEIGHTS, *GROUPED])
 def test_the_sharding_of_a_weight_is_that_of_its_numbers(name, spec):
     _, param = made(name)
-    payload, stack = param.form.payload, {n: jnp.stack([held, held]) for n, held in param.numbers.items()}
+    payload, stack = "value", {n: jnp.stack([held, held]) for n, held in param.numbers.items()}
     for numbers, of_weight in ((param.numbers, spec), (stack, P("layers", *spec)), (stack, P(None, *spec))):
         specs = param.form.partition_specs(of_weight, numbers)
         assert param.form.partition_spec(specs[payload], numbers[payload].shape) == of_weight
@@ -363,7 +363,7 @@ def test_each_device_has_the_numbers_of_its_part_of_the_weight(name, axis):
         groups, length = param.form.groups, part.data.shape[axis]
         if groups is not None and axis == groups.dim % 2:
             groups = replace(groups, length=length)
-        form = replace(param.form, groups=groups).fitted(own[param.form.payload].shape)
+        form = replace(param.form, groups=groups).fitted(own["value"].shape)
         np.testing.assert_array_equal(quant_tensor_of(own, form).value, part.data)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.calibration.ranges import AbsMaxRange, Axes, ClippingRange
+from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.devices.mapped import Names
 from jqinject.ops.devices.over import Over
@@ -55,11 +56,8 @@ class MSERange:
     preserve_zero: bool = True
 
     def __post_init__(self) -> None:
-        if self.bit_width < 2 or self.candidates < 1:
-            raise ValueError(
-                f"MSERange: needs at least 2 bits and 1 candidate, got bit_width={self.bit_width}, "
-                f"candidates={self.candidates}"
-            )
+        check.bit_width(self.bit_width, "MSERange", least=2)
+        check.at_least(self.candidates, 1, "MSERange", "candidates")
         if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):
             raise ValueError(f"MSERange: fractions must be above 0, got {self.fractions!r}")
 

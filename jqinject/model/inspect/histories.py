@@ -16,8 +16,8 @@ from jqinject.core.state.record import state_parts
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
-# Statistics of the current step, not history.
-PASSING = ("pending",)
+# Statistics of the current step, counters and formats of inputs: no history.
+PASSING = ("pending", "counter", "count", "countdown", "init_done", "input_format")
 
 
 @dataclass(frozen=True)

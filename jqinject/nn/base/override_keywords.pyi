@@ -145,6 +145,7 @@ class InputActNames(TypedDict, total=False):
     input_percentile: float
     input_permute_dims: tuple[int, ...] | None
     input_power_of_two_factor: bool
+    input_preserve_zero: bool
     input_proxy_class: type[QuantProxyFromInjector]
     input_q_dtype: DType
     input_quant_delay_steps: int | None
@@ -300,6 +301,7 @@ class OutputActNames(TypedDict, total=False):
     output_percentile: float
     output_permute_dims: tuple[int, ...] | None
     output_power_of_two_factor: bool
+    output_preserve_zero: bool
     output_proxy_class: type[QuantProxyFromInjector]
     output_q_dtype: DType
     output_quant_delay_steps: int | None
@@ -567,6 +569,7 @@ class ActNames(TypedDict, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -966,6 +969,7 @@ class IoActNames(TypedDict, total=False):
     io_percentile: float
     io_permute_dims: tuple[int, ...] | None
     io_power_of_two_factor: bool
+    io_preserve_zero: bool
     io_proxy_class: type[QuantProxyFromInjector]
     io_q_dtype: DType
     io_quant_delay_steps: int | None
@@ -1121,6 +1125,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_percentile: float
     gate_acc_permute_dims: tuple[int, ...] | None
     gate_acc_power_of_two_factor: bool
+    gate_acc_preserve_zero: bool
     gate_acc_proxy_class: type[QuantProxyFromInjector]
     gate_acc_q_dtype: DType
     gate_acc_quant_delay_steps: int | None
@@ -1276,6 +1281,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_percentile: float
     sigmoid_permute_dims: tuple[int, ...] | None
     sigmoid_power_of_two_factor: bool
+    sigmoid_preserve_zero: bool
     sigmoid_proxy_class: type[QuantProxyFromInjector]
     sigmoid_q_dtype: DType
     sigmoid_quant_delay_steps: int | None
@@ -1431,6 +1437,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_percentile: float
     tanh_permute_dims: tuple[int, ...] | None
     tanh_power_of_two_factor: bool
+    tanh_preserve_zero: bool
     tanh_proxy_class: type[QuantProxyFromInjector]
     tanh_q_dtype: DType
     tanh_quant_delay_steps: int | None
@@ -1586,6 +1593,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_percentile: float
     cell_state_permute_dims: tuple[int, ...] | None
     cell_state_power_of_two_factor: bool
+    cell_state_preserve_zero: bool
     cell_state_proxy_class: type[QuantProxyFromInjector]
     cell_state_q_dtype: DType
     cell_state_quant_delay_steps: int | None
@@ -1741,6 +1749,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_percentile: float
     in_proj_input_permute_dims: tuple[int, ...] | None
     in_proj_input_power_of_two_factor: bool
+    in_proj_input_preserve_zero: bool
     in_proj_input_proxy_class: type[QuantProxyFromInjector]
     in_proj_input_q_dtype: DType
     in_proj_input_quant_delay_steps: int | None
@@ -2252,6 +2261,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_percentile: float
     out_proj_input_permute_dims: tuple[int, ...] | None
     out_proj_input_power_of_two_factor: bool
+    out_proj_input_preserve_zero: bool
     out_proj_input_proxy_class: type[QuantProxyFromInjector]
     out_proj_input_q_dtype: DType
     out_proj_input_quant_delay_steps: int | None
@@ -2651,6 +2661,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_percentile: float
     out_proj_output_permute_dims: tuple[int, ...] | None
     out_proj_output_power_of_two_factor: bool
+    out_proj_output_preserve_zero: bool
     out_proj_output_proxy_class: type[QuantProxyFromInjector]
     out_proj_output_q_dtype: DType
     out_proj_output_quant_delay_steps: int | None
@@ -2918,6 +2929,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_percentile: float
     q_scaled_permute_dims: tuple[int, ...] | None
     q_scaled_power_of_two_factor: bool
+    q_scaled_preserve_zero: bool
     q_scaled_proxy_class: type[QuantProxyFromInjector]
     q_scaled_q_dtype: DType
     q_scaled_quant_delay_steps: int | None
@@ -3073,6 +3085,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_percentile: float
     k_transposed_permute_dims: tuple[int, ...] | None
     k_transposed_power_of_two_factor: bool
+    k_transposed_preserve_zero: bool
     k_transposed_proxy_class: type[QuantProxyFromInjector]
     k_transposed_q_dtype: DType
     k_transposed_quant_delay_steps: int | None
@@ -3228,6 +3241,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_percentile: float
     softmax_input_permute_dims: tuple[int, ...] | None
     softmax_input_power_of_two_factor: bool
+    softmax_input_preserve_zero: bool
     softmax_input_proxy_class: type[QuantProxyFromInjector]
     softmax_input_q_dtype: DType
     softmax_input_quant_delay_steps: int | None
@@ -3383,6 +3397,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_percentile: float
     attn_output_weights_permute_dims: tuple[int, ...] | None
     attn_output_weights_power_of_two_factor: bool
+    attn_output_weights_preserve_zero: bool
     attn_output_weights_proxy_class: type[QuantProxyFromInjector]
     attn_output_weights_q_dtype: DType
     attn_output_weights_quant_delay_steps: int | None
@@ -3538,6 +3553,7 @@ class VActNames(TypedDict, total=False):
     v_percentile: float
     v_permute_dims: tuple[int, ...] | None
     v_power_of_two_factor: bool
+    v_preserve_zero: bool
     v_proxy_class: type[QuantProxyFromInjector]
     v_q_dtype: DType
     v_quant_delay_steps: int | None
@@ -3693,6 +3709,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_percentile: float
     sdpa_output_permute_dims: tuple[int, ...] | None
     sdpa_output_power_of_two_factor: bool
+    sdpa_output_preserve_zero: bool
     sdpa_output_proxy_class: type[QuantProxyFromInjector]
     sdpa_output_q_dtype: DType
     sdpa_output_quant_delay_steps: int | None
@@ -3921,6 +3938,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_percentile: float
     lhs_permute_dims: tuple[int, ...] | None
     lhs_power_of_two_factor: bool
+    lhs_preserve_zero: bool
     lhs_proxy_class: type[QuantProxyFromInjector]
     lhs_q_dtype: DType
     lhs_quant_delay_steps: int | None
@@ -4076,6 +4094,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_percentile: float
     rhs_permute_dims: tuple[int, ...] | None
     rhs_power_of_two_factor: bool
+    rhs_preserve_zero: bool
     rhs_proxy_class: type[QuantProxyFromInjector]
     rhs_q_dtype: DType
     rhs_quant_delay_steps: int | None
@@ -4231,6 +4250,7 @@ class CacheActNames(TypedDict, total=False):
     cache_percentile: float
     cache_permute_dims: tuple[int, ...] | None
     cache_power_of_two_factor: bool
+    cache_preserve_zero: bool
     cache_proxy_class: type[QuantProxyFromInjector]
     cache_q_dtype: DType
     cache_quant_delay_steps: int | None
@@ -4418,6 +4438,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4570,6 +4591,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4760,6 +4782,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -4920,6 +4943,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
@@ -5077,6 +5101,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
     quant_delay_steps: int | None
