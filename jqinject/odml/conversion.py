@@ -267,7 +267,7 @@ class _Collector(Markers):
             )
         if site.stack:
             raise ValueError(
-                f"{site.name}: lies in a loop over layers, of which each has a range of its own, and the loop's body is "
+                f"{site.name}: lies in a loop over layers, and each has a range of its own, where the body is "
                 "marked once.\n  cure: unroll the loop over layers"
             )
         proxy = self._held[site.name]
