@@ -68,14 +68,13 @@ class AmaxRule:
         number halfway between two of the format's would be rounded to the other one.
         """
         amax = amax * (2.0**self.margin) if self.margin else amax
-        positive = jnp.logical_and(jax.lax.is_finite(amax), amax > 0)
         if isinstance(threshold, float) and threshold == 1.0:
-            usable, scale = positive & (amax >= _TINY), amax
+            usable, scale = jax.lax.bitwise_and(amax >= _TINY, amax < jnp.inf), amax
         else:
-            inverse = threshold / jnp.where(positive, amax, 1.0)
-            usable = positive & (inverse >= _TINY) & (inverse <= 1 / _TINY)
+            inverse = threshold / amax
+            usable = jax.lax.bitwise_and(inverse >= _TINY, inverse <= 1 / _TINY)
             # The choice keeps compilers from making one division of the two.
-            scale = 1.0 / jnp.where(usable, inverse, 1.0)
+            scale = jax.lax.integer_pow(jax.lax.select(usable, inverse, amax), -1)
         return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(held, scale.shape), scale))
 
 

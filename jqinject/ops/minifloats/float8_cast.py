@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.minifloats.float_grid import from_float_steps
-from jqinject.ops.power import by_reciprocal, divide
+from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -82,7 +82,9 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     largest = float8_max(dtype)
     numbers = x.astype(jnp.float32)
     finite = jax.lax.is_finite(numbers)
-    steps = jax.lax.clamp(-largest, rounded(by_reciprocal(numbers, rounded(scale))), largest)
+    scale = rounded(scale)
+    quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
+    steps = jax.lax.clamp(-largest, rounded(quotient), largest)
     steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
     return _converted(steps, dtype), finite
 
