@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jqinject.ops.saved import SAVED_NAMES
+from jqinject.ops.packing import SAVED_NAMES
 
 
 def save_quantized(primitive: Any, *arguments: Any, **parameters: Any) -> Any:

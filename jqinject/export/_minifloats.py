@@ -10,7 +10,7 @@ import numpy as np
 
 from jqinject.export._grid import DEQUANTIZE, grid_of
 from jqinject.ops import FloatFormat
-from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES
+from jqinject.ops.float8_cast import FLOAT8_DTYPES
 
 # Earlier opsets have no 8-bit floats.
 OPSET_OF_FLOAT8 = 19

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex
-from jqinject.ops.devices.processes import on_host, spans_processes
+from jqinject.ops.processes import on_host, spans_processes
 from jqinject.program import Call, SplitCall
 from jqinject.quant_tensor import QuantTensor, as_array
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any, cast
 
 from jqinject.core import StaticRange
-from jqinject.core.state.uncalibrated import CURE, UNSEEN
+from jqinject.core.state import CURE, UNSEEN
 from jqinject.model.walk import ModelIndex, dotted
 
 SHOWN = 8

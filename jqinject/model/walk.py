@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
-from jqinject.core.state.record import RecordPart, state_parts
+from jqinject.core.state import RecordPart, state_parts
 from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector

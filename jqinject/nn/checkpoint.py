@@ -11,7 +11,7 @@ from jqinject.nn.base.override_keywords import QuantCheckpointOverrides
 from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD
 from jqinject.ops import FloatFormat
-from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
+from jqinject.ops.packing import saved_codes, saved_floats, saved_integers
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
     FloatQuantTensor,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 import jax
 from flax import nnx
 
-from jqinject.core.construction.assign import assign
+from jqinject.core.component import assign
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import (
     TruncAdaptiveAvgPool2dOverrides,

@@ -12,8 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import CalibratedQuant, scale_and_zero_point
-from jqinject.core.construction.assign import assign
-from jqinject.core.construction.component import HiddenMethod
+from jqinject.core.component import HiddenMethod, assign
 from jqinject.model import Rule
 from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jqinject.ops.one_program import one_program
-from jqinject.ops.power import divide, exp2
+from jqinject.ops.power import divide, exp2, one_program
 from jqinject.ops.ste import with_gradient_of
 
 Bits = int | jax.Array

@@ -19,7 +19,8 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.choose import choose
+from jqinject.ops.clamp import bounded, change_beside, choose
+from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -44,40 +45,6 @@ def is_known_zero(x: jax.Array) -> bool:
         (True, False)
     """
     return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)
-
-
-def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
-
-    Args:
-        x: a float32 array.
-        divisor: a float32 number or array that broadcasts with `x`, not 0.
-
-    Example:
-        >>> quotient(jnp.float32(254.0), jnp.float32(127))
-        Array(2., dtype=float32)
-    """
-    # The divisor for every number, nan for nan.
-    if divisor.ndim == 0:
-        return x / jax.lax.clamp(divisor, x, divisor)
-    return x / jnp.maximum(jnp.minimum(x, divisor), divisor)
-
-
-def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
-
-    Args:
-        x: a float array.
-        low: lower bound, of the dtype of `x`; broadcasts with it.
-        high: upper bound, likewise.
-
-    Example:
-        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
-        Array([1., 0.], dtype=float32)
-    """
-    if low.ndim == 0 and high.ndim == 0:
-        return jax.lax.clamp(low, x, high)
-    return jnp.maximum(jnp.minimum(x, high), low)
 
 
 def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -153,16 +120,6 @@ def _fake_quantize_jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Arr
     change = jax.checkpoint(partial(_change, how))(primals, given)
     made = _fake_quantize(how, *primals)
     return made, change_beside(change, made)
-
-
-def change_beside(change: jax.Array, made: Any) -> Any:
-    """The tangent of a value, or of a value and its integers, which have none.
-
-    Args:
-        change: of the value.
-        made: the value, or both.
-    """
-    return (change, jax.custom_derivatives.zero_from_primal(made[1])) if isinstance(made, tuple) else change
 
 
 def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:

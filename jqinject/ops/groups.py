@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.devices.explicit_axes import merge_axes, sharded_as, shards_along, whole
+from jqinject.ops.sharding import merge_axes, sharded_as, shards_along, whole
 
 
 def fitting_size(group_size: int, length: int) -> int:

@@ -1,4 +1,6 @@
-"""Statistics from inside a mapped function or a backward pass.
+"""Report what a backward pass saw; state of layers under vmap.
+
+Statistics from inside a mapped function or a backward pass.
 
 JAX has one sound channel out of a backward pass: cotangents. A gradient quantizer therefore takes a *slot* (zeros) as
 an argument and returns its statistic as the slot's cotangent. Cotangents of one value add. A slot adds by maximum
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jqinject.ops.devices.mapped import max_over, names_of, varying_axes
+from jqinject.ops.sharding import max_over, names_of, varying_axes
 
 AMAX, SEEN, SCALE = 0, 1, 2
 """What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""

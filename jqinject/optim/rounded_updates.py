@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jqinject.ops.bfloat16_rounding import to_bfloat16_stochastically
+from jqinject.ops.packing import to_bfloat16_stochastically
 
 
 class RoundingState(NamedTuple):

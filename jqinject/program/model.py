@@ -9,9 +9,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core.construction.assign import assign
-from jqinject.core.construction.component import HiddenMethod, InnerModule
-from jqinject.core.state.record import RecordPart, flat_parts
+from jqinject.core.component import HiddenMethod, InnerModule, assign
+from jqinject.core.state import RecordPart, flat_parts
 from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.finding import HELD, names_of, outputs_of
 from jqinject.program.interpreter import Interpreter

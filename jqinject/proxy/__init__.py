@@ -7,29 +7,29 @@ the quantizer and its result say.
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from jqinject.proxy._protocols import WeightLayer as WeightLayer
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
+from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
+from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
+from jqinject.proxy.base import DistantWeight as DistantWeight
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
+from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
-from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
-from jqinject.proxy.distant_weight import DistantWeight as DistantWeight
-from jqinject.proxy.distant_weight import beside_weights as beside_weights
-from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
-from jqinject.proxy.input_format import InputFormat as InputFormat
+from jqinject.proxy.base import WeightLayer as WeightLayer
+from jqinject.proxy.base import beside_weights as beside_weights
 from jqinject.proxy.links import LINKS as LINKS
+from jqinject.proxy.links import check_range as check_range
 from jqinject.proxy.links import complete as complete
+from jqinject.proxy.links import has_transform as has_transform
 from jqinject.proxy.links import linked_layers as linked_layers
+from jqinject.proxy.links import note_of_transform as note_of_transform
 from jqinject.proxy.links import relink as relink
-from jqinject.proxy.pre_transform import has_transform as has_transform
-from jqinject.proxy.pre_transform import note_of_transform as note_of_transform
-from jqinject.proxy.pre_transform import transform_of as transform_of
-from jqinject.proxy.pre_transform import transformed as transformed
-from jqinject.proxy.ranges import check_range as check_range
-from jqinject.proxy.sharing import QuantizerReplacedWarning as QuantizerReplacedWarning
-from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
+from jqinject.proxy.links import transform_of as transform_of
+from jqinject.proxy.links import transformed as transformed
+from jqinject.proxy.weight import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
+from jqinject.proxy.weight import InputFormat as InputFormat
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector
 
 ActQuantProxy = ActQuantProxyFromInjector

@@ -1,19 +1,32 @@
-"""The proxy of activations."""
+"""Proxies of activations, gradients and accumulators.
+
+The proxy of activations.
+
+The proxies of gradients.
+
+The proxy of accumulators that are truncated.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jqinject.core.construction.assign import assign
-from jqinject.core.state.uncalibrated import LOOKED_AT
+from jqinject.core import check
+from jqinject.core._protocols import amax_history, number_format
+from jqinject.core.component import assign
+from jqinject.core.state import LOOKED_AT
+from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
+from jqinject.ops import FloatFormat
 from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.number_format import FormatQueries
-from jqinject.proxy.pre_transform import NAME, ContractsInput, declared_transform, transformed
-from jqinject.proxy.ranges import check_range
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.proxy.base import FormatQueries
+from jqinject.proxy.binding import QuantMetadata
+from jqinject.proxy.links import NAME, ContractsInput, check_range, declared_transform, transformed
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor._float_fields import CONTRACTED
 
 
 class ActQuantProxyFromInjector(FormatQueries):
@@ -176,3 +189,199 @@ class ActQuantProxyFromInjector(FormatQueries):
                 f"the tensor at hand.\n  cure: proxy(x).{name}"
             )
         return getattr(self.sample(force_eval), name)
+
+
+class GradQuantProxyFromInjector(FormatQueries):
+    """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
+
+    Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
+    are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
+    `nnx.grad` the gradient is quantized with the scale there is, the statistics stay, and in training mode a
+    `jqinject.LostStateWarning` tells so.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jqinject
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e5m2GradPerTensorCurrent
+        >>> identity = QuantIdentity(None, grad_quant=Fp8e5m2GradPerTensorCurrent)
+        >>> weights = jnp.array([1.0, 0.3])
+        >>> jqinject.grad(lambda x, m: (m(x) * weights).sum())(jnp.ones(2), identity).round(3)
+        Array([1.   , 0.286], dtype=float32)
+        >>> float(identity.grad_quant.amax_history.newest)
+        1.0
+        >>> import jax
+        >>> from jqinject.quant import MXFloat4e2m1Grad
+        >>> mx = QuantIdentity(None, grad_quant=MXFloat4e2m1Grad)
+        >>> jax.grad(lambda x: (mx(x) * weights).sum())(jnp.ones(2))
+        Array([1.  , 0.25], dtype=float32)
+    """
+
+    role = "gradient"
+    made_from_parameters = False
+    pre_transform: Any = None
+    transform_axes: tuple[int, ...] = (-1,)
+    reads = FormatQueries.reads | {NAME}
+
+    def _declare(
+        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    ) -> None:
+        transform = declared_transform(self.binding, stack, trace, handed)
+        if transform is None:
+            return
+        if not getattr(layer, "rotates_both_operands", False):
+            raise TypeError(
+                f"{self.binding.base.__name__} declares {NAME} = {transform!r}, and only a product whose operands both "
+                "go through it undoes it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
+            )
+        assign(self, pre_transform=transform)
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """See `QuantProxyFromInjector`; the gradient goes through the `pre_transform` first."""
+        return super().quantize_gradient(g if self.pre_transform is None else transformed(self, g))
+
+    def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
+        """`y` as it is, with a quantized gradient.
+
+        Args:
+            y: float array.
+            token: its cotangent becomes the scale of an 8-bit float's gradient, for a contraction that goes on with the
+                payload.
+
+        Raises:
+            TypeError: `y` is not a float array, so it has no gradient.
+        """
+        if not self.is_quant_enabled:
+            return y
+        y = check.float_input(y, "a gradient quantizer")
+        return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
+
+    def on(self, y: jax.Array | QuantTensor) -> Any:
+        """As a call, for a QuantTensor too, which stays one."""
+        return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
+
+    def quantize(self, g: jax.Array) -> Any:
+        """A gradient at hand as this step would quantize it; nothing is recorded, and rounding is to nearest.
+
+        Args:
+            g: float array.
+
+        Returns:
+            A QuantTensor, or `g` itself if quantization is off.
+        """
+        if not self.is_quant_enabled:
+            return g
+        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        set_mode(quantizer, use_running_average=True, deterministic=True)
+        return self._seen(self._pack(quantizer(g)), g)
+
+    def scale(self) -> jax.Array | None:
+        """The scale of the next gradient as far as it is known, float32; None if quantization is off.
+
+        Raises:
+            RuntimeError: nothing is known of it before the gradient is there.
+        """
+        if self.is_quant_enabled and reporting(self) is None:
+            raise RuntimeError(
+                f"the scale of {self.binding.base.__name__} depends on the gradient: it is made from the one at hand."
+                "\n  cure: proxy.quantize(g).scale"
+            )
+        return self._looked_at().scale if self.is_quant_enabled else None
+
+    def _looked_at(self) -> Any:
+        return self.quantize(jnp.zeros((), jnp.float32))
+
+    @property
+    def q_dtype(self) -> np.dtype | None:
+        """Dtype of an 8-bit float's payload that is scaled by amaxes; None for others, and if quantization is off."""
+        if not self.is_quant_enabled or reporting(self) is None:
+            return None
+        form = number_format(self.tensor_quant)
+        return form.dtype if isinstance(form, FloatFormat) and form.dtype in CONTRACTED else None
+
+    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+        why = why_not_backward(quantizer)
+        if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
+            why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
+        if why:
+            raise TypeError(
+                f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
+                "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
+            )
+        return super()._read_metadata(said, layers, quantizer)
+
+
+@final
+class TruncQuantProxyFromInjector(FormatQueries):
+    """Requantizes integers to fewer bits; scale, zero point and sign come with them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import TruncAvgPool2d
+        >>> from jqinject.quant import TruncTo8bit
+        >>> x = IntQuantTensor(jnp.full((1, 2, 2, 1), 1.0), 0.5, 0.0, 8, signed=False, training=False)
+        >>> y = TruncAvgPool2d((2, 2), trunc_quant=TruncTo8bit)(x)
+        >>> y.int().tolist(), float(y.scale), y.bit_width  # (2 + 2 + 2 + 2) >> 2
+        ([[[[2]]]], 0.5, 8)
+    """
+
+    role = "accumulator"
+
+    quantizes_activations = True
+    made_from_parameters = False
+
+    @property
+    def is_narrow_range(self) -> bool:
+        """Whether one integer of the result is left out."""
+        return bool(self.quant_metadata.narrow_range)
+
+    def __call__(self, x: IntQuantTensor) -> IntQuantTensor:
+        """Requantize.
+
+        Args:
+            x: integers of any bit width.
+
+        Returns:
+            Integers of the quantizer's bit width, of the shape, dtype and sign of `x`; `x` itself where quantization is
+            off.
+
+        Raises:
+            TypeError: `x` is not an `IntQuantTensor`.
+        """
+        if not self.is_quant_enabled:
+            return x
+        check_range(self, as_array(x))
+        return self._seen(self._truncated(self.tensor_quant, x), x)
+
+    def quantize(self, x: IntQuantTensor) -> Any:
+        """Quantize as a call does."""
+        return self(x)
+
+    def scale(self, x: IntQuantTensor) -> jax.Array | None:
+        """Float per integer step of the result for `x`, float32; None if quantization is off."""
+        return self._attribute("scale", x)
+
+    def zero_point(self, x: IntQuantTensor) -> jax.Array | None:
+        """The integer that stands for 0 in the result for `x`; None if quantization is off."""
+        return self._attribute("zero_point", x)
+
+    def bit_width(self) -> int | jax.Array | None:
+        """Bits of an integer of the result; None if quantization is off."""
+        return self.tensor_quant.bit_width_impl() if self.is_quant_enabled else None
+
+    def _attribute(self, name: str, x: IntQuantTensor) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        return getattr(self._truncated(nnx.clone(self.tensor_quant, graph=True), x), name)
+
+    def _truncated(self, quantizer: Any, x: Any) -> IntQuantTensor:
+        if not isinstance(x, IntQuantTensor):
+            raise TypeError(
+                f"{self.binding.base.__name__} takes bits off integers, expected an IntQuantTensor, got "
+                f"{type(x).__name__}.\n  cure: quantize it first, by a layer with return_quant_tensor=True"
+            )
+        result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
+        return result.quant_tensor(signed=x.signed, training=self.training)
+
+    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+        return said  # the sign is that of what comes in

@@ -1,8 +1,20 @@
-"""The module between an injector and the layers it serves."""
+"""The base of proxies: hold a quantizer, assemble it again, call it.
+
+What a proxy asks of the layer it serves.
+
+Holders of a proxy whose weight is a Variable elsewhere in the model.
+
+Warnings and errors about quantizers that layers share, or that were replaced under an optimizer.
+
+The module between an injector and the layers it serves.
+"""
+
+from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.core
@@ -10,27 +22,98 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, QuantResult
-from jqinject.core.construction.assign import assign
-from jqinject.core.construction.component import set_view
-from jqinject.core.facts import amax_history, scale_dtype
+from jqinject.core._protocols import amax_history, number_format, scale_dtype
+from jqinject.core.component import InnerModule, assign, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
+from jqinject.ops import FloatFormat, LearnedFloatFormat
 from jqinject.proxy.assembly import (
+    RescaledState,
     build_stacked,
     copy_mode,
     replace_by_difference,
+    rescaled_state,
     same_parameters,
     stack_of,
 )
-from jqinject.proxy.declared_injector import DeclaredInjector, asks_for_layers
-from jqinject.proxy.distant_weight import beside_weights
-from jqinject.proxy.links import known_layers, link, linked_layers, relink
-from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
-from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
-from jqinject.proxy.ranges import HoldsRanges
-from jqinject.proxy.rescaled_state import RescaledState, rescaled_state
-from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
+from jqinject.proxy.binding import (
+    DeclaredInjector,
+    QuantMetadata,
+    asks_for_layers,
+    checked_quantizer,
+    note_quantizer,
+    packable,
+    quant_metadata_of,
+)
+from jqinject.proxy.links import HoldsRanges, known_layers, link, linked_layers, relink
 from jqinject.proxy.traced_once import traced_once
 from jqinject.quant_tensor import as_array
+
+
+@runtime_checkable
+class WeightLayer(Protocol):
+    """A layer with a weight, and perhaps a bias.
+
+    Attributes:
+        weight: the weight Variable, whatever the layer calls it.
+        bias: the bias Variable, or None.
+        output_channel_dim: the axis of the weight that holds the output channels, counted without stacking; a tuple
+            where channels are counted along several.
+        weight_shape: its shape, frozen or not.
+        weight_ndim: the axes of one weight; a weight with more of them is a stack of layers.
+    """
+
+    @property
+    def weight(self) -> Any: ...
+    @property
+    def bias(self) -> Any: ...
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]: ...
+    @property
+    def weight_shape(self) -> tuple[int, ...]: ...
+    @property
+    def weight_ndim(self) -> int: ...
+
+
+class DistantWeight(InnerModule):
+    """Abstract: holds the proxy of a weight that another module holds, so that the weight keeps its one path."""
+
+    @property
+    @abstractmethod
+    def weight(self) -> nnx.Variable[Any]:
+        """The weight."""
+
+    @abstractmethod
+    def beside_weight(self) -> Any:
+        """A module with the same facts that holds the weight, for as long as an assembly takes."""
+
+
+def beside_weights(layers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Layers as an assembly needs them: each holds its weight."""
+    return tuple(layer.beside_weight() if isinstance(layer, DistantWeight) else layer for layer in layers)
+
+
+class QuantizerReplacedWarning(UserWarning):
+    """Re-assembly gave a quantizer other learned parameters than it had: an optimizer made before no longer fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"re-assembly replaced the quantizer of {name} by one with other parameters. Make the optimizer again "
+            "(nnx.Optimizer(model, ...)), and nnx.view and nnx.cached_partial objects too; optimizer.update would fail."
+        )
+
+
+def refuse_tree_mode() -> None:
+    """Raise if NNX is in a mode without shared objects.
+
+    Raises:
+        ValueError: NNX is in tree mode.
+    """
+    if not nnx.set_graph_mode.current_value():
+        raise ValueError(
+            "two layers cannot share one quantizer in NNX's tree mode, which has no shared objects.\n"
+            "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
+            "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
+        )
 
 
 class QuantProxyFromInjector(HoldsRanges):
@@ -328,3 +411,77 @@ class QuantProxyFromInjector(HoldsRanges):
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
 QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
+
+
+class FormatQueries(QuantProxyFromInjector):
+    """Abstract: a proxy that can be asked for the format of its numbers, whichever it is.
+
+    Questions about minifloats are answered None if quantization is off, and raise an AttributeError where the
+    numbers are not minifloats. `force_eval` is accepted for every role; a format does not depend on the mode.
+    """
+
+    def exponent_bit_width(self, force_eval: bool = True) -> Any:
+        """Bits of the exponent of a minifloat: an int, or an array if learned."""
+        return self._of_minifloat("exponent_bit_width")
+
+    def mantissa_bit_width(self, force_eval: bool = True) -> Any:
+        """Bits of the mantissa of a minifloat, without the implicit 1: an int, or an array if learned."""
+        return self._of_minifloat("mantissa_bit_width")
+
+    def exponent_bias(self, force_eval: bool = True) -> Any:
+        """What is subtracted from the exponent field of a minifloat."""
+        return self._of_minifloat("bias")
+
+    def is_saturating(self, force_eval: bool = True) -> Any:
+        """Whether what is too large becomes the largest minifloat."""
+        return self._of_minifloat("saturating")
+
+    def inf_values(self, force_eval: bool = True) -> Any:
+        """Mantissas that mean inf together with the largest exponent; None if there are none."""
+        return self._of_minifloat("inf_values")
+
+    def nan_values(self, force_eval: bool = True) -> Any:
+        """Mantissas that mean nan together with the largest exponent; None if there are none."""
+        return self._of_minifloat("nan_values")
+
+    @property
+    def is_ocp(self) -> bool:
+        """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
+        form = self._minifloat()
+        return isinstance(form, FloatFormat) and form.is_ocp
+
+    @property
+    def is_fnuz(self) -> bool:
+        """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
+        form = self._minifloat()
+        return isinstance(form, FloatFormat) and form.is_fnuz
+
+    @property
+    def group_size(self) -> int | None:
+        """Elements that share a scale, as declared (along a shorter axis all of them do); None without groups."""
+        return self.quant_metadata.group_size
+
+    @property
+    def group_dim(self) -> int | None:
+        """The axis that is cut into groups; None without groups."""
+        return self.quant_metadata.group_dim
+
+    def _looked_at(self) -> Any:
+        """A QuantTensor of the quantizer's, which is on; None if it makes none without a tensor."""
+        return None
+
+    def _minifloat(self) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        said = number_format(self.tensor_quant)
+        form = getattr(self._looked_at(), "format", None) if said is None else said
+        return form if isinstance(form, FloatFormat | LearnedFloatFormat) else None
+
+    def _of_minifloat(self, name: str) -> Any:
+        form = self._minifloat()
+        if form is None and self.is_quant_enabled:
+            raise AttributeError(
+                f"{self.binding.base.__name__} makes no minifloats: it has no exponent, mantissa, or codes for inf and "
+                "nan.\n  cure: proxy.bit_width(), proxy.scale() and proxy.zero_point() describe integers"
+            )
+        return None if form is None else getattr(form, name)

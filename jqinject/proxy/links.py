@@ -1,4 +1,6 @@
-"""Which layers a proxy serves, kept outside of both.
+"""The layers of a proxy, its ranges, and its transform.
+
+Which layers a proxy serves, kept outside of both.
 
 A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
 original. The truth is the model: the layers that hold the proxy. What stands here is a weak index of it, filled
@@ -10,12 +12,27 @@ original. The truth is the model: the layers that hold the proxy. What stands he
 
 A read only completes what is missing: a proxy of which as many layers are known as it serves is never linked anew, so
 reading it changes nothing.
+
+The static ranges that a quantizer holds.
+
+The transform that an injector declares before its quantizer: `pre_transform`.
 """
 
-import weakref
-from typing import Any
+from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
 from flax import nnx
+
+from jqinject.core import StaticRange, warn_if_uncalibrated
+from jqinject.core.component import InnerModule
+from jqinject.core.transforms import Chain, Sized, SizedChain, Transform, along
+from jqinject.inject import Binding
 
 
 class Links:
@@ -130,3 +147,186 @@ def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 def holds(layer: Any, proxy: nnx.Module) -> bool:
     """Whether `proxy` is an attribute of `layer`."""
     return any(child is proxy for child in vars(layer).values())
+
+
+def ranges_in(quantizer: Any) -> list[StaticRange]:
+    """The components of a quantizer that collect a range."""
+    if not isinstance(quantizer, nnx.Module):
+        return []
+    nodes = (node for _, node in nnx.iter_modules(quantizer, graph=True) if isinstance(node, StaticRange))
+    return [node for node in nodes if node.has_range() is not None]
+
+
+class HoldsRanges(InnerModule):
+    """Abstract: the protocol of `core.StaticRange`, answered for the components that a quantizer holds.
+
+    Attributes:
+        tensor_quant: the quantizer; None if the injector says so (no quantization).
+        disable_quant: set it to let the tensor through as it is.
+        quantizes_activations: whether it is used on what flows, so that its range can be collected.
+    """
+
+    tensor_quant: Any
+    disable_quant: bool = False
+    quantizes_activations: ClassVar[bool] = False
+
+    @property
+    def is_quant_enabled(self) -> bool:
+        """Whether a tensor is quantized on its way through."""
+        return self.tensor_quant is not None and not self.disable_quant
+
+    def has_range(self) -> bool | None:
+        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and while
+        quantization is off."""
+        used = self.is_quant_enabled and self.quantizes_activations
+        held = ranges_in(self.tensor_quant) if used else []
+        return all(component.has_range() for component in held) if held else None
+
+    def begin_calibration(self) -> None:
+        """Switch to training mode and start to collect anew."""
+        self.set_attributes(use_running_average=False, raise_if_not_found=False)
+        for component in ranges_in(self.tensor_quant):
+            component.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the range."""
+        for component in ranges_in(self.tensor_quant):
+            component.end_calibration()
+
+
+def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
+    """Warn if a proxy is about to quantize `x` in evaluation in a range that never saw data; once for each proxy.
+
+    Args:
+        proxy: the proxy.
+        x: what it quantizes.
+        held_as: where the user finds it; empty for an attribute of the layers that hold it.
+    """
+    if proxy.use_running_average and not proxy.observing:
+        warn_if_uncalibrated(proxy, lambda: name_of(proxy, held_as), x)
+
+
+def name_of(proxy: Any, held_as: str = "") -> str:
+    """Where a proxy is found, with its injector: `QuantLinear.input_quant (Int8ActPerTensorFloat)`."""
+    injector = proxy.binding.base.__name__
+    holders = [held_as] if held_as else _attributes(proxy)
+    return f"{' and '.join(holders)} ({injector})" if holders else injector
+
+
+def _attributes(proxy: Any) -> list[str]:
+    return [
+        f"{type(layer).__name__}.{name}"
+        for layer in linked_layers(proxy)
+        for name, child in vars(layer).items()
+        if child is proxy
+    ]
+
+
+NAME = "pre_transform"
+
+
+@runtime_checkable
+class ContractsInput(Protocol):
+    """A layer that contracts its input.
+
+    Attributes:
+        input_axes: the axes of the input that are contracted, in the order in which the weight has them.
+    """
+
+    @property
+    def input_axes(self) -> tuple[int, ...]: ...
+
+
+def has_transform(quantizer: Any) -> bool:
+    """Whether an injector declares a transform before its quantizer.
+
+    Example:
+        >>> from jqinject.core.transforms import Hadamard
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> has_transform(Int8ActPerTensorFloat.let(pre_transform=Hadamard())), has_transform(Int8ActPerTensorFloat)
+        (True, False)
+    """
+    return transform_of(quantizer) is not None
+
+
+def transform_of(quantizer: Any) -> Any:
+    """What an injector declares before its quantizer: a transform, or the declaration of one; None without one.
+
+    Example:
+        >>> from jqinject.core.transforms import Hadamard
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> transform_of(Int8ActPerTensorFloat.let(pre_transform=Hadamard(8))).block_size
+        8
+    """
+    if quantizer is None or isinstance(quantizer, nnx.Module):
+        return None
+    return _declared(quantizer if isinstance(quantizer, Binding) else Binding(quantizer))
+
+
+@lru_cache(maxsize=256)
+def _declared(binding: Binding) -> Any:
+    return binding.resolve(NAME) if binding.declares(NAME) else None
+
+
+def declared_transform(
+    binding: Binding, stack: tuple[int, ...], trace: set[str], given: Mapping[str, Any]
+) -> Transform | None:
+    """The transform that an injector declares; None without one.
+
+    Args:
+        binding: the injector.
+        stack: sizes of the leading axes that the layer is stacked along; each layer's transform has its own numbers.
+        trace: takes the names that are read.
+        given: what an assembly is handed.
+
+    Raises:
+        TypeError: what is declared is no transform.
+    """
+    if not binding.declares(NAME):
+        return None
+    found = binding.resolve(NAME, trace=trace, **given)
+    sized = isinstance(found, Sized | SizedChain)
+    made = found.made() if sized else found
+    if made is not None and (not isinstance(made, Transform) or (isinstance(made, nnx.Module) and not sized)):
+        what = (
+            "holds numbers, so each quantizer needs its own"
+            if isinstance(made, nnx.Module)
+            else "is no transform"
+        )
+        raise TypeError(
+            f"{binding.base.__name__}: {NAME} = {found!r:.80} {what}.\n"
+            "  cure: jqinject.core.transforms.Hadamard(), or Sized(ChannelScale, channels)"
+        )
+    if stack and isinstance(made, nnx.Module):
+        for _, variable in nnx.iter_graph(made, graph=True):
+            if isinstance(variable, nnx.Variable):
+                value = variable.get_value()
+                variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
+    return made
+
+
+def transformed(proxy: Any, x: jax.Array) -> jax.Array:
+    """A tensor as the proxy's quantizer sees it.
+
+    Args:
+        proxy: of activations.
+        x: the tensor.
+    """
+    return x if proxy.pre_transform is None else along(proxy.pre_transform, x, proxy.transform_axes)
+
+
+def note_of_transform(proxy: Any) -> str:
+    """What a report says of the transform before a quantizer; empty without one.
+
+    Args:
+        proxy: the quantizer, or what stands in its place; None without one.
+    """
+    transform = vars(proxy).get("pre_transform") if isinstance(proxy, nnx.Module) else None
+    return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
+
+
+def name_of_transform(transform: Any) -> str:
+    """A transform in a report: with its arguments if it is a value, else its class; of a chain, its parts."""
+    if isinstance(transform, Chain):
+        return ", ".join(map(name_of_transform, transform.parts))
+    return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)

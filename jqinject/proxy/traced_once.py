@@ -1,4 +1,9 @@
-"""Quantizers that are values: each is traced once for all tensors of a shape and dtype."""
+"""Trace a quantizer once for tensors alike.
+
+Quantizers that are values: each is traced once for all tensors of a shape and dtype.
+
+What a proxy says of the numbers that its quantizer makes: asked of the quantizer, else of its result.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantResult
-from jqinject.core.construction.component import Component
+from jqinject.core.component import Component
 from jqinject.ops.fake_quant import is_known_zero, known_zero
 
 KNOWN_ZERO = "known zero"

@@ -1,7 +1,7 @@
 """Weights as indices into a table of numbers."""
 
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.quant import CodebookQuant
+from jqinject.core.quantizers.codebook_quant import CodebookQuant
 from jqinject.inject import ExtendedInjector, this
 from jqinject.ops import NF4
 from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType

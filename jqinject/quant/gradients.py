@@ -6,7 +6,8 @@ scale vanishes; `Stochastic` rounds up with a probability equal to the fraction,
 average, and to nearest in evaluation mode.
 """
 
-from jqinject.core.scaling import FloatScaling, RuntimeDynamicStatsScaling
+from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling
+from jqinject.core.scaling.number_range import FloatScaling
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import FloatToIntImplType, RestrictValueType, StatsOp
 from jqinject.quant.fragments import (

@@ -8,12 +8,11 @@ gradient passes where `gradient_mask_impl` says. What makes rows normal is a rot
 from __future__ import annotations
 
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.gradient_mask import BelowMask, TrustMask
-from jqinject.core.quant import CodebookQuant
-from jqinject.core.rounding import RoundHalfToZeroSte
-from jqinject.core.scaling import RuntimeDynamicStatsScaling
+from jqinject.core.quantizers.codebook_quant import CodebookQuant
+from jqinject.core.rounding import BelowMask, RoundHalfToZeroSte, TrustMask
+from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.ops.minifloats.normal_tables import half_integers, largest_of, widest_gap
+from jqinject.ops.codebook import half_integers, largest_of, widest_gap
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 from jqinject.quant.fragments import DynamicPerRow, FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.minifloat.mx import MXActMixin, MXMixin

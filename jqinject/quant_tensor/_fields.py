@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.quant_tensor._integer_fields import OnIntegers
 from jqinject.quant_tensor.bit_widths import BitWidth
 from jqinject.quant_tensor.concrete import brief, hidden, is_concrete

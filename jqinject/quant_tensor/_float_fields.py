@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES
-from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.minifloats.float_grid import to_float_codes
+from jqinject.ops.float8_cast import FLOAT8_DTYPES
+from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import to_float_codes
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
 AnyFloatFormat = FloatFormat | LearnedFloatFormat

@@ -7,8 +7,7 @@ array out whose gradient passes straight through the ceiling.
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.int_range import max_int, min_int
-from jqinject.ops.power import log2
+from jqinject.ops.power import log2, max_int, min_int
 from jqinject.ops.ste import with_gradient_of
 
 BitWidth = int | jax.Array

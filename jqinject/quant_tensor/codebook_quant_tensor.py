@@ -5,7 +5,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.minifloats.nearest_code import Codebook
+from jqinject.ops.codebook import Codebook
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jqinject.ops.devices.processes import lies_here, on_host
+from jqinject.ops.processes import lies_here, on_host
 
 
 def is_concrete(*arrays: Any) -> bool:

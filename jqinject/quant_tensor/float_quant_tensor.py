@@ -6,14 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.minifloats.float8_cast import from_float8, to_float8
-from jqinject.ops.minifloats.float_format import FloatFormat
-from jqinject.ops.minifloats.float_grid import (
-    from_float_codes,
-    from_float_steps,
-    to_float_codes,
-    to_float_grid,
-)
+from jqinject.ops.float8_cast import from_float8, to_float8
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes, to_float_grid
 from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, Levels, float_format
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.int_range import max_int, min_int
+from jqinject.ops.power import max_int, min_int
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor._fields import (
     FIELDS,

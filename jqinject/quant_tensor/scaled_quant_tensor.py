@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.minifloats.float_format import LearnedFloatFormat
+from jqinject.ops.float_format import LearnedFloatFormat
 from jqinject.quant_tensor._fields import float_value, metadata
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array

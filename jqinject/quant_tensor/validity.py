@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.fake_quant import in_range_of
-from jqinject.ops.int_range import max_int, min_int
+from jqinject.ops.power import max_int, min_int
 from jqinject.quant_tensor.bit_widths import BitWidth
 
 # How far value / scale + zero_point may lie from an integer, due to rounding in earlier float arithmetic.

@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject.inject.injector import InjectorMeta
 from jqinject.inject.keys import Same, key_of
 from jqinject.model.walk import ModelIndex
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 
 IDENTITY = "recipe.json"
 VERSION = 1

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import CommittedQuant, Grid
-from jqinject.core.facts import grid_of
+from jqinject.core._protocols import grid_of
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.groups import fitting_size, split_groups, spread_groups

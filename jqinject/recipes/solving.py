@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.processes import on_host, placed_as
+from jqinject.ops.processes import on_host, placed_as
 from jqinject.program import dotted
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal

@@ -11,12 +11,16 @@ from flax import nnx
 import jqinject.core
 import jqinject.dot.geometry.tiles
 from jqinject import core
-from jqinject.core import stats, view, zero_point
+from jqinject.core import views, zero_point
+from jqinject.core.statistics import extremes, half_quadratic, means, search
 
 ROOMS = (
     jqinject.core,
-    stats,
-    view,
+    extremes,
+    half_quadratic,
+    means,
+    search,
+    views,
     zero_point,
     jqinject.dot.geometry.tiles,
 )

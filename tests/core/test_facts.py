@@ -22,7 +22,7 @@ from jqinject.core import (
     StatsFromParameterScaling,
     ZeroZeroPoint,
 )
-from jqinject.core.facts import has_zero_point, is_nearest, number_format, scale_dtype
+from jqinject.core._protocols import has_zero_point, is_nearest, number_format, scale_dtype
 from jqinject.model import WeightBitWidthWeightedBySize
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.ops import FloatFormat

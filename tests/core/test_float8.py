@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 import jqinject
 import jqinject.quant as quantizers
 from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, Float8Quant
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.ops import FLOAT8_DTYPES, float8_max, to_float8
 from jqinject.quant_tensor import FloatQuantTensor

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject.quant as q
 from jqinject import core
-from jqinject.core.calibration import AbsMaxRange, AbsPercentileRange, MinMaxRange, MSERange, RMSRange
+from jqinject.core.statistics.ranges import AbsMaxRange, AbsPercentileRange, MinMaxRange, MSERange, RMSRange
 from jqinject.nn import QuantBatchNorm, QuantIdentity, QuantLinear
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="the axis has 4 places")

@@ -30,11 +30,11 @@ from jqinject.core import (
     StatsFromParameterScaling,
     ZeroZeroPoint,
 )
-from jqinject.core.stats.half_quadratic_search import masked_median, shrink_lp
-from jqinject.core.stats.line_search import fibonacci_search, grid_search
+from jqinject.core.statistics.half_quadratic import masked_median, shrink_lp
+from jqinject.core.statistics.search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
-from jqinject.ops.devices.over import Over
-from jqinject.ops.ordered_sum import ordered_sum
+from jqinject.ops.power import ordered_sum
+from jqinject.ops.reductions import Over
 
 W = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
 W[0, 0] = 9.0  # an outlier that a search clips

@@ -27,7 +27,7 @@ from jqinject.core import (
     SignedAbsMax,
     StatsFromParameterScaling,
 )
-from jqinject.core.stats.in_place import in_place
+from jqinject.core.statistics.statistic import in_place
 
 STATS = {
     "largest": lambda axis: AbsMax(axis),

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 import jqinject
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 import jqinject as jq
 from jqinject import Rule
 from jqinject import quant as q
-from jqinject.core.state.record import flat_parts
-from jqinject.ops.devices.processes import on_host
+from jqinject.core.state import flat_parts
+from jqinject.ops.processes import on_host
 from jqinject.recipes import GPTQ, AllocateBits, Qronos, Recipe, SmoothQuant, Solve
 
 STATIC = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)

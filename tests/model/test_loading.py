@@ -9,7 +9,7 @@ from flax import nnx
 import jqinject
 from jqinject import UncalibratedWarning, load_state
 from jqinject.core import QuantStat
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.inject import value
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.quant import (

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat, Int32Bias
 

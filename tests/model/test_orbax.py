@@ -12,7 +12,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, fold_batch_norm, freeze, load_state, quantize
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.nn import QuantLinear, QuantReLU
 from jqinject.quant import (
     Int8ActPerTensorFloat,

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.core.state.record import RecordPart
+from jqinject.core.state import RecordPart
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,

@@ -12,7 +12,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, calibrate, freeze, load_state, quantize
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.program import QuantizedProgram
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,

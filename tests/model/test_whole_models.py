@@ -12,7 +12,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import Rule
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from tests.model._flax_models import PUBLISHED, Published, evaluate, trained
 
 TRAINED_SCALES = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)

@@ -12,7 +12,7 @@ from flax import nnx
 
 import jqinject
 from jqinject.core import QuantStat
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.nn import (
     QuantGRUCell,
     QuantLSTM,

@@ -9,9 +9,9 @@ from flax import nnx
 
 import jqinject
 from jqinject import core
-from jqinject.core.calibration import SimpleMovingAverage
-from jqinject.core.calibration.ranges import ClippingRange
-from jqinject.core.state.record import flat_parts
+from jqinject.core.memory.clipping_range import SimpleMovingAverage
+from jqinject.core.state import flat_parts
+from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (
     Int8ActPerTensorFloat,

@@ -10,8 +10,8 @@ import pytest
 
 from jqinject import ops
 from jqinject.ops import NF4, Codebook, FloatFormat, LearnedFloatFormat, max_available_float, normal_table
-from jqinject.ops.minifloats.float_format import DTYPE_FORMATS
-from jqinject.ops.minifloats.float_grid import exponent_of
+from jqinject.ops.float_format import DTYPE_FORMATS
+from jqinject.ops.float_grid import exponent_of
 from jqinject.optim import dynamic_table
 
 # Compiled, each at once.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from jqinject.ops import stats
-from jqinject.ops.devices.over import Over
+from jqinject.ops import reductions as stats
+from jqinject.ops.reductions import Over
 
 
 @pytest.mark.lengthy

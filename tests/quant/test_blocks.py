@@ -8,8 +8,8 @@ from flax import nnx
 
 import jqinject
 from jqinject.core import AbsAve, AbsMax, FloatSaturate
-from jqinject.core.stats.blocks import OverBlocks
-from jqinject.core.view import Blocks
+from jqinject.core.statistics.statistic import OverBlocks
+from jqinject.core.views import Blocks
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.quant import (
     Int4WeightPerGroupAbsMax,

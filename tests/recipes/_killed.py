@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule, quant
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.recipes import GPTQ, Problem, Qronos, Recipe, SmoothQuant, Solution, Solve
 
 

@@ -1,23 +1,39 @@
-"""The scale before rounding, from a weight's learned and actual norms."""
+"""Learned norms of weights, and bounds that keep an accumulator from overflowing.
+
+The scale before rounding, from a weight's learned and actual norms.
+
+Scales that keep a weight's integers small enough that accumulators cannot overflow: A2Q and A2Q+.
+
+Zero points that are added before rounding and not subtracted after.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core._protocols import Restrict, Scaling, Stat, View
-from jqinject.core.construction import check
-from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import InnerModule
-from jqinject.core.scaling.scale_rule import clamp_scale
-from jqinject.core.state.variables import QuantParam
-from jqinject.core.stats.in_place import statistic_of
+from jqinject.core import check
+from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.component import InnerModule
+from jqinject.core.scaling.rule import clamp_scale
+from jqinject.core.state import QuantParam
+from jqinject.core.statistics.statistic import finish, reduced, statistic_of
+from jqinject.ops.accumulator import (
+    get_upper_bound_on_l1_norm,
+    get_upper_bound_on_zero_centered_l1_norm,
+    integer_budget,
+    within_budget,
+)
 from jqinject.ops.power import divide
+from jqinject.ops.reductions import Over
+from jqinject.ops.sharding import names_of
+from jqinject.quant_tensor import is_concrete
 
 
 @dataclass(frozen=True)
@@ -134,3 +150,285 @@ class ParameterPreScalingWeightNorm(NormParameter):
         """The scale before rounding, float32."""
         scaled = self.scaling_impl(weights) * self.norm(weights)
         return clamp_scale(divide(scaled, self.learned_norm()), None)
+
+
+@runtime_checkable
+class InputAwarePreScaling(Protocol):
+    """`pre_scaling_impl` of a quantizer that depends on the bits and the sign of the layer's input."""
+
+    accumulator_bit_width: BitWidth
+
+    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Raise ValueError for an input too wide for the accumulator."""
+
+    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """Integers that keep the guarantee: `q` itself if it does."""
+        ...
+
+    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """The scale before rounding."""
+        ...
+
+
+@runtime_checkable
+class ZeroCenter(Protocol):
+    """`pre_zero_point_impl` that centers each channel on 0."""
+
+    def get_zero_center(self, x: jax.Array) -> jax.Array: ...
+
+
+class _AccumulatorAware(NormParameter):
+    """Abstract: a scale before rounding that prevents accumulator overflow.
+
+    Arguments: see `AccumulatorAwareParameterPreScaling`.
+    """
+
+    zero_centered: ClassVar[bool]
+    accumulator_bit_width: BitWidth
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        normalize_stats_impl: Stat,
+        accumulator_bit_width_impl: BitWidth,
+        scaling_stats_input_view_shape_impl: View,
+        tracked_parameter_list: Iterable[Any],
+        pre_scaling_shape: tuple[int, ...] | None = None,
+        restrict_pre_scaling_impl: Restrict | None = None,
+        pre_scaling_min_val: float | None = None,
+    ) -> None:
+        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, type(self).__name__)
+        super().__init__(
+            scaling_impl,
+            normalize_stats_impl,
+            scaling_stats_input_view_shape_impl,
+            tracked_parameter_list,
+            pre_scaling_shape,
+            restrict_pre_scaling_impl,
+            pre_scaling_min_val,
+        )
+
+    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Refuse an input too wide for the accumulator.
+
+        Raises:
+            ValueError: only zero weights would fit.
+        """
+        width, where = self.accumulator_bit_width(), type(self).__name__
+        _check_room(width, input_bit_width, input_is_signed, self.zero_centered, where)
+
+    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """Integers that keep the bound exactly: those given, or smaller ones.
+
+        Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
+        """
+        width, centered = self.accumulator_bit_width(), self.zero_centered
+        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
+        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=centered)
+
+    def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
+        """`norm(w) / min(g / s, bound)`."""
+        steps = divide(self.learned_norm(), self.scaling_impl(weights))
+        limited = jnp.where(steps > bound, bound, steps)
+        return clamp_scale(divide(self.norm(weights), limited), self.settings.min_val)
+
+
+@checked_arguments
+@final
+class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
+    """Weight normalization with a norm bounded to prevent accumulator overflow (A2Q).
+
+    `pre_scale = norm(w) / min(g / s, T)`: `s` is the scale after rounding, `g` the learned norm, the parameter `value`,
+    and `T = (2**(P-1) - 1) / 2**(N - signed)` the bound on the sum of magnitudes of a channel's integers, for
+    accumulators of P bits and inputs of N. The l1-norm with rounding toward zero keeps it up to float rounding;
+    `within` enforces it for any norm and rounding.
+
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 becomes 2**-64.
+
+    Args:
+        scaling_impl: the scale after rounding.
+        normalize_stats_impl: the norm, `L1Norm`.
+        accumulator_bit_width_impl: P.
+        scaling_stats_input_view_shape_impl: the view for the norm.
+        tracked_parameter_list: the one weight.
+        pre_scaling_shape: shape of the result: 1 along the axes that an accumulator sums over; None for a scalar.
+        restrict_pre_scaling_impl: which values g may take; None for all.
+        pre_scaling_min_val: the minimum magnitude of g and of the result.
+
+    Raises:
+        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of fewer than 2 bits.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
+        >>> w = jnp.array([[300.0, -400.0]])
+        >>> impl = AccumulatorAwareParameterPreScaling(
+        ...     ConstScaling(1.0), L1Norm(stats_reduce_dim=1), BitWidthConst(16), OverOutputChannelView(), [w], (1, 1))
+        >>> steps = w / impl(w, 8, True)
+        >>> steps.round(2), float(abs(steps).sum())
+        (Array([[ 109.71, -146.28]], dtype=float32), 255.9921875)
+    """
+
+    zero_centered = False
+
+    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """The scale before rounding, float32.
+
+        Raises:
+            ValueError: the accumulator is too narrow for nonzero weights.
+        """
+        self.check_input(input_bit_width, input_is_signed)
+        bound = get_upper_bound_on_l1_norm(self.accumulator_bit_width(), input_bit_width, input_is_signed)
+        return self._limited(weights, bound)
+
+
+@checked_arguments
+@final
+class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
+    """Like `AccumulatorAwareParameterPreScaling`, for weights that are first centered on 0 (A2Q+).
+
+    `pre_scale = norm(w - mean(w)) / min(g / s, T)` with `T = (2**P - 2) / (2**N - 1)`: half of it for the positive
+    integers of a channel, half for the negative ones; for unsigned inputs about twice what A2Q allows.
+
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 becomes 2**-64, and the
+    result is at least norm(w) / 2**26, so that constant weights have finite integers.
+
+    Args:
+        pre_zero_point_impl: what centers the weights, `PreZeroCenterZeroPoint`.
+        others: see `AccumulatorAwareParameterPreScaling`.
+
+    Raises:
+        TypeError: `pre_zero_point_impl` does not center the weights.
+        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of fewer than 2 bits.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
+        >>> from jqinject.core import PreZeroCenterZeroPoint
+        >>> w, view = jnp.array([[700.0, 0.0]]), OverOutputChannelView()
+        >>> center = PreZeroCenterZeroPoint(1, view, (1, 1))
+        >>> impl = AccumulatorAwareZeroCenterParameterPreScaling(
+        ...     ConstScaling(1.0), center, L1Norm(stats_reduce_dim=1), BitWidthConst(16), view, [w], (1, 1))
+        >>> ((w + center.get_zero_center(w)) / impl(w, 8, True)).round(1)
+        Array([[ 128.5, -128.5]], dtype=float32)
+    """
+
+    zero_centered = True
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        pre_zero_point_impl: ZeroCenter,
+        normalize_stats_impl: Stat,
+        accumulator_bit_width_impl: BitWidth,
+        scaling_stats_input_view_shape_impl: View,
+        tracked_parameter_list: Iterable[Any],
+        pre_scaling_shape: tuple[int, ...] | None = None,
+        restrict_pre_scaling_impl: Restrict | None = None,
+        pre_scaling_min_val: float | None = None,
+    ) -> None:
+        where = type(self).__name__
+        if not isinstance(pre_zero_point_impl, ZeroCenter):
+            raise TypeError(
+                f"{where} needs weights that are centered on 0, got {type(pre_zero_point_impl).__name__} as "
+                "pre_zero_point_impl.\n  cure: pre_zero_point_impl = PreZeroCenterZeroPoint"
+            )
+        self.pre_zero_point = pre_zero_point_impl
+        super().__init__(
+            scaling_impl,
+            normalize_stats_impl,
+            accumulator_bit_width_impl,
+            scaling_stats_input_view_shape_impl,
+            tracked_parameter_list,
+            pre_scaling_shape,
+            restrict_pre_scaling_impl,
+            pre_scaling_min_val,
+        )
+
+    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """The scale before rounding, float32.
+
+        Raises:
+            ValueError: the accumulator is too narrow for nonzero weights.
+        """
+        self.check_input(input_bit_width, input_is_signed)
+        bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
+        pre_scale = self._limited(weights + self.pre_zero_point.get_zero_center(weights), bound)
+        # Constant weights leave only the rounding error of their mean, which cannot be divided into steps.
+        least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
+        return jnp.where(pre_scale < least, least, pre_scale)
+
+
+def checked_accumulator(accumulator: BitWidth, where: str) -> BitWidth:
+    """An accumulator's bit width, refused if it holds no sum."""
+    bits = _known(accumulator())
+    if bits is not None and bits < 2:
+        raise ValueError(
+            f"{where}: a signed accumulator of {bits} bit holds no sum.\n  cure: accumulator_bit_width = 16, or any "
+            "from 2 to 32"
+        )
+    return accumulator
+
+
+def _check_room(width: Any, bits: Any, signed: bool, zero_centered: bool, where: str) -> None:
+    width, bits = _known(width), _known(bits)
+    if width is None or bits is None or isinstance(signed, jax.Array):
+        return
+    if integer_budget(width, bits, signed, zero_centered):
+        return
+    least = bits + 1 if zero_centered else bits + 2 - int(signed)
+    sign = "signed" if signed else "unsigned"
+    raise ValueError(
+        f"{where}: an accumulator of {width} bits is guaranteed to hold the sums of a {bits}-bit {sign} input only if "
+        f"every weight is 0.\n  cure: accumulator_bit_width = {least} or more, or an input of fewer bits"
+    )
+
+
+def _known(bits: Any) -> int | None:
+    """Bits as a Python int; None if traced."""
+    if isinstance(bits, int):
+        return bits
+    return round(float(bits)) if is_concrete(bits) else None
+
+
+def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes along which a channel extends: those its norm does not have."""
+    full = (1,) * (q.ndim - len(shape)) + shape
+    return tuple(axis for axis, size in enumerate(full) if size == 1)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class PreZeroCenterZeroPoint:
+    """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
+
+    Differs from Brevitas: the mean of no numbers is 0 (there: nan).
+
+    Args:
+        stats_reduce_dim: the axis of the view to take the mean along; None for the whole tensor.
+        pre_zero_point_stats_input_view_shape_impl: the view.
+        pre_zero_point_shape: shape of the result; None for a scalar.
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
+
+    Example:
+        >>> from jqinject.core import OverOutputChannelView
+        >>> center = PreZeroCenterZeroPoint(1, OverOutputChannelView(), (2, 1))
+        >>> center(jnp.array([[1.0, 3.0], [0.0, -1.0]]), jnp.float32(0.5), 8).reshape(-1)
+        Array([-4.,  1.], dtype=float32)
+    """
+
+    stats_reduce_dim: int | None
+    pre_zero_point_stats_input_view_shape_impl: View
+    pre_zero_point_shape: tuple[int, ...] | None = None
+    axis_name: Any = None
+
+    def get_zero_center(self, x: jax.Array) -> jax.Array:
+        """The shift that centers `x`: minus the means, float32."""
+        view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
+        axes, viewed = reduced(view, self.stats_reduce_dim, x)
+        over = Over(axes, names_of(self.axis_name))
+        mean = finish(over.sum(viewed) / max(over.count(viewed), 1), axes, True)
+        where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
+        return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
+        """The zero point, float32, in steps of `scale`."""
+        return divide(self.get_zero_center(x), scale)

@@ -14,7 +14,7 @@ import numpy as np
 from jqinject.dot.frozen.frozen_groups import wide_metadata
 from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook, FloatFormat
-from jqinject.ops.devices.cut import Cut
+from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
 
 

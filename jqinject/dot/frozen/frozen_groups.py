@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.cut import Cut
+from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor
 
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")

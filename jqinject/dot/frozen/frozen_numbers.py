@@ -25,7 +25,7 @@ from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook
-from jqinject.ops.devices.cut import Cut
+from jqinject.ops.cut import Cut
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import split_groups
 from jqinject.ops.packing import container_bits

@@ -18,7 +18,7 @@ from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.lookup import look_up
 from jqinject.dot.frozen.stored_array import StoredArray
-from jqinject.ops.devices.cut import Cut
+from jqinject.ops.cut import Cut
 
 _OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
 """Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a

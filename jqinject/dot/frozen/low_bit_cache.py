@@ -19,7 +19,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.stored_array import StoredArray
-from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.float_format import FloatFormat
 from jqinject.quant_tensor import CodebookQuantTensor, QuantTensor
 
 MOST_BITS = 8

@@ -27,10 +27,10 @@ from jqinject.dot.kernels.stored_rows import (
 from jqinject.dot.tensors.common_groups import wide_dimensions
 from jqinject.native.stored_matmul import StoredRows, float_matmul
 from jqinject.ops import Codebook
-from jqinject.ops.devices.mapped import varying_with
-from jqinject.ops.devices.one_device import on_one_device
+from jqinject.ops.float_grid import from_float_codes
 from jqinject.ops.groups import split_groups
-from jqinject.ops.minifloats.float_grid import from_float_codes
+from jqinject.ops.processes import on_one_device
+from jqinject.ops.sharding import varying_with
 
 FLOATS = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 BYTES = (np.dtype(np.int8), np.dtype(np.uint8))

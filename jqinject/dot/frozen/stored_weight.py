@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jqinject.core.construction.component import InnerModule
+from jqinject.core.component import InnerModule
 from jqinject.dot.frozen.frozen_form import FrozenForm
 
 

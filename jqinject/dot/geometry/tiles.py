@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.checked_arguments import checked_arguments
 
 
 @checked_arguments

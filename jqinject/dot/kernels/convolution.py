@@ -16,7 +16,7 @@ from jqinject.dot.geometry.patches import Window
 from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.kernel_table import integer_convolution
-from jqinject.ops.devices.explicit_axes import sharded_as, sharded_beside
+from jqinject.ops.sharding import sharded_as, sharded_beside
 
 Spec = tuple[int, ...]
 

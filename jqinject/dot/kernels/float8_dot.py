@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, varies_only_along
-from jqinject.ops.devices.explicit_axes import sharded_beside
+from jqinject.ops.sharding import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor
 
 

@@ -28,8 +28,8 @@ from jqinject.dot.kernels.stored_rows import (
     stored_rows,
 )
 from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
-from jqinject.ops.devices.mapped import varying_with
-from jqinject.ops.devices.one_device import on_one_device
+from jqinject.ops.processes import on_one_device
+from jqinject.ops.sharding import varying_with
 
 LEAST_GROUP = 128
 """Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit."""

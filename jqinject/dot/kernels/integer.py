@@ -16,10 +16,9 @@ from jqinject.dot.geometry.parts import Block, in_parts, part
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.groups import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.ops.devices.explicit_axes import sharded_beside
-from jqinject.ops.devices.one_device import eagerly, on_one_device
-from jqinject.ops.devices.processes import on_host
 from jqinject.ops.fake_quant import is_known_zero
+from jqinject.ops.processes import eagerly, on_host, on_one_device
+from jqinject.ops.sharding import sharded_beside
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor, is_concrete
 

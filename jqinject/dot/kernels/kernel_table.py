@@ -30,8 +30,8 @@ from jqinject.dot.geometry.patches import Window
 from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_of
 from jqinject.native import int8_matmul, takes
 from jqinject.native.stored_matmul import int4_matmul
-from jqinject.ops.devices.mapped import varying_with
-from jqinject.ops.devices.one_device import on_one_device
+from jqinject.ops.processes import on_one_device
+from jqinject.ops.sharding import varying_with
 
 Kernel = Callable[..., jax.Array]
 Convolve = Callable[[jax.Array, jax.Array], jax.Array]

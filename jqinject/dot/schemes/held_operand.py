@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.construction.component import InnerModule
+from jqinject.core.component import InnerModule
 from jqinject.inject import Binding
 
 

@@ -14,7 +14,7 @@ from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.ops.devices.explicit_axes import asked, with_sharding
+from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
 

@@ -19,11 +19,11 @@ from jqinject.core import (
     RoundToOddSte,
     StochasticRoundSte,
 )
-from jqinject.core.construction.component import InnerModule
-from jqinject.core.facts import has_zero_point
+from jqinject.core._protocols import has_zero_point
+from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, overrides_given, value
-from jqinject.ops.minifloats.float8_cast import float8_dtype
+from jqinject.ops.float8_cast import float8_dtype
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
 RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16}

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jqinject.dot.geometry.equation import Equation
-from jqinject.ops.devices.explicit_axes import asked, before_transpose, with_sharding
+from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant_tensor import as_array
 
 

@@ -13,8 +13,8 @@ from flax import nnx
 from jax.core import Tracer
 
 from jqinject.core import CalibratedQuant, warn_if_uncalibrated
-from jqinject.core.construction.component import InnerModule
-from jqinject.core.state.variables import QuantStat, float_array
+from jqinject.core.component import InnerModule
+from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions

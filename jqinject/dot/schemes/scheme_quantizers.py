@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.construction.component import InnerModule
-from jqinject.core.state.variables import QuantParam
+from jqinject.core.component import InnerModule
+from jqinject.core.state import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.integer import has_integers, known_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes

@@ -17,14 +17,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import GradSlot, StaticRange
-from jqinject.core.delay import DelayWrapper
-from jqinject.core.facts import collects_in_steps
-from jqinject.core.state.lost_state import warn_of_unheard
-from jqinject.core.state.variables import QuantParam
+from jqinject.core._protocols import collects_in_steps
+from jqinject.core.quantizers.int_quant import DelayWrapper
+from jqinject.core.state import QuantParam, warn_of_unheard
 from jqinject.inject import Binding
-from jqinject.ops.choose import known_zeros
-from jqinject.ops.derivatives import backward_only
+from jqinject.ops.clamp import known_zeros
 from jqinject.ops.observe import SLOT_SIZE, mapped_beside
+from jqinject.ops.ste import backward_only
 from jqinject.quant_tensor import as_array
 
 Quantize = Callable[[Any, jax.Array], Any]

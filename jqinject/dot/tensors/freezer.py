@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.core.construction.component import InnerModule
+from jqinject.core.component import InnerModule
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor

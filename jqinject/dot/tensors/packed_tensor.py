@@ -11,12 +11,12 @@ import numpy as np
 
 from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
-from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.fake_quant import known_zero
-from jqinject.ops.minifloats.float8_cast import from_float8
-from jqinject.ops.minifloats.float_format import FloatFormat
-from jqinject.ops.minifloats.float_grid import from_float_codes, from_float_steps, to_float_codes
+from jqinject.ops.float8_cast import from_float8
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes
 from jqinject.ops.packing import pack, unpack
+from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,

@@ -26,7 +26,7 @@ from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups
 from jqinject.dot.tensors.packed_tensor import float32_of
 from jqinject.dot.tensors.scaled_product import scaled_product
 from jqinject.dot.tensors.two_levels import first_level, levels_of
-from jqinject.ops.devices.explicit_axes import sharded_beside
+from jqinject.ops.sharding import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 

@@ -18,7 +18,7 @@ from jqinject.dot.tensors.six_operands import (
     operands_of,
     quantized_gradient,
 )
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.ste import backward_only, first_order
 
 WHAT = "a ragged contraction by a scheme"
 NO_SECOND_DERIVATIVE = (

@@ -9,7 +9,7 @@ import jax
 from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers, integer_operand
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.decision import ContractionKind, describe
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.ste import backward_only, first_order
 from jqinject.quant_tensor import IntQuantTensor, as_array
 from jqinject.quant_tensor.shaping import full_rank
 

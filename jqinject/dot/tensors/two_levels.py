@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import from_float_codes, to_float_codes
 from jqinject.ops.groups import elements_axis
-from jqinject.ops.minifloats.float_format import FloatFormat
-from jqinject.ops.minifloats.float_grid import from_float_codes, to_float_codes
 from jqinject.ops.packing import pack_halves, unpack_halves
 from jqinject.quant_tensor import FloatQuantTensor, Groups, GroupwiseFloatQuantTensor, Levels, in_groups
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.core.scaling import LearnedActStepScaling
-from jqinject.core.sources import Collected
+from jqinject.core.memory.running import Collected
+from jqinject.core.scaling.from_statistics import LearnedActStepScaling
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.cache_names import PROXIES, CacheScale

@@ -16,7 +16,7 @@ from jqinject.formats.loading.plan import Assignment
 from jqinject.formats.loading.rows import order_of_groups
 from jqinject.model.walk import ModelIndex
 from jqinject.proxy import ActQuantProxyFromInjector
-from jqinject.proxy.pre_transform import transform_of
+from jqinject.proxy.links import transform_of
 from jqinject.quant import NoneActQuant
 
 

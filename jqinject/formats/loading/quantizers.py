@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jqinject.core.scaling import ConstScaling
-from jqinject.core.sources import Collected
+from jqinject.core.memory.running import Collected
+from jqinject.core.scaling.constant import ConstScaling
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core.facts import number_format
+from jqinject.core._protocols import number_format
 from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.layer_numbers import LayerReport
@@ -22,9 +22,9 @@ from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook
-from jqinject.ops.devices.cut import cut_in_place
-from jqinject.ops.devices.explicit_axes import is_split
+from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
+from jqinject.ops.sharding import is_split
 from jqinject.program import CALL, HELD, Call, Method, checked_method
 from jqinject.proxy import note_of_transform
 from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat

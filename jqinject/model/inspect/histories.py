@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, GradStat, QuantParam, QuantStat, StaticRange
-from jqinject.core.sources import Source
-from jqinject.core.state.record import state_parts
-from jqinject.ops.devices.processes import on_host
+from jqinject.core.memory.source import Source
+from jqinject.core.state import state_parts
+from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
 # Statistics of the current step, counters and formats of inputs: no history.

@@ -23,7 +23,7 @@ from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.program import Around, Call, QuantizedProgram, SplitCall, in_scope, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array

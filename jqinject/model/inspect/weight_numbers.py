@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.core.facts import number_format
+from jqinject.core._protocols import number_format
 from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray

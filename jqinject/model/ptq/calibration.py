@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.model.running.watched_call import unwatch_call
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.program import CALL, Call, Method, QuantizedProgram, compiled_call, throws_away
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.core.state.record import flat_parts
+from jqinject.core.state import flat_parts
 from jqinject.inject import reach_of
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
 from jqinject.model.ptq.sites_left import warn_of_sites_left

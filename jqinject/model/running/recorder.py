@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
-from jqinject.ops.devices.processes import from_holder, spans_processes
+from jqinject.ops.processes import from_holder, spans_processes
 from jqinject.quant_tensor import (
     as_array,
 )

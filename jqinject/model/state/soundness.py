@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
-from jqinject.core.state.record import kind_of
+from jqinject.core.state import kind_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 
 # The names under which components store scales and zero points.

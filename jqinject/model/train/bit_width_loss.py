@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import QuantStat
-from jqinject.core.facts import is_learned
+from jqinject.core._protocols import is_learned
 from jqinject.model.site_freezing import parameter_sites
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantConv, QuantLinear

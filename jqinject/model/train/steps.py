@@ -11,10 +11,9 @@ from flax import nnx
 from flax.linen import fp8_ops
 
 from jqinject.core import GradSlot
-from jqinject.core._protocols import StepStatistic
-from jqinject.core.facts import collects_in_steps
+from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import dotted, walk
-from jqinject.ops.choose import known_zeros
+from jqinject.ops.clamp import known_zeros
 from jqinject.proxy import GradQuantProxy
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.

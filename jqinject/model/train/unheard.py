@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jqinject.core._protocols import StepStatistic
-from jqinject.core.facts import collects_in_steps
+from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import Path, walk
 from jqinject.proxy import GradQuantProxy
 

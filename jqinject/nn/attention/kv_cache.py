@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import has_integers
-from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import (
     CodebookQuantTensor,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jqinject.core.construction.assign import assign
+from jqinject.core.component import assign
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD, INPUT

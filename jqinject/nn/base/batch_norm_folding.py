@@ -10,9 +10,9 @@ from flax import nnx
 
 from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_axes import WeightAxes
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.proxy import write
-from jqinject.proxy.rescaled_state import RescaledState
+from jqinject.proxy.assembly import RescaledState
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
 

@@ -11,7 +11,7 @@ from jqinject.dot import Affine, IntegerOperand, affine_of, has_integers, intege
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops.devices.explicit_axes import asked, with_sharding
+from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import IntQuantTensor
 
 

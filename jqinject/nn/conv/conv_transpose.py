@@ -21,7 +21,7 @@ from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
-from jqinject.ops.devices.explicit_axes import asked, with_sharding
+from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor
 

@@ -13,7 +13,7 @@ from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.nn.frozen.in_slices import in_slices, slices_of
-from jqinject.ops.devices.cut import Cut, cut_in_place
+from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import beside_weights, build_stacked, stack_of
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import AbsMax, AbsMaxRange, AbsMinMax, CommittedQuant, MinMaxRange, NegativeMinOrZero
-from jqinject.core.facts import groups_of
+from jqinject.core._protocols import groups_of
 from jqinject.nn.frozen.freeze_layer import compiled_numbers
 from jqinject.nn.frozen.in_slices import FEWEST, MOST, cutting_of, is_sliceable, put
 from jqinject.proxy import stack_of

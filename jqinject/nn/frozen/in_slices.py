@@ -20,9 +20,9 @@ from jqinject.core import (
     FloatQuant,
     RescalingIntQuant,
 )
-from jqinject.core.construction.component import Component, node_class, parts_of
-from jqinject.core.facts import grid_of, groups_of
-from jqinject.core.view.grouping import DynamicOverSubChannelBlockView, OverSubChannelBlockView
+from jqinject.core._protocols import grid_of, groups_of
+from jqinject.core.component import Component, node_class, parts_of
+from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.quant_tensor import is_concrete
 
 OF_SLICE = 2**17  # bytes

@@ -12,7 +12,7 @@ from flax.errors import TraceContextError
 from jax.ad_checkpoint import checkpoint_name
 
 from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
-from jqinject.core.state.record import state_parts
+from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.program.tracing.intercept import Around, intercept, release
 from jqinject.program.tracing.kept_state import MARK, Path, label

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from jqinject.core.state.record import RecordPart, flat_parts
+from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
 from jqinject.program.linen_parameters import dequantized_for_linen
 from jqinject.program.tracing.call import Call, SplitCall

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.construction.component import InnerModule
+from jqinject.core.component import InnerModule
 from jqinject.program.tracing.trace import Program
 from jqinject.program.weights.low_rank import LowRank
 from jqinject.program.weights.low_rank_sum import low_rank_sum

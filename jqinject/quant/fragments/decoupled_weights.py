@@ -9,24 +9,26 @@ from flax import nnx
 
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamp import TensorClamp, TensorClampSte
-from jqinject.core.quant import (
+from jqinject.core.quantizers.decoupled import (
     DecoupledIntQuant,
     DecoupledRescalingIntQuant,
     DecoupledRescalingIntQuantWithInput,
 )
-from jqinject.core.restrict_val import LogFloatRestrictValue
 from jqinject.core.rounding import RoundSte, RoundToZeroSte
-from jqinject.core.scaling import (
+from jqinject.core.scaling.constant import ParameterScaling
+from jqinject.core.scaling.from_statistics import StatsFromParameterScaling
+from jqinject.core.scaling.number_range import SingleArgStatelessBuffer
+from jqinject.core.scaling.pre_scaling import (
     AccumulatorAwareParameterPreScaling,
     AccumulatorAwareZeroCenterParameterPreScaling,
     ParameterPreScalingWeightNorm,
-    ParameterScaling,
-    SingleArgStatelessBuffer,
-    StatsFromParameterScaling,
+    PreZeroCenterZeroPoint,
 )
-from jqinject.core.stats import AbsMax, AbsMaxL2, L1Norm, L2Norm
-from jqinject.core.view import OverOutputChannelView
-from jqinject.core.zero_point import PreZeroCenterZeroPoint, ZeroZeroPoint
+from jqinject.core.scaling.rule import LogFloatRestrictValue
+from jqinject.core.statistics.extremes import AbsMax, AbsMaxL2
+from jqinject.core.statistics.means import L1Norm, L2Norm
+from jqinject.core.views import OverOutputChannelView
+from jqinject.core.zero_point import ZeroZeroPoint
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.quant.enums import (
     BitWidthImplType,

@@ -1,7 +1,7 @@
 """Which integers: signed, narrow, unsigned, with a zero point, or just two values."""
 
-from jqinject.core.quant import ClampedBinaryQuant
-from jqinject.core.stats import NegativeMinOrZero, NegativePercentileOrZero
+from jqinject.core.quantizers.rescaling_int_quant import ClampedBinaryQuant
+from jqinject.core.statistics.extremes import NegativeMinOrZero, NegativePercentileOrZero
 from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint, StatsFromParameterZeroPoint, ZeroZeroPoint
 from jqinject.inject import ExtendedInjector, this
 from jqinject.quant.enums import (

@@ -4,18 +4,18 @@ A quantizer lists a format (`Fp8e4m3Mixin`, ...), perhaps codes for inf and nan 
 (`FpFNUZMixin`), and a base (`ScaledFloatWeightBase`, ...). Names and numbers are those of Brevitas.
 """
 
-from jqinject.core.bit_width import BitWidthParameter, BitWidthStatefulConst
-from jqinject.core.clamp import TensorClamp
-from jqinject.core.float_clamp import FloatClamp
-from jqinject.core.float_width import (
+from jqinject.core.bit_width import (
+    BitWidthParameter,
+    BitWidthStatefulConst,
     ComputeMaxMantissa,
     ExponentWidthConst,
     MantissaWidthConst,
     StaticExponentBias,
     StaticMaxMantissa,
 )
-from jqinject.core.quant import FloatQuant
-from jqinject.core.scaling import FloatScaling
+from jqinject.core.clamp import FloatClamp, TensorClamp
+from jqinject.core.quantizers.float_quant import FloatQuant
+from jqinject.core.scaling.number_range import FloatScaling
 from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.ops import max_available_float as largest_below_codes
 from jqinject.quant.enums import (

@@ -2,12 +2,9 @@
 
 from jqinject.core.clamp import ClampBeforeRounding, Identity
 from jqinject.core.rounding import CeilSte
-from jqinject.core.scaling import (
-    LearnedActStepScaling,
-    LearnedStepScaling,
-    MaxIntScaling,
-    RuntimeDynamicGroupStatsScaling,
-)
+from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling.from_statistics import LearnedActStepScaling, LearnedStepScaling
+from jqinject.core.scaling.number_range import MaxIntScaling
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 

@@ -5,16 +5,13 @@ initializes a learned scale or zero point, and stops once that is filled. Names 
 """
 
 from jqinject.core.clamp import Identity
-from jqinject.core.stats import (
-    MSE,
-    AbsMax,
-    AbsMinMax,
+from jqinject.core.statistics.extremes import AbsMax, AbsMinMax, NegativeMinOrZero
+from jqinject.core.statistics.half_quadratic import (
     HalfQuadraticOptimizerScale,
     HalfQuadraticOptimizerZeroPoint,
-    MSEUniformStepBase,
-    NegativeMinOrZero,
 )
-from jqinject.core.view import OverOutputChannelView, OverTensorView
+from jqinject.core.statistics.search import MSE, MSEUniformStepBase
+from jqinject.core.views import OverOutputChannelView, OverTensorView
 from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint, ParameterFromStatsFromParameterZeroPoint
 from jqinject.inject import ExtendedInjector, choices, this
 from jqinject.quant.enums import ScalingImplType, ScalingPerOutputType, chooses

@@ -1,8 +1,8 @@
 """Weights that are rounded by one scale and rescaled by another: decoupled, weight-normalized, accumulator-aware."""
 
-from jqinject.core.restrict_val import PowerOfTwoRestrictValue
 from jqinject.core.rounding import CeilSte
-from jqinject.core.scaling import PowerOfTwoIntScaling
+from jqinject.core.scaling.number_range import PowerOfTwoIntScaling
+from jqinject.core.scaling.rule import PowerOfTwoRestrictValue
 from jqinject.quant.fragments import (
     AccumulatorAwareWeightQuant,
     AccumulatorAwareZeroCenterWeightQuant,

@@ -4,8 +4,8 @@ Nothing is kept, in training or evaluation. Names and numbers are those of Brevi
 """
 
 from jqinject.core.rounding import FloorSte
-from jqinject.core.scaling import RuntimeDynamicStatsScaling
-from jqinject.core.stats import NegativeMinOrZero
+from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling
+from jqinject.core.statistics.extremes import NegativeMinOrZero
 from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint, RuntimeDynamicStatsZeroPoint
 from jqinject.quant.enums import RestrictValueType, StatsOp
 from jqinject.quant.fragments import DynamicPerGroup, DynamicPerRow

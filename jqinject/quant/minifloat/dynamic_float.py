@@ -4,7 +4,7 @@ Nothing is kept, in training or evaluation. Names and numbers are those of Brevi
 """
 
 from jqinject.core.rounding import FloorSte
-from jqinject.core.scaling import RuntimeDynamicStatsScaling
+from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling
 from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.fragments import (
     DynamicPerGroup,

@@ -1,14 +1,10 @@
 """OCP microscaling (MX): groups of 32 numbers that share a power of two as scale."""
 
-from jqinject.core.restrict_val import PowerOfTwoRestrictValue
 from jqinject.core.rounding import FloorSte
-from jqinject.core.scaling import (
-    MaxIntScaling,
-    PowerOfTwoIntScaling,
-    RuntimeDynamicGroupStatsScaling,
-    SharedExponentScaling,
-)
-from jqinject.core.scaling.mid_max import midmax_mantissa_bias
+from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling.number_range import MaxIntScaling, PowerOfTwoIntScaling
+from jqinject.core.scaling.powers_of_two import SharedExponentScaling, midmax_mantissa_bias
+from jqinject.core.scaling.rule import PowerOfTwoRestrictValue
 from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.quant.enums import RestrictValueType, ScaleRounding, ScalingPerOutputType
 from jqinject.quant.fragments import (

@@ -4,13 +4,9 @@
 operands of a `Scheme`: the arithmetic of TransformerEngine, bit for bit, and gradients that pass unchanged.
 """
 
-from jqinject.core.quant_restrict_val import QuantRestrictValue
-from jqinject.core.scaling import (
-    NVFP4Scales,
-    RuntimeDynamicGroupStatsScaling,
-    RuntimeDynamicStatsScaling,
-    RuntimeDynamicTwoLevelScaling,
-)
+from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling, RuntimeDynamicStatsScaling
+from jqinject.core.scaling.powers_of_two import QuantRestrictValue
+from jqinject.core.scaling.two_levels import NVFP4Scales, RuntimeDynamicTwoLevelScaling
 from jqinject.inject import this
 from jqinject.quant.enums import FloatToIntImplType, ScalingPerOutputType, StatsOp
 from jqinject.quant.fragments import (

@@ -3,14 +3,14 @@
 import numpy as np
 
 from jqinject.core.clamp import TensorClamp, TensorClampSte
-from jqinject.core.quant import (
+from jqinject.core.quantizers.decoupled import TruncIntQuant
+from jqinject.core.quantizers.int_quant import IntQuant
+from jqinject.core.quantizers.rescaling_int_quant import (
     BinaryQuant,
     ClampedBinaryQuant,
-    IntQuant,
     PrescaledRestrictIntQuant,
     RescalingIntQuant,
     TernaryQuant,
-    TruncIntQuant,
 )
 from jqinject.inject import choices, value
 from jqinject.quant.enums import (

@@ -1,17 +1,14 @@
 """Where a scale comes from, which values it may take, and what shares it."""
 
-from jqinject.core.scaling import (
-    ConstScaling,
+from jqinject.core.scaling.constant import ConstScaling, ParameterScaling
+from jqinject.core.scaling.from_statistics import (
     ParameterFromRuntimeStatsScaling,
     ParameterFromStatsFromParameterScaling,
-    ParameterScaling,
-    PowerOfTwoIntScaling,
     RuntimeStatsScaling,
-    SharedExponentScaling,
     StatsFromParameterScaling,
-    TruncMsbScaling,
-    TruncScalingWrapper,
 )
+from jqinject.core.scaling.number_range import PowerOfTwoIntScaling, TruncMsbScaling, TruncScalingWrapper
+from jqinject.core.scaling.powers_of_two import SharedExponentScaling
 from jqinject.inject import choices, this, value
 from jqinject.quant.enums import (
     RestrictValueType,

@@ -6,7 +6,7 @@ Views put the channels first and everything else in axis 1.
 from flax import nnx
 
 from jqinject.core.clamp import Identity
-from jqinject.core.view import (
+from jqinject.core.views import (
     DynamicOverSubChannelBlockView,
     OverOutputChannelView,
     OverSubChannelBlockView,

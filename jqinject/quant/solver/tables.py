@@ -5,47 +5,36 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from jqinject.core.bit_width import BitWidthConst, BitWidthParameter, BitWidthStatefulConst
-from jqinject.core.learned_round import (
+from jqinject.core.rounding import (
+    CeilSte,
+    DPURoundSte,
+    FloorSte,
     LearnedRoundHardSigmoid,
     LearnedRoundIdentity,
     LearnedRoundSigmoid,
     LearnedRoundSte,
+    RoundSte,
+    RoundToZeroSte,
+    StochasticRoundSte,
 )
-from jqinject.core.restrict_val import (
+from jqinject.core.scaling.number_range import IntScaling, PowerOfTwoIntScaling
+from jqinject.core.scaling.powers_of_two import CeilExponent, EvenExponent, FloorExponent, RoundUpExponent
+from jqinject.core.scaling.rule import (
     FloatRestrictValue,
     IntRestrictValue,
     LogFloatRestrictValue,
     PowerOfTwoRestrictValue,
     SignedFloatRestrictValue,
 )
-from jqinject.core.rounding import (
-    CeilSte,
-    DPURoundSte,
-    FloorSte,
-    RoundSte,
-    RoundToZeroSte,
-    StochasticRoundSte,
-)
-from jqinject.core.scaling import (
-    CeilExponent,
-    EvenExponent,
-    FloorExponent,
-    IntScaling,
-    PowerOfTwoIntScaling,
-    RoundUpExponent,
-)
-from jqinject.core.stats import (
-    AbsAve,
+from jqinject.core.statistics.extremes import (
     AbsMax,
     AbsMaxAve,
     AbsMinMax,
     AbsPercentile,
-    MeanLearnedSigmaStd,
-    MeanSigmaStd,
     PercentileInterval,
-    SigmaStd,
     SignedAbsMax,
 )
+from jqinject.core.statistics.means import AbsAve, MeanLearnedSigmaStd, MeanSigmaStd, SigmaStd
 from jqinject.quant.enums import (
     BitWidthImplType,
     FloatToIntImplType,

@@ -1,11 +1,8 @@
 """FP8 with scales for a tensor, a row or a block: TransformerEngine's recipes, DeepSeek's blocks."""
 
-from jqinject.core.quant import Float8Quant
-from jqinject.core.scaling import (
-    FloatScaling,
-    RuntimeDynamicGroupStatsScaling,
-    RuntimeDynamicStatsScaling,
-)
+from jqinject.core.quantizers.float8_quant import Float8Quant
+from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling, RuntimeDynamicStatsScaling
+from jqinject.core.scaling.number_range import FloatScaling
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp

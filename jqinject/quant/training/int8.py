@@ -1,6 +1,6 @@
 """Training with int8 products: AQT's configuration, and BitNet's ternary weights."""
 
-from jqinject.core.calibration import AbsMeanRange
+from jqinject.core.statistics.ranges import AbsMeanRange
 from jqinject.dot import OperandInjector, Scheme
 from jqinject.dot.schemes.config import ConfigV4
 

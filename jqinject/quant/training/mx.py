@@ -4,8 +4,9 @@ Source: Open Compute Project, "Microscaling Formats (MX)" 1.0; NVIDIA Transforme
 codes and scales these are.
 """
 
-from jqinject.core.float_clamp import FloatSaturate
-from jqinject.core.scaling import FloatScaling, SharedExponentScaling
+from jqinject.core.clamp import FloatSaturate
+from jqinject.core.scaling.number_range import FloatScaling
+from jqinject.core.scaling.powers_of_two import SharedExponentScaling
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import (

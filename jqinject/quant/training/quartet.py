@@ -3,8 +3,8 @@
 Source: Castro et al., 2025, "Quartet: Native FP4 Training Can Be Optimal for Large Language Models", algorithm 1.
 """
 
-from jqinject.core.restrict_val import ScaledRestrictValue
-from jqinject.core.scaling import FloatScaling
+from jqinject.core.scaling.number_range import FloatScaling
+from jqinject.core.scaling.rule import ScaledRestrictValue
 from jqinject.core.transforms import Hadamard
 from jqinject.dot import Scheme
 from jqinject.inject import this, value

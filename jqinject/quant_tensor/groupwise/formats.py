@@ -6,7 +6,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from jqinject.ops.minifloats.nearest_code import Codebook
+from jqinject.ops.codebook import Codebook
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor

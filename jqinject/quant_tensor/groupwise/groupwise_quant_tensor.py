@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import jax
 
-from jqinject.ops.devices.cut import Cut
+from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import shaping
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.cut import cut_in_place
+from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import elements_axis
 from jqinject.quant_tensor.groupwise.formats import GroupwiseIntQuantTensor
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor

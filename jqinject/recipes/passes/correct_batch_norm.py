@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.model import calibrate_batch_norm
 from jqinject.model.walk import modules_by_path
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.recipes.work import Work
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.model.running.progress import with_progress
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.program import dotted
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.passes.added_biases import add_biases, variables_by_path

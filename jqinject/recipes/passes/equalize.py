@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.stream.site import LeftOut
 from jqinject.recipes.transforms.regions import Region

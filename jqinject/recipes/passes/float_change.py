@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject.core.transforms import Transform
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.recipes.online import Online, online_of, stored_for, why_not_online
 from jqinject.recipes.solving import finite_statistics
 from jqinject.recipes.statistics import Statistics

@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.core.transforms import ChannelScale
 from jqinject.model.walk import ModelIndex
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.recipes.online import columns_of, quantizes_weight
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path

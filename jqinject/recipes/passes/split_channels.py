@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model.walk import ModelIndex
-from jqinject.ops.devices.processes import on_host
+from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.transforms.labels import varies

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core.stats.half_quadratic_search import Rounds, half_quadratic, shrink_lp
+from jqinject.core.statistics.half_quadratic import Rounds, half_quadratic, shrink_lp
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.ordering import positive
 from jqinject.recipes.solvers.solver import Problem, Solution

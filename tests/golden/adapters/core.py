@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import core, ops
-from jqinject.core.state.variables import QuantParam
+from jqinject.core.state import QuantParam
 from tests.golden._config import CannotDrive, Settings, meaning, reading
 
 Arrays = dict[str, Any]

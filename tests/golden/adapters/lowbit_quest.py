@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import ScaledRestrictValue, TensorClamp, TensorClampSte
-from jqinject.core.scaling import FloatScaling
-from jqinject.core.stats import AbsMax
+from jqinject.core.scaling.number_range import FloatScaling
+from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.transforms import Hadamard
 from jqinject.inject import ExtendedInjector
 from jqinject.nn import QuantIdentity

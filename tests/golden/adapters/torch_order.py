@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core.stats import percentiles
-from jqinject.ops.devices.over import Over
+from jqinject.core.statistics import extremes as percentiles
+from jqinject.ops.reductions import Over
 
 
 def quickselect(values: np.ndarray, k: int) -> int:

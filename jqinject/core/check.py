@@ -1,0 +1,356 @@
+"""Check arguments of components; each function names the component, the argument, and the cure.
+
+Checks of arguments by annotation, and by the range implied by their name.
+
+Checks of constructor and call arguments, with errors that offer a cure.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+
+def flag(value: Any, where: str, name: str) -> bool:
+    """A boolean.
+
+    Raises:
+        TypeError: when it is something else, 0, 1 and None included.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(
+            f"{where}: {name} must be True or False, got {value!r} of type {type(value).__name__}. "
+            f"Write {name} = True or {name} = False."
+        )
+    return bool(value)
+
+
+def integer(value: Any, where: str, name: str) -> int:
+    """An integer as a Python int.
+
+    Raises:
+        TypeError: when it is something else, a boolean included.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: {name} must be an int, got {value!r} of type {type(value).__name__}.")
+    return int(value)
+
+
+def bound(value: Any, where: str, name: str) -> None:
+    """A number, which may be infinite.
+
+    Raises:
+        TypeError: when it is something else, a boolean included.
+        ValueError: when it is nan.
+    """
+    array = isinstance(value, (np.ndarray, jax.Array)) and value.shape == ()
+    if isinstance(value, (bool, np.bool_)) or not (array or isinstance(value, (int, float, np.number))):
+        raise TypeError(f"{where}: {name} must be a number, got {value!r} of type {type(value).__name__}.")
+    if not isinstance(value, Tracer) and math.isnan(float(value)):
+        raise ValueError(f"{where}: {name} must be a number, got {value!r}.")
+
+
+def number(value: Any, where: str, name: str) -> None:
+    """A finite number.
+
+    Raises:
+        TypeError: when it is something else, a boolean included.
+        ValueError: when it is nan or inf.
+    """
+    bound(value, where, name)
+    if not isinstance(value, Tracer) and math.isinf(float(value)):
+        raise ValueError(f"{where}: {name} must be a finite number, got {value!r}.")
+
+
+def integers(value: Any, where: str, name: str) -> None:
+    """A sequence of integers.
+
+    Raises:
+        TypeError: when it is something else.
+    """
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        raise TypeError(f"{where}: {name} must be a tuple of ints such as () or (1, 64), got {value!r}.")
+    for item in value:
+        integer(item, where, f"each of {name}")
+
+
+def numbers(value: Any, where: str, name: str) -> None:
+    """A sequence of finite numbers, at least one.
+
+    Raises:
+        TypeError: when it is something else.
+        ValueError: when it is empty, or one is nan or inf.
+    """
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        raise TypeError(f"{where}: {name} must be a tuple of numbers, got {value!r}.")
+    if not len(value):
+        raise ValueError(f"{where}: {name} must have at least one number, got {value!r}.")
+    for item in value:
+        number(item, where, f"each of {name}")
+
+
+def component(value: Any, where: str, name: str) -> None:
+    """A component: a callable object.
+
+    Raises:
+        TypeError: when it is a class, or cannot be called.
+    """
+    if isinstance(value, type):
+        raise TypeError(
+            f"{where}: {name} must be a component, got the class {value.__name__}. Construct it: "
+            f"{name}={value.__name__}(...)."
+        )
+    if not callable(value):
+        raise TypeError(
+            f"{where}: {name} must be a component, got {value!r} of type {type(value).__name__}.\n"
+            f"  cure: declare its class, as in {name} = MyComponent, and its arguments as names of their own"
+        )
+
+
+def above_zero(value: Any, where: str, name: str) -> None:
+    """A positive number, or several.
+
+    Raises:
+        ValueError: when one is not.
+    """
+    if not all(item > 0 for item in (value if isinstance(value, Sequence | np.ndarray) else (value,))):
+        raise ValueError(f"{where}: {name} must be above 0, got {value!r}.")
+
+
+def within(value: Any, where: str, name: str, *, ends: tuple[float, float]) -> None:
+    """A number between two bounds, inclusive.
+
+    Raises:
+        ValueError: when it is outside.
+    """
+    low, high = ends
+    if not low <= value <= high:
+        expected = (
+            f"in {low} .. {high}"
+            if math.isfinite(low) and math.isfinite(high)
+            else (f"at least {low}" if math.isfinite(low) else f"at most {high}")
+        )
+        raise ValueError(f"{where}: {name} must be {expected}, got {value!r}.")
+
+
+MOST_STEPS = 2**24 - 1  # counters are float32, and go one further
+
+
+def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
+    """Check that two ends are in order.
+
+    Raises:
+        ValueError: when the first is above the second.
+    """
+    if low > high:
+        raise ValueError(f"{where}: {names[0]}={low!r} is above {names[1]}={high!r}. Swap them.")
+
+
+def positive(value: Any, where: str, name: str) -> None:
+    """A positive number, or an array of them; traced values are not checked.
+
+    Raises:
+        ValueError: when one is 0, negative or not finite.
+    """
+    if isinstance(value, Tracer):
+        return
+    found = np.asarray(value, np.float32)
+    if not np.all(np.isfinite(found)):
+        raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
+    if not np.all(found > 0):
+        shown = found.item() if found.ndim == 0 else float(found.min())
+        raise ValueError(
+            f"{where}: {name} must be positive, got {shown}: it is the size of a step. "
+            "For a scale that may be negative use SignedFloatRestrictValue (restrict_scaling_type = 'signed_fp')."
+        )
+
+
+def float_input(x: Any, where: str) -> jax.Array:
+    """`x` as a JAX array of a float dtype.
+
+    Raises:
+        TypeError: when it is not floating; names the component `where`.
+    """
+    array = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{where} got an array of dtype {array.dtype}, expected a float one: it quantizes real numbers. "
+            f"Cast it first: x.astype(jnp.float32)."
+        )
+    return array
+
+
+def bit_width(value: Any, where: str, *, least: int = 1) -> int:
+    """A bit width as a Python int.
+
+    Raises:
+        TypeError: when it is not an integer.
+        ValueError: when it is not in `least` .. 32.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"{where}: bit_width must be an int, got {value!r} of type {type(value).__name__}. "
+            "Write bit_width = 8; for a learned bit width use BitWidthParameter."
+        )
+    if not least <= value <= 32:
+        raise ValueError(f"{where}: bit_width must be in {least} .. 32, got {value}.")
+    return int(value)
+
+
+def positive_steps(value: Any, where: str) -> int:
+    """`collect_stats_steps` as a Python int.
+
+    Raises:
+        TypeError: when it is not an integer.
+        ValueError: when it is less than 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: collect_stats_steps must be an int, got {value!r}.")
+    if value < 1:
+        raise ValueError(
+            f"{where}: collect_stats_steps must be at least 1, got {value}: the scale is made from "
+            "the statistics of "
+            "that many training steps. For a scale without statistics use ParameterScaling."
+        )
+    return int(value)
+
+
+def at_least(value: Any, least: int, where: str, name: str) -> int:
+    """A count as a Python int.
+
+    Raises:
+        TypeError: when it is not an integer.
+        ValueError: when it is less than `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: {name} must be an int, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{where}: {name} must be at least {least}, got {value}.")
+    return int(value)
+
+
+def momentum(value: Any, where: str, name: str) -> float | None:
+    """A momentum in (0, 1], or None for the cumulative mean.
+
+    Raises:
+        ValueError: when it is outside.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not 0.0 < float(value) <= 1.0:
+        raise ValueError(
+            f"{where}: {name} must be in (0, 1], or None for the cumulative mean, got {value!r}."
+        )
+    return float(value)
+
+
+def percentile(value: Any, where: str, name: str) -> float:
+    """A percentile in 0 .. 100.
+
+    Raises:
+        ValueError: when it is outside.
+    """
+    if isinstance(value, bool) or not 0.0 <= float(value) <= 100.0:
+        raise ValueError(f"{where}: {name} is a percentage, expected 0 .. 100, got {value!r}.")
+    return float(value)
+
+
+def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
+    """A shape as a tuple of Python ints.
+
+    Raises:
+        TypeError: when it is not a sequence of integers.
+        ValueError: when a size is negative.
+    """
+    try:
+        result = tuple(operator.index(size) for size in value)
+    except TypeError:
+        raise TypeError(
+            f"{where}: {name} must be a tuple of ints such as () or (1, 64), got {value!r}."
+        ) from None
+    if any(size < 0 for size in result):
+        raise ValueError(f"{where}: {name} has a negative size: {result}.")
+    return result
+
+
+def minimum(value: Any, where: str, name: str) -> float | None:
+    """A minimum scale: None or a finite number of at least 0.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if value is None:
+        return None
+    if not math.isfinite(float(value)) or float(value) < 0:
+        raise ValueError(f"{where}: {name} must be None or a finite number >= 0, got {value!r}.")
+    return float(value)
+
+
+def initial_value(
+    init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
+) -> np.ndarray:
+    """An initial value as a float32 NumPy array of the given shape.
+
+    Raises:
+        ValueError: when the shape differs, or a number is not finite.
+    """
+    value = np.array(init, dtype=np.float32)
+    if not np.all(np.isfinite(value)):
+        raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
+    if array_shape is None or value.shape == array_shape:
+        return value
+    if value.shape != ():
+        raise ValueError(
+            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a "
+            "number, or an array of "
+            f"exactly that shape: {init_name}.reshape({array_shape})."
+        )
+    return np.full(array_shape, value, dtype=np.float32)
+
+
+def traced_initial_value(
+    init: jax.Array, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
+) -> jax.Array:
+    """Like `initial_value`, for a traced array.
+
+    Raises:
+        ValueError: when the shape differs.
+    """
+    value = init.astype(jnp.float32)
+    if array_shape is None or value.shape == array_shape:
+        return value
+    if value.shape != ():
+        raise ValueError(f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}.")
+    return jnp.full(array_shape, value)
+
+
+def statistic_shape(
+    stat: jax.Array, wanted: tuple[int, ...], where: str, name: str = "scaling_shape"
+) -> jax.Array:
+    """Reshape a statistic to the scale's shape, within `shard_map` to the shape of the device's part of it.
+
+    Raises:
+        ValueError: the number of elements differs, and is not that of a part.
+    """
+    if stat.shape == wanted:
+        return stat
+    if stat.size != math.prod(wanted):
+        axes = jax.sharding.get_abstract_mesh()
+        devices = math.prod(axes.shape[name] for name in axes.manual_axes)
+        varying = [axis for axis, size in enumerate(wanted) if size != 1]
+        if len(varying) == 1 and stat.size and devices % (wanted[varying[0]] / stat.size) == 0:
+            return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(wanted))])
+        raise ValueError(
+            f"{where}: the statistic has shape {stat.shape}, {name} is {wanted}. Over channels use "
+            "OverOutputChannelView(permute_dims=...) with the output channel first and "
+            "stats_reduce_dim=1; over the "
+            "whole tensor stats_reduce_dim=None and shape ()."
+        )
+    return stat.reshape(wanted)

@@ -1,0 +1,326 @@
+"""Components: values compared by their parts, or modules when one of the parts holds state.
+
+Setting an NNX module's attributes at once during construction.
+
+Setting one attribute of an NNX module checks it and registers it, which takes about 25 microseconds; a layer with three
+quantizers sets forty. NNX checks and registers all attributes when `__init__` returns, so during construction they can
+be set directly.
+
+Components: values while they hold no Variables, NNX modules once they do.
+
+If none of a component's parts is or holds a Variable, an array or an NNX module, the component is a *value*: frozen,
+compared and hashed by its parts, and static in every module that holds it. NNX then does not walk it at each call of a
+compiled function, and identical layers share one trace. Otherwise the same class makes an `nnx.Module`, a graph node.
+Both are instances of the class.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import Any, NoReturn, Self
+
+import jax
+from flax import nnx
+
+
+def assign(module: nnx.Module | Component, **attributes: Any) -> None:
+    """Set attributes of a module whose `__init__` is running.
+
+    Args:
+        module: the module; not one already constructed, whose attributes NNX has registered.
+        attributes: what to set. Names that end in `_impl` are components, so callable.
+
+    Raises:
+        TypeError: a component is not callable.
+    """
+    for name, given in attributes.items():
+        if given is not None and name.endswith("_impl") and not callable(given):
+            raise TypeError(
+                f"{type(module).__name__}: {name} must be a component, got {given!r} of type {type(given).__name__}.\n"
+                f"  cure: declare its class, as in {name} = MyComponent, and its arguments as names of their own"
+            )
+    vars(module).update(attributes)
+
+
+def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
+    """Like `assign`, but only for attributes that are not None and differ from the class's default.
+
+    Args:
+        module: the module, whose class has a default for each attribute.
+        attributes: what to set.
+    """
+    defaults = type(module)
+    assign(
+        module,
+        **{
+            name: attribute
+            for name, attribute in attributes.items()
+            if attribute is not None and attribute != getattr(defaults, name)
+        },
+    )
+
+
+_SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
+_HASH = "_hash"
+
+
+class HiddenMethod:
+    """A method that Flax's tools do not see.
+
+    `nnx.tabulate` and `nnx.capture` replace the public functions of the classes of a model's modules. What they replace
+    has to take and return arrays, outside of custom derivatives, which is not so between the parts of a quantizer.
+
+    Args:
+        method: the function.
+    """
+
+    def __init__(self, method: FunctionType) -> None:
+        vars(self).update(vars(method), __doc__=method.__doc__, __wrapped__=method)
+        self._method = method
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind the method; of a class, return what can be called with an instance."""
+        return functools.partial(self._method) if instance is None else MethodType(self._method, instance)
+
+
+def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod]:
+    """Return the functions of a class that Flax's tools would replace, hidden from them.
+
+    Args:
+        members: names and attributes of the class. `nnx.view_info` reads `set_view`, which stays as it is.
+    """
+    return {
+        name: HiddenMethod(member)
+        for name, member in members
+        if isinstance(member, FunctionType) and (name == "__call__" or not name.startswith("_"))
+        if name != "set_view"
+    }
+
+
+class InnerModule(nnx.Module):
+    """Base of the modules that quantizers and proxies consist of: Flax's tools list them within their layer."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, method in hidden_methods(tuple(vars(cls).items())).items():
+            setattr(cls, name, method)
+
+
+def set_view(self: Any, use_running_average: bool | None = None) -> None:
+    """Switch between training and evaluation, for `nnx.view`.
+
+    Args:
+      use_running_average: evaluation mode: change no state; None keeps what is set.
+    """  # indented as `nnx.view_info` expects it
+    if use_running_average is not None:
+        self.use_running_average = use_running_average
+
+
+class ComponentMeta(type(nnx.Module)):
+    """Decides, for each instance, whether it is a value or an NNX module."""
+
+    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Construct an NNX module if a part is state, else a value."""
+        construct_module: Any = type(nnx.Module).__call__
+        if issubclass(cls, nnx.Pytree):
+            plain = vars(cls).get("_plain")
+            return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
+        made = object.__new__(cls)
+        made.__init__(*args, **kwargs)
+        if any(_holds_state(part) for part in vars(made).values()):
+            return construct_module(node_class(cls), vars(made))
+        made._seal()
+        return made
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(name, bases, namespace, **kwargs)
+        if not issubclass(cls, nnx.Pytree):
+            jax.tree_util.register_static(cls)
+
+
+class Component(metaclass=ComponentMeta):
+    """Base of the components that may or may not have state.
+
+    Write `__init__` and `__call__` as for an `nnx.Module`. An instance without state is frozen after construction: make
+    another instead of changing it. One with state is an ordinary `nnx.Module`.
+
+    Example:
+        >>> class Scaled(Component):
+        ...     def __init__(self, factor):
+        ...         self.factor = factor
+        >>> Scaled(2.0) == Scaled(2.0), isinstance(Scaled(2.0), nnx.Module)
+        (True, False)
+        >>> learned = Scaled(nnx.Param(jax.numpy.ones(())))
+        >>> isinstance(learned, Scaled), isinstance(learned, nnx.Module)
+        (True, True)
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the result; subclasses define this.
+
+        Raises:
+            TypeError: the class does not define it.
+        """
+        raise TypeError(f"{type(self).__name__} has no __call__.\n  cure: define __call__")
+
+    @classmethod
+    def of_parts(cls, **parts: Any) -> Self:
+        """A value with these attributes, bypassing `__init__`."""
+        made = object.__new__(cls)
+        vars(made).update(parts)
+        made._seal()
+        return made
+
+    def _seal(self) -> None:
+        parts = sorted(vars(self).items())
+        vars(self)[_SEALED] = (type(self), tuple((name, type(part), part) for name, part in parts))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if _SEALED in vars(self):
+            self._refuse(f"{name} = {value!r}")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if _SEALED in vars(self):
+            self._refuse(f"del {name}")
+        super().__delattr__(name)
+
+    def _refuse(self, change: str) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__} holds no Variables, so it is a value shared by identical layers: it "
+            f"cannot be changed, got {change}.\n  cure: make another one, {type(self).__name__}(...), and assemble "
+            "the quantizer with it"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return NotImplemented
+        return bool(vars(self)[_SEALED] == vars(other)[_SEALED])
+
+    def __hash__(self) -> int:
+        held = vars(self)
+        if _HASH not in held:
+            held[_HASH] = hash(held[_SEALED])
+        return held[_HASH]
+
+    def __copy__(self) -> Component:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Component:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(parts_of(self))  # string hashes differ between processes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._seal()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={part!r}' for name, part in parts_of(self))})"
+
+    def train(self, **attributes: Any) -> None:
+        """Training mode: no effect on a value."""
+
+    def eval(self, **attributes: Any) -> None:
+        """Evaluation mode: no effect on a value."""
+
+
+_OF_MODULES = (
+    *("__setattr__", "__delattr__", "__deepcopy__", "__getstate__", "__setstate__", "__repr__"),
+    *("train", "eval"),
+)
+
+
+def node_class(cls: type[Component]) -> type[Component]:
+    """The class of a component's instances that are NNX modules.
+
+    Args:
+        cls: the component's class.
+
+    Returns:
+        A cached subclass of it and of `nnx.Module`.
+    """
+    found = vars(cls).get("_node")
+    if found is not None:
+        return found
+
+    def __init__(self: Any, attributes: dict[str, Any]) -> None:
+        for name, part in attributes.items():
+            if isinstance(part, dataclasses.Field):  # nnx.data(...), nnx.static(...)
+                setattr(self, name, part)
+            else:
+                vars(self)[name] = part
+
+    namespace: dict[str, Any] = dict(hidden_methods(inspect.getmembers(cls)))
+    namespace |= {name: getattr(nnx.Module, name) for name in _OF_MODULES}
+    namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__, "__copy__": _copied}
+    namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
+    namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    made = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
+    type.__setattr__(cls, "_node", made)
+    return made
+
+
+def _copied(self: Any) -> Any:
+    made = object.__new__(type(self))
+    vars(made).update(vars(self))
+    return made
+
+
+def _reduce_class(cls: ComponentMeta) -> Any:
+    plain = vars(cls).get("_plain")
+    return cls.__qualname__ if plain is None else (node_class, (plain,))
+
+
+copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
+
+
+def _holds_state(part: Any) -> bool:
+    if part is None or isinstance(part, bool | int | float | str):
+        return False
+    if isinstance(part, Component):
+        return isinstance(part, nnx.Pytree)
+    if nnx.is_data(part) or isinstance(part, dataclasses.Field):
+        return True
+    return isinstance(part, list | tuple | dict) and any(
+        map(nnx.is_data, jax.tree.leaves(part, is_leaf=nnx.is_data))
+    )
+
+
+def parts_of(component: Component) -> list[tuple[str, Any]]:
+    """The attributes of a value component, by name."""
+    return [(name, part) for name, part in vars(component).items() if name not in (_SEALED, _HASH)]
+
+
+def components_in(root: Any) -> Iterator[Any]:
+    """Every NNX module and value component below a component, itself included, once each.
+
+    Unlike `nnx.iter_modules`, it also finds values.
+
+    Args:
+        root: a component or a module; anything else has none.
+    """
+    seen: set[int] = set()
+    ahead = [root]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, list | tuple | dict):
+            ahead.extend(reversed(list(node.values() if isinstance(node, dict) else node)))
+        elif isinstance(node, Component | nnx.Pytree) and id(node) not in seen:
+            seen.add(id(node))
+            if not isinstance(node, nnx.List | nnx.Dict):
+                yield node
+            names = (
+                name
+                for name in vars(node)
+                if name not in (_SEALED, _HASH) and not name.startswith("_pytree__")
+            )
+            ahead.extend(reversed([vars(node)[name] for name in names]))

@@ -1,1 +1,0 @@
-"""Construction of components: checked arguments, attributes set at once."""

@@ -1,0 +1,1 @@
+"""What a quantizer remembers: constants, parameters, running statistics, ranges of batches."""

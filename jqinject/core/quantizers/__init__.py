@@ -1,0 +1,1 @@
+"""The quantizers that components are assembled into."""

@@ -1,0 +1,288 @@
+"""Quantizers to tables of numbers, and to codes that a solver chose.
+
+Quantization to the numbers of a table.
+
+A quantizer whose scales were chosen once and are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import check
+from jqinject.core._protocols import (
+    Clamp,
+    Factors,
+    GradientMask,
+    Scaling,
+    View,
+    grid_of,
+    groups_of,
+    has_zero_point,
+    number_format,
+    scale_dtype,
+)
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.component import Component, InnerModule, assign, set_given
+from jqinject.core.quantizers.int_quant import TableGrid
+from jqinject.core.state import QuantStat
+from jqinject.core.statistics.search import Candidate, Search, scale_of
+from jqinject.core.views import beside, in_layout
+from jqinject.ops.codebook import Codebook
+from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.power import divide
+from jqinject.ops.ste import with_gradient_where
+from jqinject.quant_tensor import CodebookQuantTensor
+
+
+@dataclass(frozen=True)
+class CodebookQuantResult:
+    """What `CodebookQuant` returns; it unpacks as value, scale, zero point, bit width.
+
+    Attributes:
+        value: the quantized tensor in float, shape and dtype of the input.
+        scale: factor of the table, float32.
+        codebook: the table.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    codebook: Codebook
+
+    @property
+    def zero_point(self) -> jax.Array:
+        """A table's zero point is 0."""
+        return known_zero()
+
+    @property
+    def bit_width(self) -> int:
+        """Bits of one index."""
+        return self.codebook.bit_width
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.value, self.scale, self.zero_point, self.bit_width))
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> CodebookQuantTensor:
+        """The tensor that flows between layers.
+
+        Args:
+            signed: unused: the table knows.
+            training: whether it was quantized in training mode.
+        """
+        return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
+
+
+@checked_arguments
+class CodebookQuant(Component):
+    """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
+
+    `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
+    stays nan. The gradient goes straight through to `x` where `x / s` is within the table's range, else as
+    `tensor_clamp_impl` decides; with a `gradient_mask_impl` to `x` alone, where the mask is True.
+
+    Args:
+        scaling_impl: the scale.
+        codebook: the table; or its numbers, in ascending order.
+        input_view_impl: applied to `x` first; None for no view.
+        tensor_clamp_impl: how to clamp to the table's ends; None means `TensorClamp()`.
+        gradient_mask_impl: where the gradient goes; None leaves it to the clamp.
+
+    Raises:
+        ValueError: the numbers are not a table.
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> quant = CodebookQuant(ConstScaling(2.0), (-1.0, 0.0, 0.25, 1.0))
+        >>> quant(jnp.array([0.4, -3.0])).value
+        Array([ 0.5, -2. ], dtype=float32)
+    """
+
+    has_zero_point = False
+    scaling_impl: Scaling
+    codebook: Codebook
+    input_view_impl: View = Identity()
+    tensor_clamp_impl: Clamp = TensorClamp()
+    gradient_mask_impl: GradientMask | None = None
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        codebook: Any,
+        input_view_impl: View | None = None,
+        tensor_clamp_impl: Clamp | None = None,
+        gradient_mask_impl: GradientMask | None = None,
+    ) -> None:
+        assign(self, scaling_impl=scaling_impl, codebook=Codebook.of(codebook))
+        set_given(
+            self,
+            input_view_impl=input_view_impl,
+            tensor_clamp_impl=tensor_clamp_impl,
+            gradient_mask_impl=gradient_mask_impl,
+        )
+
+    @property
+    def format(self) -> Codebook:
+        """The table."""
+        return self.codebook
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The groups of `input_view_impl`."""
+        return groups_of(self.input_view_impl)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """The `scale_dtype` of the scaling."""
+        return scale_dtype(self.scaling_impl)
+
+    def __call__(self, x: jax.Array) -> CodebookQuantResult:
+        """`x` quantized; scale float32."""
+        x = check.float_input(x, "CodebookQuant")
+        scale = scale_of(self.scaling_impl, x.astype(jnp.float32), self.codebook.largest, Search(self))
+        (scale,) = beside(self.input_view_impl, x, scale)
+        return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
+
+    def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
+        """`x` quantized with the scale made from `statistic`.
+
+        Args:
+            x: float32.
+            statistic: replaces the searched one.
+        """
+        scale = scale_of(self.scaling_impl, x, self.codebook.largest, Candidate(statistic))
+        return self.try_zero_point(x, scale, None)
+
+    def try_zero_point(
+        self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None
+    ) -> CodebookQuantResult:
+        """`x` quantized by a scale; the zero point is 0."""
+        return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
+
+    def by_scale(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+    ) -> CodebookQuantResult:
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
+        return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
+
+    @property
+    def grid(self) -> TableGrid:
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
+        return TableGrid(self.codebook)
+
+    def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """`x` quantized by a scale and back, in its dtype."""
+        table = self.codebook
+
+        def made(x: jax.Array, scale: jax.Array) -> jax.Array:
+            steps = divide(x.astype(jnp.float32), scale)
+            inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
+            nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
+            mask = self.gradient_mask_impl
+            if mask is not None:
+                return with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest))
+            passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
+            return (passed * scale).astype(x.dtype)
+
+        return in_layout(self.input_view_impl, made, x, scale)
+
+
+class CommittedQuant(InnerModule):
+    """Another quantizer, by scales and zero points that do not follow the weight.
+
+    `y` is the number of the quantizer's grid that is nearest to `x`, at the scale that it had when it was committed.
+    Numbers that are on the grid stay as they are, to the bit of their codes: loading, cloning, freezing and training
+    start from what was chosen. The gradient goes straight through to `x` as in the quantizer itself; none reaches the
+    scale.
+
+    Args:
+        quantizer: which has a grid.
+        x: the weight whose scales are kept.
+
+    Attributes:
+        quantizer: the quantizer.
+        committed_scale: its scale, float32.
+        committed_zero_point: its zero point, float32; None if it has none.
+
+    Raises:
+        TypeError: the quantizer does not round to nearest on a grid that it knows.
+
+    Example:
+        >>> from jqinject.core import CalibratedQuant
+        >>> quant = CommittedQuant(CalibratedQuant(bit_width=4), jnp.array([7.0, -7.5]))
+        >>> quant(jnp.array([2.6, -4.1])).value
+        Array([ 3., -4.], dtype=float32)
+    """
+
+    quantizer: Any
+
+    def __init__(self, quantizer: Any, x: jax.Array) -> None:
+        if grid_of(quantizer) is None:
+            raise TypeError(
+                f"{type(quantizer).__name__} does not round to nearest on a grid that it knows, so what was chosen for "
+                "it cannot be kept.\n  cure: float_to_int_impl_type = 'round'; a quantizer of your own states its "
+                "`grid` and `by_scale` (jqinject.core._protocols)"
+            )
+        stateful = isinstance(quantizer, nnx.Module)
+        self.quantizer = nnx.data(quantizer) if stateful else nnx.static(quantizer)
+        result = quantizer(x)
+        self.committed_scale = QuantStat(jnp.asarray(result.scale, jnp.float32))
+        zero_point = jnp.asarray(result.zero_point, jnp.float32) if has_zero_point(quantizer) else None
+        self.committed_zero_point = nnx.data(None if zero_point is None else QuantStat(zero_point))
+
+    @property
+    def has_zero_point(self) -> bool:
+        """See the quantizer."""
+        return has_zero_point(self.quantizer)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """See the quantizer."""
+        return groups_of(self.quantizer)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """See the quantizer."""
+        return scale_dtype(self.quantizer)
+
+    @property
+    def format(self) -> Any:
+        """See the quantizer."""
+        return number_format(self.quantizer)
+
+    @property
+    def grid(self) -> Any:
+        """See the quantizer."""
+        return grid_of(self.quantizer)
+
+    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+        """See `Rescales`."""
+        if self.committed_zero_point is not None:
+            factors.check_signs()
+        return {"committed_scale": factors.times(self.committed_scale.get_value())}
+
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> Any:
+        """See the quantizer."""
+        return self.quantizer.by_scale(x, scale, zero_point, keep)
+
+    def __call__(self, x: jax.Array) -> Any:
+        """`x` quantized by the kept scale."""
+        return self._quantized(x, keep=False)
+
+    def keeping_payload(self, x: jax.Array) -> Any:
+        """Like a call; the result also has the payload."""
+        return self._quantized(x, keep=True)
+
+    def _quantized(self, x: jax.Array, keep: bool) -> Any:
+        held = self.committed_zero_point
+        zero_point = known_zero() if held is None else held.get_value()
+        scale = jax.lax.stop_gradient(self.committed_scale.get_value())
+        return self.quantizer.by_scale(x, scale, zero_point, keep)

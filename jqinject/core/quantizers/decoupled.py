@@ -1,0 +1,474 @@
+"""Quantizers whose rounding has a scale of its own, and truncation.
+
+Integer quantization whose scale before rounding and scale after rounding differ.
+
+Integer quantization of a weight that depends on the layer's input format.
+
+Truncating integers to fewer bits: accumulators.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import check
+from jqinject.core._protocols import (
+    BitWidth,
+    Clamp,
+    IntScalingImpl,
+    Rounding,
+    Scaling,
+    View,
+    ZeroPoint,
+    has_zero_point,
+    scale_dtype,
+)
+from jqinject.core.bit_width import BitWidthConst
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.clamp import TensorClamp
+from jqinject.core.component import Component, assign, set_given, set_view
+from jqinject.core.quantizers.int_quant import DelayWrapper, IntQuant, QuantResult, delay_of
+from jqinject.core.scaling.number_range import TruncMsbScaling
+from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
+from jqinject.core.state import QuantStat, float_array
+from jqinject.ops import power as int_range
+from jqinject.ops import round_ste
+from jqinject.ops.fake_quant import in_range_of
+from jqinject.ops.power import divide
+from jqinject.quant_tensor import IntQuantTensor, is_concrete
+
+
+class DecoupledQuantResult(NamedTuple):
+    """What a decoupled quantizer returns: a `QuantResult`, with the scale and zero point used for rounding.
+
+    Attributes:
+        value, scale, zero_point, bit_width: see `QuantResult`.
+        pre_scale: what the tensor was divided by before rounding, float32.
+        pre_zero_point: what was added before rounding, float32.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array
+    bit_width: int | jax.Array
+    pre_scale: jax.Array
+    pre_zero_point: jax.Array
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
+        """See `QuantResult.quant_tensor`."""
+        return QuantResult(*self[:4]).quant_tensor(signed=signed, training=training)
+
+
+@checked_arguments
+class DecoupledIntQuant(Component):
+    """To integers by one scale and back by another: `y = (clamp(round(x / p + v), min_int(b), max_int(b)) - z) * s`.
+
+    `p` and `v` are scale and zero point before rounding, `s` and `z` those after, `b` the bit width, all passed to the
+    call. The arithmetic is float32; `y` has the dtype of `x`.
+
+    Args:
+        narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
+        signed: whether the integers have a sign.
+        input_view_impl: applied to `x` first; None for no view.
+        float_to_int_impl: how to round; None means `RoundSte()`.
+        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        quant_delay_steps: calls that return `x` unchanged before quantization starts.
+
+    Example:
+        >>> quant = DecoupledIntQuant(narrow_range=True, signed=True)
+        >>> x, zero = jnp.array([0.042, -0.053, 0.31, -0.44]), jnp.float32(0)
+        >>> quant(jnp.float32(0.02), zero, jnp.float32(0.01), zero, 4, x).round(4)
+        Array([ 0.02, -0.03,  0.07, -0.07], dtype=float32)
+    """
+
+    grid: IntQuant
+    delay: DelayWrapper | None = None
+
+    def __init__(
+        self,
+        narrow_range: bool,
+        signed: bool,
+        input_view_impl: View | None = None,
+        float_to_int_impl: Rounding | None = None,
+        tensor_clamp_impl: Clamp | None = None,
+        quant_delay_steps: int | None = 0,
+    ) -> None:
+        assign(
+            self, grid=IntQuant(narrow_range, signed, input_view_impl, float_to_int_impl, tensor_clamp_impl)
+        )
+        set_given(self, delay=delay_of(quant_delay_steps, "DecoupledIntQuant"))
+
+    @property
+    def signed(self) -> bool:
+        """Whether the integers have a sign."""
+        return self.grid.signed
+
+    @property
+    def narrow_range(self) -> bool:
+        """Whether one value of the range is left out."""
+        return self.grid.narrow_range
+
+    def min_int(self, bit_width: Any) -> Any:
+        """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
+        return self.grid.min_int(bit_width)
+
+    def max_int(self, bit_width: Any) -> Any:
+        """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
+        return self.grid.max_int(bit_width)
+
+    def to_int(
+        self, pre_scale: jax.Array, pre_zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array:
+        """The integers of `x`, as float32, differentiable."""
+        return self.grid.to_int(pre_scale, pre_zero_point, bit_width, x)
+
+    def from_int(self, q: jax.Array, scale: jax.Array, zero_point: jax.Array, x: jax.Array) -> jax.Array:
+        """The floats of the integers `q`, in the dtype of `x`; `x` itself while quantization is delayed."""
+        y = in_range_of((q - zero_point) * scale, scale, x.dtype)
+        return y if self.delay is None else self.delay(x, y)
+
+    def __call__(
+        self,
+        pre_scale: jax.Array,
+        pre_zero_point: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array,
+        bit_width: Any,
+        x: jax.Array,
+    ) -> jax.Array:
+        """`x` quantized and back in float, in the dtype of `x`."""
+        x = check.float_input(x, "DecoupledIntQuant")
+        return self.from_int(self.to_int(pre_scale, pre_zero_point, bit_width, x), scale, zero_point, x)
+
+
+class DecoupledQuantizer(Component):
+    """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
+
+    decoupled_int_quant: DecoupledIntQuant
+    pre_scaling_impl: Any
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    pre_zero_point_impl: ZeroPoint
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
+    def __init__(
+        self,
+        decoupled_int_quant: DecoupledIntQuant,
+        pre_scaling_impl: Any,
+        scaling_impl: Scaling,
+        int_scaling_impl: IntScalingImpl,
+        pre_zero_point_impl: ZeroPoint,
+        zero_point_impl: ZeroPoint,
+        bit_width_impl: BitWidth,
+    ) -> None:
+        assign(
+            self,
+            decoupled_int_quant=decoupled_int_quant,
+            pre_scaling_impl=pre_scaling_impl,
+            scaling_impl=scaling_impl,
+            int_scaling_impl=int_scaling_impl,
+            pre_zero_point_impl=pre_zero_point_impl,
+            zero_point_impl=zero_point_impl,
+            bit_width_impl=bit_width_impl,
+        )
+
+    @property
+    def has_zero_point(self) -> bool:
+        """See `zero_point_impl`."""
+        return has_zero_point(self.zero_point_impl)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """The `scale_dtype` of the scaling."""
+        return scale_dtype(self.scaling_impl)
+
+    def quantized(
+        self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any
+    ) -> DecoupledQuantResult:
+        """The result for a pre-scale; `within` has the last word on the integers."""
+        bits = self.bit_width_impl()
+        steps = self.int_scaling_impl(bits)
+        pre_scale = divide(pre_threshold, steps)
+        pre_zero_point = self.pre_zero_point_impl(x32, pre_scale, bits)
+        scale = self.scaling_impl(x32, steps)
+        zero_point = self.zero_point_impl(x32, scale, bits)
+        q = within(self.decoupled_int_quant.to_int(pre_scale, pre_zero_point, bits, x32))
+        value = self.decoupled_int_quant.from_int(q, scale, zero_point, x)
+        return DecoupledQuantResult(value, scale, zero_point, bits, pre_scale, pre_zero_point)
+
+
+class DecoupledRescalingIntQuant(DecoupledQuantizer):
+    """Integer quantization that rounds by one scale and rescales by another.
+
+    `b = bit_width_impl()`, `t = int_scaling_impl(b)`, `p = pre_scaling_impl(x) / t`,
+    `v = pre_zero_point_impl(x, p, b)`, `s = scaling_impl(x, t)`, `z = zero_point_impl(x, s, b)`,
+    `y = decoupled_int_quant(p, v, s, z, b, x)`.
+
+    Args:
+        decoupled_int_quant: to integers and back, `DecoupledIntQuant`.
+        pre_scaling_impl: the scale before rounding.
+        scaling_impl: the scale after rounding.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        pre_zero_point_impl: what is added before rounding.
+        zero_point_impl: the zero point.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
+        >>> quant = DecoupledRescalingIntQuant(
+        ...     DecoupledIntQuant(narrow_range=True, signed=True), ConstScaling(0.7), ConstScaling(1.4),
+        ...     IntScaling(narrow_range=True, signed=True), ZeroZeroPoint(), ZeroZeroPoint(), BitWidthConst(4))
+        >>> result = quant(jnp.array([0.3, -0.7]))
+        >>> [round(v, 4) for v in result.value.tolist()], round(float(result.pre_scale), 4)
+        ([0.6, -1.4], 0.1)
+    """
+
+    def __call__(self, x: jax.Array) -> DecoupledQuantResult:
+        """`x` quantized; scales and zero points float32."""
+        x = check.float_input(x, "DecoupledRescalingIntQuant")
+        x32 = x.astype(jnp.float32)
+        return self.quantized(x, x32, self.pre_scaling_impl(x32), lambda q: q)
+
+
+WIDEST = 32  # bits of an accumulator
+
+
+class ZeroWeightsWarning(UserWarning):
+    """An accumulator is so narrow that every weight is quantized to 0."""
+
+
+@checked_arguments
+class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
+    """Like `DecoupledRescalingIntQuant`, with a scale before rounding that depends on the layer's input format.
+
+    `p = pre_scaling_impl(x, N, signed) / t`, `y = s * (within(q, N, signed) - z)`: `within` of the pre-scaling has the
+    last word on the integers `q`. In training mode N and signed are kept, in `input_format`, for a call without them.
+
+    Args:
+        decoupled_int_quant: to integers and back, `DecoupledIntQuant`.
+        pre_scaling_impl: the scale before rounding, such as `AccumulatorAwareParameterPreScaling`.
+        scaling_impl: the scale after rounding.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        pre_zero_point_impl: what is added before rounding.
+        zero_point_impl: the zero point.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: `pre_scaling_impl` does not look at the input; (when called) `x` is not a float array.
+        ValueError: (when called) the input's format is not known, or its accumulator too narrow.
+
+    Example:
+        >>> from jqinject.core import AccumulatorAwareParameterPreScaling, BitWidthConst, ConstScaling, L1Norm
+        >>> from jqinject.core import OverOutputChannelView, RoundToZeroSte, SingleArgStatelessBuffer, ZeroZeroPoint
+        >>> w, s = jnp.array([[60.0, -40.0]]), ConstScaling(1.0)
+        >>> a2q = AccumulatorAwareParameterPreScaling(
+        ...     s, L1Norm(stats_reduce_dim=1), BitWidthConst(13), OverOutputChannelView(), [w], (1, 1))
+        >>> quant = DecoupledRescalingIntQuantWithInput(
+        ...     DecoupledIntQuant(True, True, float_to_int_impl=RoundToZeroSte()), a2q, s,
+        ...     SingleArgStatelessBuffer(1.0), ZeroZeroPoint(), ZeroZeroPoint(), BitWidthConst(8))
+        >>> quant(w, 8, True).value, quant(w, 4, True).value
+        (Array([[ 19., -12.]], dtype=float32), Array([[ 60., -40.]], dtype=float32))
+    """
+
+    needs_input_format = True
+
+    def __init__(
+        self,
+        decoupled_int_quant: DecoupledIntQuant,
+        pre_scaling_impl: InputAwarePreScaling,
+        scaling_impl: Scaling,
+        int_scaling_impl: IntScalingImpl,
+        pre_zero_point_impl: ZeroPoint,
+        zero_point_impl: ZeroPoint,
+        bit_width_impl: BitWidth,
+    ) -> None:
+        if not isinstance(pre_scaling_impl, InputAwarePreScaling):
+            raise TypeError(
+                f"DecoupledRescalingIntQuantWithInput: {type(pre_scaling_impl).__name__} does not look at the layer's "
+                "input.\n  cure: pre_scaling_impl = AccumulatorAwareParameterPreScaling, or tensor_quant = "
+                "DecoupledRescalingIntQuant"
+            )
+        super().__init__(
+            decoupled_int_quant,
+            pre_scaling_impl,
+            scaling_impl,
+            int_scaling_impl,
+            pre_zero_point_impl,
+            zero_point_impl,
+            bit_width_impl,
+        )
+        self.input_format = QuantStat(float_array(0.0, (2,)))
+        self.use_running_average = False
+
+    def __call__(
+        self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
+    ) -> DecoupledQuantResult:
+        """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
+        x = check.float_input(x, "DecoupledRescalingIntQuantWithInput")
+        x32 = x.astype(jnp.float32)
+        if input_bit_width is not None and input_is_signed is not None:
+            self._keep(input_bit_width, input_is_signed)
+            return self._for_input(x, x32, input_bit_width, input_is_signed)
+        kept = self.kept_input()
+        if kept is not None:
+            return self._for_input(x, x32, *kept)
+        # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
+        bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
+        result = self._for_input(x, x32, jnp.maximum(bits, 1), sign)
+        return result._replace(value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
+
+    def kept_input(self) -> tuple[int, bool] | None:
+        """Bits and sign of the input of the last training step; None in a stack or under tracing.
+
+        Raises:
+            ValueError: there was none.
+        """
+        kept = self.input_format.get_value()
+        if isinstance(kept, jax.core.Tracer | jax.ShapeDtypeStruct):
+            return None
+        if not bool(jnp.all(kept[..., 0] > 0)):
+            raise ValueError(
+                "how many bits the layer's input has is not known, and the weight is quantized for them.\n  cure: give "
+                "the layer input_quant=..., or call it once in training mode with a QuantTensor"
+            )
+        return (int(kept[0]), bool(kept[1])) if kept.ndim == 1 else None
+
+    def _keep(self, bits: Any, signed: Any) -> None:
+        if not self.use_running_average:
+            kept = jnp.stack([jnp.asarray(f).astype(jnp.float32) for f in (bits, signed)])
+            self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)))
+
+    def check_input(self, x: jax.Array, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Refuse in advance an input that cannot be guaranteed for.
+
+        Args:
+            x: the weight; one that is traced or abstract is not looked at.
+            input_bit_width, input_is_signed: see a call.
+
+        Raises:
+            ValueError: the accumulator is too narrow.
+
+        Warns:
+            ZeroWeightsWarning: it is so narrow that all of the weight's integers are 0, from which no training starts.
+        """
+        self.pre_scaling_impl.check_input(input_bit_width, input_is_signed)
+        width = self.pre_scaling_impl.accumulator_bit_width()
+        if not (isinstance(width, int) and is_concrete(x, input_bit_width)) or not bool(jnp.any(x)):
+            return
+        widths = range(width, WIDEST + 1)
+        least = next((n for n in widths if self._has_integers(n, x, input_bit_width, input_is_signed)), None)
+        if least != width:
+            warnings.warn(
+                f"an accumulator of {width} bits bounds the integers of an output channel so much that all weights of "
+                f"shape {x.shape} are 0: the layer passes nothing on, and does not train.\n  cure: "
+                + (
+                    f"accumulator_bit_width = {least}, the narrowest"
+                    if least
+                    else "fewer inputs for each output"
+                )
+                + " that leaves weights other than 0, or more; or an input of fewer bits",
+                ZeroWeightsWarning,
+                stacklevel=2,
+            )
+
+    def _has_integers(self, width: int, x: jax.Array, bits: int | jax.Array, signed: bool) -> bool:
+        """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
+        copy = nnx.clone(self, graph=True)
+        copy.pre_scaling_impl.accumulator_bit_width = BitWidthConst(width)
+        return bool(jnp.any(copy._for_input(x, x.astype(jnp.float32), bits, signed).value))
+
+    set_view = set_view
+
+    def _for_input(self, x: jax.Array, x32: jax.Array, bits: Any, signed: Any) -> DecoupledQuantResult:
+        pre_threshold = self.pre_scaling_impl(x32, bits, signed)
+        return self.quantized(x, x32, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed))
+
+
+class TruncScaling(Protocol):
+    """`trunc_scaling_impl`: what integers are divided by."""
+
+    def __call__(
+        self, scaling_input: jax.Array, input_bit_width: Any, output_bit_width: Any, signed: bool, /
+    ) -> jax.Array: ...
+
+
+@checked_arguments
+class TruncIntQuant(Component):
+    """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
+
+    `t = trunc_scaling_impl(q, b_in, b_out, signed)`, the result's scale is `s * t` and its zero point `z / t`. Scale,
+    zero point, bit width and sign of `x` are passed to the call; the sign stays.
+
+    Args:
+        float_to_int_impl: how `q / t` is rounded.
+        bit_width_impl: the bit width of the result.
+        trunc_scaling_impl: what integers are divided by; None means `TruncMsbScaling()`.
+        narrow_range: leave out one value of the result: -128 of signed, 255 of unsigned 8 bits.
+        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        quant_delay_steps: calls that return `x` unchanged before quantization starts.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, RoundSte
+        >>> quant = TruncIntQuant(RoundSte(), BitWidthConst(4))
+        >>> x = jnp.array([0.04, -0.05, 0.31, -0.44])
+        >>> result = quant(x, jnp.float32(0.01), jnp.float32(0), 8, signed=True)
+        >>> result.value.round(4), float(result.scale.round(4)), result.bit_width
+        (Array([ 0.  , -0.  ,  0.32, -0.48], dtype=float32), 0.1599999964237213, 4)
+    """
+
+    trunc_scaling_impl: TruncScaling = TruncMsbScaling()
+    tensor_clamp_impl: Clamp = TensorClamp()
+    narrow_range: bool = False
+    delay: DelayWrapper | None = None
+
+    def __init__(
+        self,
+        float_to_int_impl: Rounding,
+        bit_width_impl: BitWidth,
+        trunc_scaling_impl: TruncScaling | None = None,
+        narrow_range: bool = False,
+        tensor_clamp_impl: Clamp | None = None,
+        quant_delay_steps: int | None = 0,
+    ) -> None:
+        self.float_to_int_impl = float_to_int_impl
+        self.bit_width_impl = bit_width_impl
+        set_given(
+            self,
+            trunc_scaling_impl=trunc_scaling_impl,
+            narrow_range=bool(narrow_range),
+            tensor_clamp_impl=tensor_clamp_impl,
+            delay=delay_of(quant_delay_steps, "TruncIntQuant"),
+        )
+
+    def __call__(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, input_bit_width: Any, signed: bool
+    ) -> QuantResult:
+        """`x` requantized; scale and zero point float32."""
+        x = check.float_input(x, "TruncIntQuant")
+        x32 = x.astype(jnp.float32)
+        bits = self.bit_width_impl()
+        q = round_ste(divide(x32, scale) + zero_point)
+        divisor = self.trunc_scaling_impl(q, input_bit_width, bits, signed)
+        q = self.tensor_clamp_impl(
+            self.float_to_int_impl(divide(q, divisor)),
+            min_val=int_range.min_int(signed, self.narrow_range, bits),
+            max_val=int_range.max_int(signed, self.narrow_range, bits),
+        )
+        out_scale, out_zero = scale * divisor, divide(jnp.asarray(zero_point, jnp.float32), divisor)
+        value = ((q - out_zero) * out_scale).astype(x.dtype)
+        value = value if self.delay is None else self.delay(x, value)
+        return QuantResult(value, out_scale, out_zero, bits)

@@ -1,0 +1,240 @@
+"""How many steps a range spans: integers, minifloats, truncated integers.
+
+How many integer steps a scale spans: `int_scaling_impl(bit_width)`.
+
+The number that minifloat scales map to: the largest.
+
+Divisors of truncated accumulators: `trunc_scaling_impl(q, b_in, b_out, signed)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import check
+from jqinject.core._protocols import Clamp, IntScalingImpl, Scaling
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.clamp import TensorClamp, largest_float
+from jqinject.core.component import Component, set_given
+from jqinject.ops.power import exp2, max_int, min_int
+
+
+def _signedness(given: bool | None, own: bool | None, where: str) -> bool:
+    signed = own if given is None else given
+    if signed is None:
+        raise ValueError(
+            f"{where}: whether the integers are signed is not known. Build it with signed=True or False."
+        )
+    return signed
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class IntScaling:
+    """Steps from zero to the end of the range: `-min_int` if signed, `max_int` if not.
+
+    | bits | signed | signed, narrow | unsigned | unsigned, narrow |
+    |------|--------|----------------|----------|------------------|
+    | 8    | 128    | 127            | 255      | 254              |
+    | 4    | 8      | 7              | 15       | 14               |
+
+    Args:
+        narrow_range: whether one value of the range is left out.
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Example:
+        >>> IntScaling(narrow_range=True, signed=True)(8)
+        127
+    """
+
+    is_constant = True
+    narrow_range: bool
+    signed: bool | None = None
+
+    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
+        """The number of steps: a Python int for an int bit width, else a float32 array.
+
+        Raises:
+            ValueError: when signedness is unknown, or the range has no steps (1 bit, narrow).
+        """
+        if _signedness(signed, self.signed, "IntScaling"):
+            steps = -min_int(True, self.narrow_range, bit_width)
+        else:
+            steps = max_int(False, self.narrow_range, bit_width)
+        if isinstance(steps, int) and steps == 0:
+            raise ValueError(
+                f"IntScaling: {bit_width} bit with narrow_range=True leaves 0 as the only integer. "
+                "Use narrow_range=False, "
+                "more bits, or BinaryQuant for the two values -scale and +scale."
+            )
+        return steps
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class PowerOfTwoIntScaling:
+    """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
+
+    Args:
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Example:
+        >>> PowerOfTwoIntScaling(signed=True)(8)
+        128
+    """
+
+    is_constant = True
+    signed: bool | None = None
+
+    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
+        """The number of steps: a Python int for an int bit width, else a float32 array.
+
+        Raises:
+            ValueError: when signedness is unknown.
+        """
+        return max_int(_signedness(signed, self.signed, "PowerOfTwoIntScaling"), False, bit_width) + 1
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class MaxIntScaling:
+    """The largest integer: 127 of signed 8 bits, whether or not -128 is used; 1 of signed 2 bits.
+
+    Args:
+        narrow_range: whether one value of the range is left out.
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Example:
+        >>> MaxIntScaling(narrow_range=False, signed=True)(8)
+        127
+    """
+
+    is_constant = True
+    narrow_range: bool
+    signed: bool | None = None
+
+    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
+        """The largest integer: a Python int for an int bit width, else a float32 array.
+
+        Raises:
+            ValueError: when signedness is unknown, or it is 0 (1 bit).
+        """
+        most = max_int(_signedness(signed, self.signed, "MaxIntScaling"), self.narrow_range, bit_width)
+        if isinstance(most, int) and most == 0:
+            raise ValueError(
+                f"MaxIntScaling: {bit_width} bit has no integer above 0. Use more bits, or BinaryQuant for the two "
+                "values -scale and +scale."
+            )
+        return most
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class SingleArgStatelessBuffer:
+    """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
+
+    Args:
+        value: the constant.
+
+    Example:
+        >>> SingleArgStatelessBuffer(1.0)(8)
+        1.0
+    """
+
+    is_constant = True
+    value: float
+
+    def __post_init__(self) -> None:
+        check.positive(self.value, "SingleArgStatelessBuffer", "value")
+
+    def __call__(self, bit_width: Any = None) -> float:
+        """The constant."""
+        return self.value
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class FloatScaling:
+    """The number that the statistic is scaled to: the largest of the format.
+
+    Args:
+        max_available_float: largest number; None if all codes are numbers.
+        inf_values, nan_values, saturating: unused.
+
+    Example:
+        >>> FloatScaling()(4, 1.875, 7), FloatScaling(max_available_float=448.0)(4, 1.875, 7)
+        (480.0, 448.0)
+    """
+
+    max_available_float: float | None = None
+    inf_values: tuple[str, ...] | None = None
+    nan_values: tuple[str, ...] | None = None
+    saturating: bool = True
+
+    def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
+        """A Python float for constant widths, else a float32 array."""
+        return largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+
+
+def _ratio(input_bit_width: Any, output_bit_width: Any) -> jax.Array:
+    """`2**(b_in - b_out)`, float32."""
+    return exp2(jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32))
+
+
+@dataclass(frozen=True)
+class TruncMsbScaling:
+    """Keeps the most significant bits: `2**(b_in - b_out)`.
+
+    Example:
+        >>> float(TruncMsbScaling()(jnp.ones(3), 12, 8, True))
+        16.0
+    """
+
+    def __call__(
+        self, scaling_input: Any, input_bit_width: Any, output_bit_width: Any, signed: bool
+    ) -> jax.Array:
+        """The divisor, float32. It depends on the bit widths alone."""
+        return _ratio(input_bit_width, output_bit_width)
+
+
+@checked_arguments
+class TruncScalingWrapper(Component):
+    """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
+    2**(b_in - b_out))`; values beyond the remaining bits saturate.
+
+    Args:
+        trunc_int_scaling_impl: how many integer steps the scaled value spans, such as `PowerOfTwoIntScaling`.
+        scaling_impl: the scale of the integers.
+        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+
+    Example:
+        >>> from jqinject.core import ConstScaling, PowerOfTwoIntScaling
+        >>> wrapper = TruncScalingWrapper(PowerOfTwoIntScaling(), ConstScaling(512.0))
+        >>> float(wrapper(jnp.ones(3), 12, 8, True))
+        4.0
+    """
+
+    tensor_clamp_impl: Clamp = TensorClamp()
+
+    def __init__(
+        self,
+        trunc_int_scaling_impl: IntScalingImpl,
+        scaling_impl: Scaling,
+        tensor_clamp_impl: Clamp | None = None,
+    ) -> None:
+        self.trunc_int_scaling_impl: Any = trunc_int_scaling_impl
+        self.scaling_impl = scaling_impl
+        set_given(self, tensor_clamp_impl=tensor_clamp_impl)
+
+    def __call__(
+        self, scaling_input: jax.Array, input_bit_width: Any, output_bit_width: Any, signed: bool
+    ) -> jax.Array:
+        """The divisor, float32."""
+        scale = self.scaling_impl(scaling_input, self.trunc_int_scaling_impl(output_bit_width, signed))
+        all_bits = _ratio(input_bit_width, output_bit_width)
+        least, most = jnp.minimum(all_bits, 1.0), jnp.maximum(all_bits, 1.0)
+        return self.tensor_clamp_impl(scale, min_val=least, max_val=most)

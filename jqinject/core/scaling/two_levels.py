@@ -1,0 +1,362 @@
+"""Scales of blocks in minifloats, over a scale of the tensor.
+
+Scales of blocks in two levels: a minifloat for each block, and one float32 number that they share.
+
+`x` is rounded as `x * factor`, and `value = minifloat * block * shared`. Libraries take `factor` from the two levels in
+different orders of float32 operations, which moves numbers on rounding ties: each order is a component here.
+
+| component               | block scale                          | factor                |
+|-------------------------|--------------------------------------|-----------------------|
+| `NVFP4Scales`           | `e4m3(a * (G / 6))`, `G = 2688 / A`  | `1 / (s * (1 / G))`   |
+| `FourOverSixScales`     | of two, the one with less error      | likewise              |
+| `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`        | `(1 / t) / s`         |
+
+`a` is the largest magnitude of a block, `A` that of the tensor, `t = A / 2688`, and 2688 = 6 * 448.
+
+Scales of blocks in two levels, from the given tensor at every call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core._protocols import Stat, View
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.component import Component, assign
+from jqinject.core.memory.parameter import Dynamic
+from jqinject.core.memory.source import DISTANCE
+from jqinject.core.views import GroupingView
+from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.groups import block_of, elements_axis
+from jqinject.ops.power import divide
+
+E2M1_MAX, E4M3_MAX = 6.0, 448.0
+LARGEST = float(np.finfo(np.float32).max)
+SIXTH = float(np.float32(1) / np.float32(6))
+SMALL, RAISED = 2.0**-60, 2.0**60
+"""Tensors below `SMALL` are multiplied by `RAISED` first: their reciprocals leave the range of normal numbers."""
+
+
+class BlockScales(NamedTuple):
+    """What a block is rounded with.
+
+    Attributes:
+        block: numbers of the scales' format, float32, 1 along the elements of a block.
+        shared: the other level, float32, a scalar or one for each row.
+        scale: their product, float32.
+        factors: what `x` is multiplied by, one after the other, before it is rounded.
+    """
+
+    block: jax.Array
+    shared: jax.Array
+    scale: jax.Array
+    factors: tuple[jax.Array, ...]
+
+    def steps(self, x: jax.Array) -> jax.Array:
+        """`x`, float32, in units of its scale; finite."""
+        for factor in self.factors:
+            x = x * factor
+        return jnp.clip(x, -LARGEST, LARGEST)
+
+
+class BlockScaleImpl(Protocol):
+    """`block_scale_impl`: the scales that a block may have; if it has several, `errors` says what each number costs.
+
+    Attributes:
+        reaches_largest: whether the largest block scale is always the largest number of e4m3.
+        keeps_negative_zero: whether a zero with a sign keeps it; negative numbers that are rounded to zero do.
+    """
+
+    @property
+    def reaches_largest(self) -> bool: ...
+    @property
+    def keeps_negative_zero(self) -> bool: ...
+
+    def __call__(self, block: jax.Array, shared: jax.Array, /) -> tuple[BlockScales, ...]: ...
+
+
+def _raised(shared: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What numbers are multiplied by so that reciprocals of small ones are normal, and the inverse; exact."""
+    small = shared < SMALL
+    return jnp.where(small, RAISED, 1.0), jnp.where(small, 1 / RAISED, 1.0)
+
+
+def to_e4m3(x: jax.Array) -> jax.Array:
+    """The nearest number of e4m3 up to 448, ties to even, float32; the same numbers in every program.
+
+    Example:
+        >>> to_e4m3(jnp.array([0.3, 500.0]))
+        Array([3.125e-01, 4.480e+02], dtype=float32)
+    """
+    return jnp.minimum(to_float_grid(jnp.minimum(x, E4M3_MAX), 3, 7, jnp.round), E4M3_MAX)
+
+
+class _Encoded(NamedTuple):
+    """Both maxima, raised, and what follows from the tensor's.
+
+    Attributes:
+        block, shared: raised.
+        encode: `largest / shared`, from 0 (which is 1) to the largest float32.
+        decode: `1 / encode`.
+        raised, lowered: factors of `_raised`.
+    """
+
+    block: jax.Array
+    shared: jax.Array
+    encode: jax.Array
+    decode: jax.Array
+    raised: jax.Array
+    lowered: jax.Array
+
+    @classmethod
+    def of(cls, block: jax.Array, shared: jax.Array, e4m3_max: float) -> _Encoded:
+        raised, lowered = _raised(shared)
+        shared = shared * raised
+        encode = jnp.minimum(divide(jnp.full_like(shared, E2M1_MAX * e4m3_max), shared), LARGEST * lowered)
+        encode = jnp.where(encode == 0, 1.0, encode)
+        return cls(block * raised, shared, encode, divide(jnp.ones_like(encode), encode), raised, lowered)
+
+    def scales(self, block: jax.Array, e4m3_max: float) -> BlockScales:
+        """The scales, given those of the blocks."""
+        factor = jnp.minimum(divide(jnp.ones_like(block), block * self.decode), LARGEST * self.lowered)
+        shared = divide(self.shared, E2M1_MAX * e4m3_max)
+        return BlockScales(block, shared * self.lowered, block * shared * self.lowered, (self.raised, factor))
+
+
+@checked_arguments
+class NVFP4Scales(Component):
+    """NVFP4's scales as TransformerEngine computes them: `s = e4m3(a * (G * (1 / 6)))`, `factor = 1 / (s * (1 / G))`.
+
+    `G = 2688 / A`, at most the largest float32. Blocks far below the largest one get the scale 0.
+
+    Args:
+        folded: multiply `a` by `G * (1 / 6)`, as its kernels and its PyTorch side do; False divides first,
+            `(a / 6) * G`, as its JAX side does.
+
+    Source: NVIDIA's TransformerEngine, `NVFP4QuantizerRef` and `transformer_engine.jax.quantize.NVFP4Quantizer`.
+
+    Example:
+        >>> (scales,) = NVFP4Scales()(jnp.array([3.0, 6.0]), jnp.float32(6.0))
+        >>> scales.block, scales.shared
+        (Array([224., 448.], dtype=float32), Array(0.00223214, dtype=float32))
+    """
+
+    reaches_largest = True
+    keeps_negative_zero = False
+    folded: bool = True
+
+    def __init__(self, folded: bool = True) -> None:
+        self.folded = bool(folded)
+
+    def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
+        """The scales.
+
+        Args:
+            block: the largest magnitude of each block, float32.
+            shared: that of the tensor, or of each row; broadcasts.
+        """
+        known = _Encoded.of(block, shared, E4M3_MAX)
+        scale = (
+            known.block * (known.encode * SIXTH)
+            if self.folded
+            else divide(known.block, E2M1_MAX) * known.encode
+        )
+        return (known.scales(to_e4m3(scale), E4M3_MAX),)
+
+
+@checked_arguments
+class FourOverSixScales(Component):
+    """Two scales to choose from: the largest number of a block becomes 6, or 4, whose neighbours are nearer.
+
+    `s6 = e4m3((a / 6) * G)` and `s4 = e4m3(1.5 * (a / 6) * G)` with `G = 6 * e4m3_max / A`; ties take `s6`.
+
+    Args:
+        error: what is least over a block: "mae", the sum of magnitudes of errors, or "mse", that of squares.
+        e4m3_max: the block scale of the tensor's largest number: 448, or 256, which leaves room for `s4`.
+        scaled_error: measure errors in units of the shared scale, before the division by it, as fast kernels do.
+
+    Raises:
+        ValueError: another `error`, or another `e4m3_max`.
+
+    Source: Cook et al., "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling", 2025; NVIDIA's
+    TransformerEngine, `nvfp4_use_4over6`.
+
+    Example:
+        >>> six, four = FourOverSixScales()(jnp.array([3.0, 6.0]), jnp.float32(6.0))
+        >>> six.block, four.block
+        (Array([224., 448.], dtype=float32), Array([320., 448.], dtype=float32))
+    """
+
+    reaches_largest = False
+    keeps_negative_zero = False
+    error: Literal["mae", "mse"] = "mae"
+    e4m3_max: float = E4M3_MAX
+    scaled_error: bool = False
+
+    def __init__(self, error: str = "mae", e4m3_max: float = E4M3_MAX, scaled_error: bool = False) -> None:
+        if error not in ("mae", "mse"):
+            raise ValueError(f"FourOverSixScales: error must be 'mae' or 'mse', got {error!r}")
+        if e4m3_max not in (256, 448):
+            raise ValueError(f"FourOverSixScales: e4m3_max must be 448 or 256, got {e4m3_max!r}")
+        self.error, self.e4m3_max, self.scaled_error = error, float(e4m3_max), bool(scaled_error)
+
+    def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
+        """Both scales; arguments as of `NVFP4Scales`."""
+        known = _Encoded.of(block, shared, self.e4m3_max)
+        base = divide(known.block, E2M1_MAX) * known.encode
+        return tuple(known.scales(to_e4m3(times * base), self.e4m3_max) for times in (1.0, 1.5))
+
+    def errors(
+        self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, shared: jax.Array
+    ) -> jax.Array:
+        """What each number adds to the error of its block.
+
+        Args:
+            x: in blocks, float32.
+            minifloats: what it was rounded to.
+            scales: with these scales.
+            shared: the largest magnitude of the tensor, or of each row.
+        """
+        known = _Encoded.of(shared, shared, self.e4m3_max)
+        rounded = minifloats * scales.block
+        if self.scaled_error:
+            off = rounded - x * known.raised * known.encode
+        else:
+            off = divide(rounded * known.shared, E2M1_MAX * self.e4m3_max) - x * known.raised
+        # The bound keeps a compiler from fusing the square with the sum that follows.
+        return jnp.abs(off) if self.error == "mae" else jax.lax.clamp(0.0, off * off, jnp.inf)
+
+
+@checked_arguments
+class LeastNormalScales(Component):
+    """NVFP4's scales as torchao computes them: at least 2**-6, so that no block gets the scale 0.
+
+    `s = e4m3(clip(a / 6 / t, 2**-6, 448))` and `factor = (1 / t) / s`, with `t = A / 2688` or, in one level, 1.
+
+    Args:
+        two_levels: whether the tensor has a scale of its own.
+
+    Source: torchao, `torchao.prototype.mx_formats.nvfp4_tensor`.
+
+    Example:
+        >>> (scales,) = LeastNormalScales(two_levels=False)(jnp.array([3.0, 0.0]), jnp.float32(3.0))
+        >>> scales.block
+        Array([0.5     , 0.015625], dtype=float32)
+    """
+
+    keeps_negative_zero = True
+    least = 2.0**-6
+    two_levels: bool = True
+
+    def __init__(self, two_levels: bool = True) -> None:
+        self.two_levels = bool(two_levels)
+
+    @property
+    def reaches_largest(self) -> bool:
+        """Whether the largest block scale is always 448."""
+        return self.two_levels
+
+    def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
+        """The scales; arguments as of `NVFP4Scales`."""
+        scale = divide(block, E2M1_MAX)
+        one = jnp.ones_like(shared)
+        if not self.two_levels:
+            scale = to_e4m3(jnp.maximum(scale, self.least))
+            return (BlockScales(scale, one, scale, (divide(jnp.ones_like(scale), scale),)),)
+        raised, lowered = _raised(shared)
+        shared = divide(shared * raised, E2M1_MAX * E4M3_MAX)
+        shared = jnp.where(shared == 0, 1.0, shared)
+        scale = to_e4m3(jnp.maximum(divide(divide(block * raised, E2M1_MAX), shared), self.least))
+        factor = divide(jnp.broadcast_to(divide(one, shared), jnp.shape(scale)), scale)
+        return (BlockScales(scale, shared * lowered, scale * shared * lowered, (raised, factor)),)
+
+
+class Candidates(NamedTuple):
+    """The scales that a tensor may have.
+
+    Attributes:
+        scales: one or several.
+        shared: the largest magnitude of the tensor, or of each row.
+    """
+
+    scales: tuple[BlockScales, ...]
+    shared: jax.Array
+
+
+@checked_arguments
+class RuntimeDynamicTwoLevelScaling(Dynamic):
+    """A scale for each block of the given tensor: a minifloat, times a float32 number that all share. No state.
+
+    Args:
+        group_size: elements of a block along `group_dim`, or both lengths of a block.
+        group_dim: the axis to cut.
+        input_view_impl: the grouping view.
+        scaling_stats_impl: the statistic of a block, its largest magnitude, keeping the reduced axes with size 1.
+        block_scale_impl: from these and the tensor's to the scales: `NVFP4Scales`, `FourOverSixScales`,
+            `LeastNormalScales`.
+        shared_per_row: every row, the numbers along `group_dim`, has a shared scale of its own.
+
+    Raises:
+        ValueError: a group size below 1.
+
+    Example:
+        >>> from jqinject.core import AbsMax, DynamicOverSubChannelBlockView, NVFP4Scales
+        >>> scaling = RuntimeDynamicTwoLevelScaling(
+        ...     2, -1, DynamicOverSubChannelBlockView(2, -1), AbsMax(stats_reduce_dim=-1, keepdim=True), NVFP4Scales())
+        >>> scaling(jnp.array([1.0, -3.0, 6.0, 0.0])).tolist()
+        [[0.5], [1.0]]
+    """
+
+    group_size: int
+    group_dim: int
+    block_scale_impl: Any
+    shared_per_row: bool = False
+
+    def __init__(
+        self,
+        group_size: int | tuple[int, int],
+        group_dim: int,
+        input_view_impl: View,
+        scaling_stats_impl: Stat,
+        block_scale_impl: BlockScaleImpl,
+        shared_per_row: bool = False,
+    ) -> None:
+        super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
+        assign(
+            self,
+            group_size=block_of(group_size, type(self).__name__)[0],
+            group_dim=group_dim,
+            block_scale_impl=block_scale_impl,
+            shared_per_row=shared_per_row,
+        )
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """e4m3, if the largest of the block scales is its largest number."""
+        known = self.block_scale_impl.reaches_largest and not self.shared_per_row
+        return np.dtype(jnp.float8_e4m3fn) if known else None
+
+    def candidates(self, x: jax.Array) -> Candidates:
+        """The scales that `x` may have."""
+        block = jax.lax.stop_gradient(self.number(x, DISTANCE).statistic)
+        if not self.shared_per_row:
+            shared = jnp.max(block)
+        else:
+            view: Any = self.view
+            cut = view.cut(x) if isinstance(view, GroupingView) else None
+            axis = elements_axis(self.group_dim) - 1 if cut is None else cut.axis
+            shared = jnp.max(block, axis=axis, keepdims=True)
+        return Candidates(self.block_scale_impl(block, shared), shared)
+
+    def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
+        """The scales of `x`, float32, in the grouped shape with 1 along the elements of a block; of several the first.
+
+        Args:
+            x: float array.
+            threshold: unused: the block scales know what they map to.
+        """
+        return self.candidates(x).scales[0].scale

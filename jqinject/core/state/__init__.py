@@ -1,1 +1,0 @@
-"""The state of quantizers: variables, histories, collected ranges."""

@@ -1,0 +1,1 @@
+"""Statistics of a tensor over axes, groups and devices."""

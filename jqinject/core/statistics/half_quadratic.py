@@ -1,0 +1,401 @@
+"""Half-quadratic optimization of scales and zero points.
+
+Sums of tensors in a fixed order of additions, where a device has them whole.
+
+Scales and zero points by half-quadratic optimization (HQQ), which weighs outliers less than a squared error.
+
+The error `x - value` is split into a sparse part, found by shrinking it, and the rest, which the next scale or zero
+point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends at the first round without improvement of
+`mean |x - value|`.
+
+Statistics by half-quadratic optimization (HQQ): see `half_quadratic_search`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import check
+from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.component import assign, set_given
+from jqinject.core.state import QuantStat, float_array
+from jqinject.core.statistics.search import SearchedStat, Trial
+from jqinject.core.statistics.statistic import finish, reduced
+from jqinject.ops.clamp import signed_clamp_min_ste
+from jqinject.ops.power import divide, ordered_sum
+from jqinject.ops.processes import on_one_device
+from jqinject.ops.reductions import Over, Tensors, each, kth_smallest
+from jqinject.ops.sharding import whole
+
+
+def divisible_sum(
+    tensors: Sequence[jax.Array], view: View, reduce_dim: int | None, permute_dims: tuple[int, ...] | None
+) -> jax.Array:
+    """The sum over an axis of the views of some tensors: by `ordered_sum` on one device, by XLA on several.
+
+    Args:
+        tensors: with one sum, float32.
+        view: how they are laid out.
+        reduce_dim: the axis of the view to sum, None for all.
+        permute_dims: brings the channels first; a kernel's are added first, then inputs.
+
+    Returns:
+        The sum, without the axis; no gradient.
+
+    Example:
+        >>> from jqinject.core.views import OverTensorView
+        >>> float(divisible_sum([jnp.ones(3), jnp.ones(2)], OverTensorView(), None, None))
+        5.0
+    """
+    return on_one_device(_InOrder(view, reduce_dim, permute_dims), _InPlace(view, reduce_dim), *tensors)
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """In the fixed order."""
+
+    view: View
+    reduce_dim: int | None
+    permute_dims: tuple[int, ...] | None
+
+    def __call__(self, *tensors: jax.Array) -> jax.Array:
+        if self.reduce_dim is None:
+            return ordered_sum(jnp.concatenate([self._channels_first(whole(x)).reshape(-1) for x in tensors]))
+        joined = jnp.concatenate([self.view(whole(x)) for x in tensors], self.reduce_dim)
+        rows = jnp.moveaxis(joined, self.reduce_dim, -1)
+        return jax.vmap(ordered_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
+
+    def _channels_first(self, x: jax.Array) -> jax.Array:
+        last = x.ndim - 1
+        if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
+            return x
+        return jnp.transpose(x, (last, last - 1, *range(last - 1)))
+
+
+@dataclass(frozen=True)
+class _InPlace:
+    """Where they lie."""
+
+    view: View
+    reduce_dim: int | None
+
+    def __call__(self, *tensors: jax.Array) -> jax.Array:
+        if self.reduce_dim is None:
+            return Over().sum(tensors)
+        axes, parts = reduced(self.view, self.reduce_dim, tensors)
+        return finish(Over(axes).sum(parts), axes, False)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Parameters of the search: static, compared by value.
+
+    Attributes:
+        beta: at the start; larger values shrink less.
+        kappa: growth factor of beta per round.
+        lp_norm: p of the error norm.
+        iters: maximum number of rounds.
+    """
+
+    beta: float
+    kappa: float
+    lp_norm: float
+    iters: int
+
+
+class _State(NamedTuple):
+    step: jax.Array
+    candidate: jax.Array
+    best: jax.Array
+    loss: jax.Array
+    beta: jax.Array
+    improved: jax.Array
+
+
+def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
+    """The sparse part of an error: `sign(x) * max(|x| - |x|^(p - 1) / beta, 0)`.
+
+    Args:
+        x: errors, float32.
+        beta: larger values shrink less.
+        lp_norm: p, above 0 and at most 1.
+
+    Example:
+        >>> shrink_lp(jnp.array([-4.0, 0.5, 0.0]), jnp.float32(1.0), 0.5)
+        Array([-3.5,  0. ,  0. ], dtype=float32)
+    """
+    size = jnp.abs(x)
+    taken = jnp.where(size > 0, jnp.power(jnp.where(size > 0, size, 1.0), lp_norm - 1), jnp.inf)
+    return jnp.sign(x) * jnp.maximum(size - taken / beta, 0.0)
+
+
+def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
+    """The lower median of the masked elements; nan if there are none.
+
+    Args:
+        x: float32, of one or several tensors.
+        mask: which elements count.
+        over: the reduced axes.
+
+    Example:
+        >>> masked_median(jnp.array([4.0, 1.0, 9.0, 2.0]), jnp.array([True, True, False, True]), Over())
+        Array(2., dtype=float32)
+    """
+    valid = each(lambda x, counts: counts & ~jnp.isnan(x), x, mask)
+    count = over.sum(each(lambda counts: counts.astype(jnp.int32), valid))
+    if over.count(x) == 0:
+        return jnp.full(count.shape, jnp.nan, jnp.float32)
+    sorted_last = each(lambda x, counts: jnp.where(counts, x, jnp.inf), x, valid)
+    middle = kth_smallest(sorted_last, jnp.maximum(count - 1, 0) // 2 + 1, over)
+    return jnp.where(count > 0, middle, jnp.nan)
+
+
+def half_quadratic(
+    start: jax.Array,
+    beta: jax.Array,
+    rounds: Rounds,
+    fitted: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+) -> tuple[jax.Array, jax.Array]:
+    """The best candidate of a half-quadratic search, and beta after it.
+
+    Args:
+        start: the first candidate.
+        beta: of the first round.
+        rounds: the parameters; `beta` and `lp_norm` are not read.
+        fitted: from a candidate and beta to its mean error, and to the next candidate, which fits what shrinking its
+            errors leaves. If errors have the shape of candidates, each number is searched, and ends, by itself; beta
+            then has that shape too.
+    """
+
+    def go_on(state: _State) -> jax.Array:
+        return state.improved.any() & (state.step < rounds.iters)
+
+    def one_round(state: _State) -> _State:
+        loss, following = fitted(state.candidate, state.beta)
+        improved = loss < state.loss
+        return _State(
+            state.step + 1,
+            jnp.where(improved, following, state.candidate),
+            jnp.where(improved, state.candidate, state.best),
+            jnp.where(improved, loss, state.loss),
+            jnp.where(improved, state.beta * rounds.kappa, state.beta),
+            improved,
+        )
+
+    first = _State(
+        jnp.int32(0), start, start, jnp.full_like(beta, jnp.inf), beta, jnp.ones_like(beta, jnp.bool_)
+    )
+    end = jax.lax.while_loop(go_on, one_round, first)
+    return end.best, end.beta
+
+
+def _refuse_mapped(axis_name: Any, where: str) -> None:
+    if axis_name is not None:
+        raise ValueError(
+            f"{where} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
+            "  cure: a statistic or MSE, which take axis_name; or a sharded array in jit, without shard_map"
+        )
+
+
+class HalfQuadraticOptimizer(SearchedStat):
+    """The common loop of both searches, which differ in `next_candidate`."""
+
+    rounds: Rounds
+    annealed: QuantStat | None = None
+    permute_dims: tuple[int, ...] | None = None
+
+    def _set_rounds(self, beta: Any, kappa: Any, lp_norm: Any, iters: Any, where: str, suffix: str) -> None:
+        for name, number in (("beta", beta), ("kappa", kappa), ("lp_norm", lp_norm)):
+            if not float(number) > 0:
+                raise ValueError(f"{where}: hqo_{name}_{suffix} must be above 0, got {number!r}")
+        count = check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
+        assign(self, rounds=Rounds(float(beta), float(kappa), float(lp_norm), count))
+
+    @abstractmethod
+    def next_candidate(
+        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
+    ) -> jax.Array:
+        """The candidate that fits the remainder of the last."""
+
+    def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
+        """The best candidate."""
+        count = max(sum(tensor.size for tensor in tensors), 1)
+
+        def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
+            results = [trial(tensor, candidate) for tensor in tensors]
+            errors = [jnp.abs(result.value - tensor) for result, tensor in zip(results, tensors, strict=True)]
+            loss = sum((self._added(None, error) for error in errors), jnp.float32(0)) / count
+            return loss, self.next_candidate(candidate, beta, tensors, results)
+
+        beta = jnp.float32(self.rounds.beta) if self.annealed is None else self.annealed.get_value()
+        best, beta = half_quadratic(self._start(tensors), beta, self.rounds, fitted)
+        if self.annealed is not None:
+            self.annealed.set_value(beta)
+        return best
+
+    def _memories(self) -> list[QuantStat]:
+        return [*super()._memories(), *([] if self.annealed is None else [self.annealed])]
+
+    def _sparse(self, error: jax.Array, beta: jax.Array) -> jax.Array:
+        return shrink_lp(error, beta, self.rounds.lp_norm)
+
+    def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
+        return divisible_sum(tensors, self.view, reduce_dim, self.permute_dims)
+
+
+@checked_arguments
+class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
+    """A scale by half-quadratic optimization: the median of `(x - sparse error) / integer`, times the integer steps.
+
+    Args:
+        hqo_init_op_scale: the statistic that the search starts from.
+        inner_stats_input_view_shape_impl: how `x` is laid out.
+        scaling_min_val: the least scale.
+        stats_reduce_dim: the axis of the view that shares a scale, None for all.
+        permute_dims: brings the channels first, as for the view: the order in which errors are added.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        bit_width_impl: the bit width.
+        hqo_beta_scale: initial beta; larger values shrink less.
+        hqo_kappa_scale: growth factor of beta per round.
+        hqo_lp_norm_scale: p of the error norm.
+        hqo_iters_scale: maximum number of rounds.
+        axis_name: not supported: errors are added in a stated order, on one device.
+
+    Raises:
+        TypeError: `hqo_iters_scale` is not an int.
+        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is searching.
+
+    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in its own
+    shape, so that convolutions work per channel; a loss of nan ends the search.
+    """
+
+    int_scaling_impl: IntScalingImpl
+    bit_width_impl: BitWidth
+    scaling_min_val: float | None = None
+
+    def __init__(
+        self,
+        hqo_init_op_scale: Stat,
+        inner_stats_input_view_shape_impl: View,
+        int_scaling_impl: IntScalingImpl,
+        bit_width_impl: BitWidth,
+        scaling_min_val: float | None = None,
+        stats_reduce_dim: int | None = None,
+        permute_dims: Sequence[int] | None = None,
+        hqo_beta_scale: float = 1e5,
+        hqo_kappa_scale: float = 1.01,
+        hqo_lp_norm_scale: float = 0.7,
+        hqo_iters_scale: int = 1000,
+        axis_name: Any = None,
+    ) -> None:
+        where = "HalfQuadraticOptimizerScale"
+        _refuse_mapped(axis_name, where)
+        assign(
+            self,
+            init_op=hqo_init_op_scale,
+            view=inner_stats_input_view_shape_impl,
+            reduce_dim=stats_reduce_dim,
+            int_scaling_impl=int_scaling_impl,
+            bit_width_impl=bit_width_impl,
+        )
+        set_given(
+            self,
+            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
+            permute_dims=None if permute_dims is None else tuple(permute_dims),
+        )
+        self._set_rounds(hqo_beta_scale, hqo_kappa_scale, hqo_lp_norm_scale, hqo_iters_scale, where, "scale")
+
+    def next_candidate(
+        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
+    ) -> jax.Array:
+        """The median of the scales that fit each integer."""
+        rests, integers = [], []
+        for x, result in zip(tensors, results, strict=True):
+            rests.append(x - self._sparse(x - result.value, beta))
+            integers.append(jnp.round(result.value / result.scale) - result.zero_point)
+        axes, rest = reduced(self.view, self.reduce_dim, tuple(rests))
+        _, integer = reduced(self.view, self.reduce_dim, tuple(integers))
+        counts = each(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)
+        ratio = each(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
+        found = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
+        if self.scaling_min_val:
+            found = signed_clamp_min_ste(found, self.scaling_min_val)
+        found = found * self.int_scaling_impl(self.bit_width_impl())
+        return jnp.where(jnp.isfinite(found), found, candidate)
+
+
+@checked_arguments
+class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
+    """A zero point by half-quadratic optimization: the mean of `x - sparse error - integer * scale`.
+
+    Args:
+        hqo_init_op_zp: the statistic that the search starts from.
+        inner_stats_input_view_shape_impl: how `x` is laid out.
+        stats_reduce_dim: the axis of the view that shares a zero point, None for all.
+        permute_dims: brings the channels first, as for the view: the order in which errors are added.
+        hqo_beta_zp: initial beta; larger values shrink less.
+        hqo_kappa_zp: growth factor of beta per round.
+        hqo_lp_norm_zp: p of the error norm.
+        hqo_iters_zp: maximum number of rounds.
+        axis_name: not supported: errors are added in a stated order, on one device.
+        memory_shape: given for successive batches: beta keeps growing across them, and the last result is remembered in
+            this shape.
+
+    Raises:
+        TypeError: `hqo_iters_zp` is not an int.
+        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is searching.
+
+    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in its own
+    shape, so that convolutions work per channel; a loss of nan ends the search; groups that do not fill the axis are
+    searched too (there: 0 / 0 in the padding, and the start is returned).
+    """
+
+    def __init__(
+        self,
+        hqo_init_op_zp: Stat,
+        inner_stats_input_view_shape_impl: View,
+        stats_reduce_dim: int | None = None,
+        permute_dims: Sequence[int] | None = None,
+        hqo_beta_zp: float = 1.0,
+        hqo_kappa_zp: float = 1.01,
+        hqo_lp_norm_zp: float = 0.5,
+        hqo_iters_zp: int = 1000,
+        memory_shape: Sequence[int] | None = None,
+        axis_name: Any = None,
+    ) -> None:
+        where = "HalfQuadraticOptimizerZeroPoint"
+        _refuse_mapped(axis_name, where)
+        assign(
+            self,
+            init_op=hqo_init_op_zp,
+            view=inner_stats_input_view_shape_impl,
+            reduce_dim=stats_reduce_dim,
+        )
+        set_given(
+            self,
+            permute_dims=None if permute_dims is None else tuple(permute_dims),
+        )
+        self._set_rounds(hqo_beta_zp, hqo_kappa_zp, hqo_lp_norm_zp, hqo_iters_zp, where, "zp")
+        if memory_shape is not None:
+            self._remember(tuple(memory_shape))
+            self.annealed = QuantStat(float_array(self.rounds.beta))
+
+    def next_candidate(
+        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
+    ) -> jax.Array:
+        """The mean of the remainder after each integer's value."""
+        left = []
+        for x, result in zip(tensors, results, strict=True):
+            scale = jnp.broadcast_to(result.scale, result.value.shape)
+            integers = divide(result.value, scale) + result.zero_point
+            left.append(x - self._sparse(x - result.value, beta) - integers * scale)
+        axes, parts = reduced(self.view, self.reduce_dim, tuple(left))
+        means = self._added(self.reduce_dim, *left) / max(Over(axes).count(parts), 1)
+        return means.reshape(candidate.shape)

@@ -1,0 +1,295 @@
+"""Statistics of averages: means, deviations and norms.
+
+Statistics of means, deviations and norms.
+
+The deviation of a tensor, as a range to quantize: clipping at a number of standard deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import check
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.component import InnerModule
+from jqinject.core.state import QuantParam, float_array
+from jqinject.core.statistics.extremes import require_axis, safe_sqrt
+from jqinject.core.statistics.statistic import TwoPhaseStat, finish
+from jqinject.ops import reductions as ops
+from jqinject.ops.reductions import Axes, Tensors, each, parts_of
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class AbsAve(TwoPhaseStat):
+    """`mean |x|`.
+
+    Args:
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Example:
+        >>> AbsAve()(jnp.array([1.0, -3.0]))
+        Array(2., dtype=float32)
+    """
+
+    takes_several: ClassVar[bool] = True
+    stats_reduce_dim: Axes = None
+    axis_name: Any = None
+
+    def measure(self, x: Tensors) -> Any:
+        """The mean magnitude."""
+        return self.over.sum(each(jnp.abs, x)) / self.over.count(x)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        weight = jnp.float32(1 / self.over.count(x))
+        return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The mean magnitude."""
+        return finish(measured, self.stats_reduce_dim, False)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class MeanSigmaStd(TwoPhaseStat):
+    """`mean |x| + sigma * sqrt(var |x| + epsilon)`, `var` unbiased.
+
+    Differs from Brevitas: the variance of a single number is 0 (there: nan).
+
+    Args:
+        sigma: how many standard deviations.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        std_dev_epsilon: added to the variance.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Example:
+        >>> MeanSigmaStd(sigma=2.0)(jnp.array([1.0, -1.0, 1.0]))
+        Array(1.0002, dtype=float32)
+    """
+
+    takes_several: ClassVar[bool] = True
+    signed: ClassVar[bool] = True  # by a negative sigma
+    sigma: float
+    stats_reduce_dim: Axes = None
+    std_dev_epsilon: float = 1e-8
+    axis_name: Any = None
+
+    def measure(self, x: Tensors) -> Any:
+        """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
+        over, magnitude = self.over, each(jnp.abs, x)
+        n = over.count(x)
+        mean = over.sum(magnitude) / n
+        # A power of two that keeps squares of large numbers, and of their rounding errors, finite.
+        unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
+        squares = over.sum(
+            each(lambda x: jnp.square((x - mean) / unit), magnitude), of_zero=jnp.square(mean / unit)
+        )
+        return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How both change."""
+        mean, deviation = jax.lax.stop_gradient(measured)
+        n = self.over.count(x)
+        divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
+        dx = ops.change_of_magnitude(x, dx)
+
+        def along_deviation(dx: jax.Array, x: jax.Array) -> jax.Array:
+            return (jnp.abs(jax.lax.stop_gradient(x)) - mean) / divisor * dx
+
+        along_mean = each(lambda dx: dx * jnp.float32(1 / n), dx)
+        return self.over.sum(along_mean), self.over.sum(each(along_deviation, dx, x))
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The statistic."""
+        mean, deviation = measured
+        return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
+
+
+@checked_arguments
+class MeanLearnedSigmaStd(InnerModule):
+    """`MeanSigmaStd` with a learned `sigma`, the parameter `value`.
+
+    Args:
+        sigma: initial number of standard deviations.
+        stats_output_shape: shape of the parameter: () or that of the statistic, `(channels,)`.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        std_dev_epsilon: added to the variance.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Example:
+        >>> stat = MeanLearnedSigmaStd(2.0)
+        >>> stat(jnp.array([1.0, -1.0, 1.0])), stat.value.get_value()
+        (Array(1.0002, dtype=float32), Array(2., dtype=float32))
+    """
+
+    takes_several = True
+    takes_axes = True
+    takes_cut = True
+    is_scale_free = True
+    signed = False
+    axis_name: Any = None
+
+    def __init__(
+        self,
+        sigma: float,
+        stats_output_shape: tuple[int, ...] = (),
+        stats_reduce_dim: Axes = None,
+        std_dev_epsilon: float = 1e-8,
+        axis_name: Any = None,
+    ) -> None:
+        shape = check.shape(stats_output_shape, "MeanLearnedSigmaStd", "stats_output_shape")
+        self.value = QuantParam(float_array(sigma, shape))
+        self.stats_reduce_dim = stats_reduce_dim
+        self.std_dev_epsilon = std_dev_epsilon
+        if axis_name is not None:
+            self.axis_name = axis_name
+
+    def __call__(self, x: Tensors) -> jax.Array:
+        """The statistic of `x`."""
+        return self.along(self.stats_reduce_dim)(x)
+
+    def along(self, axes: Axes) -> Callable[[Tensors], jax.Array]:
+        """The statistic over other axes."""
+        return partial(self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, self.axis_name))
+
+    def _of(self, x: Tensors, fixed: MeanSigmaStd) -> jax.Array:
+        if not any(part.size for part in parts_of(x)):
+            return fixed(x)
+        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in fixed.measured(x))
+        return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class L1Norm(TwoPhaseStat):
+    """`sum |x|` of each channel; the reduced axis is kept with size 1.
+
+    Args:
+        stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
+
+    Raises:
+        ValueError: when `stats_reduce_dim` is None.
+
+    Example:
+        >>> L1Norm(stats_reduce_dim=1)(jnp.array([[1.0, -3.0]]))
+        Array([[4.]], dtype=float32)
+    """
+
+    takes_several: ClassVar[bool] = True
+    stats_reduce_dim: Axes = None
+    axis_name: Any = None
+
+    def __post_init__(self) -> None:
+        require_axis(self.stats_reduce_dim, "L1Norm")
+
+    def measure(self, x: Tensors) -> Any:
+        """The norm."""
+        return self.over.sum(each(jnp.abs, x))
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return self.over.sum(ops.change_of_magnitude(x, dx))
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The norm."""
+        return finish(measured, self.stats_reduce_dim, True)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class L2Norm(TwoPhaseStat):
+    """`sqrt(sum x**2)` of each channel; the reduced axis is kept with size 1; gradient 0 for a channel of
+    zeros.
+
+    Args:
+        stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
+
+    Raises:
+        ValueError: when `stats_reduce_dim` is None.
+
+    Example:
+        >>> L2Norm(stats_reduce_dim=1)(jnp.array([[3.0, -4.0]]))
+        Array([[5.]], dtype=float32)
+    """
+
+    takes_several: ClassVar[bool] = True
+    stats_reduce_dim: Axes = None
+    axis_name: Any = None
+
+    def __post_init__(self) -> None:
+        require_axis(self.stats_reduce_dim, "L2Norm")
+
+    def measure(self, x: Tensors) -> Any:
+        """The norm."""
+        return safe_sqrt(self.over.sum(each(jnp.square, x)))
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        norm, x = jax.lax.stop_gradient((measured, x))
+        divisor = jnp.where(norm > 0, norm, 1.0)
+        return self.over.sum(each(lambda x, dx: x / divisor * dx, x, dx))
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The norm."""
+        return finish(measured, self.stats_reduce_dim, True)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class SigmaStd(TwoPhaseStat):
+    """`sigma * d + epsilon`, `d = sqrt(mean (x - m)**2)`, `m` 0 or the mean of x; without gradient.
+
+    Differs from `MeanSigmaStd`, which measures magnitudes and passes gradients.
+
+    Args:
+        sigma: how many deviations.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        about_mean: whether `m` is the mean, and `d` the standard deviation; else `d` is the root mean square.
+        std_dev_epsilon: added in the end.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Source: Panferov et al., 2025, "QuEST: Stable Training of LLMs with 1-Bit Weights and Activations".
+
+    Example:
+        >>> SigmaStd(sigma=2.0)(jnp.array([1.0, -1.0, 1.0])).round(3)
+        Array(2., dtype=float32)
+        >>> SigmaStd(sigma=2.0, about_mean=True)(jnp.array([4.0, 6.0])).round(3)
+        Array(2., dtype=float32)
+    """
+
+    takes_several: ClassVar[bool] = True
+    sigma: float
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+    about_mean: bool = False
+    std_dev_epsilon: float = 1e-8
+    axis_name: Any = None
+
+    def measure(self, x: Tensors) -> Any:
+        """The deviation."""
+        over, count = self.over, self.over.count(x)
+        mean = over.sum(x) / count if self.about_mean else jnp.float32(0)
+        # A power of two that keeps squares of large numbers finite.
+        unit = jnp.where(over.max(each(jnp.abs, x)) > 2.0**48, 2.0**80, 1.0)
+        squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), x), of_zero=jnp.square(mean / unit))
+        return unit * jnp.sqrt(squares / count)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """It passes no gradient."""
+        return jnp.zeros_like(measured)
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The statistic."""
+        stat = self.sigma * measured + self.std_dev_epsilon
+        return finish(stat, self.stats_reduce_dim, self.keepdim)

@@ -1,0 +1,384 @@
+"""Clipping ranges of a tensor, as Qwix and AQT calibrate them.
+
+The clipping range of a tensor: a symmetric one, `[-high, high]`, or one with two ends around 0.
+
+The clipping range with the least quantization error among several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core import check
+from jqinject.core._protocols import takes_cut
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.ops.cut import Cut
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.power import divide
+from jqinject.ops.reductions import Over, ends, largest, ranked
+from jqinject.ops.sharding import Names
+
+Axes = Sequence[int] | Cut
+
+
+class ClippingRange(NamedTuple):
+    """The interval that a quantizer's numbers span; float32, size 1 along axes that share a scale.
+
+    Attributes:
+        high: the upper end, at least 0.
+        low: the lower end, at most 0; None means `-high` (symmetric).
+    """
+
+    high: jax.Array
+    low: jax.Array | None = None
+
+    @property
+    def lowest(self) -> jax.Array:
+        """The lower end, also of a symmetric range."""
+        return -self.high if self.low is None else self.low
+
+
+class RangeMethod(Protocol):
+    """`calibration_impl`: the range of a float32 tensor shared by `axes` and by the mapped axes `names`.
+
+    With `takes_cut = True` next to its `__call__` it also takes a `Cut` for the axes: each end of the range then has
+    the shape of the tensor, or size 1 along the axis that is cut, and size 1 along the `beside` of the `Cut`: further
+    axes that share it. Otherwise, a tensor whose groups cross shards is gathered.
+    """
+
+    def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
+
+
+def _factor(value: float, where: str) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{where}: factor must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _times(factor: float, end: jax.Array) -> jax.Array:
+    return end if factor == 1 else factor * end
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class AbsMaxRange:
+    """`high = factor * max |x|`, symmetric.
+
+    Args:
+        factor: below 1, it clips the largest magnitudes.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `absmax[,factor]`.
+
+    Example:
+        >>> AbsMaxRange()(jnp.array([[1.0, -3.0]]), (1,)).high
+        Array([[3.]], dtype=float32)
+    """
+
+    takes_cut: ClassVar[bool] = True
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "AbsMaxRange")
+
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        return ClippingRange(_times(self.factor, largest(jnp.abs(x), axes, names)))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class RMSRange:
+    """`high = factor * sqrt(mean x^2)`, symmetric.
+
+    Args:
+        factor: the end in root mean squares.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `rms,factor`.
+    """
+
+    takes_cut: ClassVar[bool] = True
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "RMSRange")
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        over = Over.along(axes, names)
+        mean = over.sum(jnp.square(x)) / max(over.count(x), 1)
+        # The root's derivative at 0 is infinite, so useless.
+        root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
+        return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class AbsMeanRange:
+    """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
+
+    Args:
+        factor: the end in means.
+        p: exponent of the mean.
+        count_zeros: include zeros in the mean; `p=2` is then `RMSRange`.
+
+    Raises:
+        ValueError: `factor` or `p` is not positive.
+
+    Source: AQT's `AbsMeanCalibration`.
+
+    Example:
+        >>> AbsMeanRange()(jnp.array([1.5, 0.0, -1.5, 3.0]), (0,)).high
+        Array([2.], dtype=float32)
+    """
+
+    takes_cut: ClassVar[bool] = True
+    factor: float = 1.0
+    p: float = 1.0
+    count_zeros: bool = False
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "AbsMeanRange")
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        over = Over.along(axes, names)
+        magnitudes = jnp.abs(x)
+        counted = jnp.full(x.shape, True) if self.count_zeros else magnitudes != 0.0
+        count = over.sum(counted.astype(jnp.float32), of_zero=float(self.count_zeros))
+        count = jnp.maximum(count, 1.0)
+        total = over.sum(magnitudes**self.p)
+        # The root's derivative at 0 is infinite, so useless.
+        mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
+        return ClippingRange(jnp.where(total > 0, mean * self.factor, 0.0))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class MinMaxRange:
+    """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
+
+    Args:
+        factor: below 1, it clips both ends.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `minmax[,factor]`.
+
+    Example:
+        >>> found = MinMaxRange()(jnp.array([1.0, 3.0]), (0,))
+        >>> found.low, found.high
+        (Array([0.], dtype=float32), Array([3.], dtype=float32))
+    """
+
+    takes_cut: ClassVar[bool] = True
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "MinMaxRange")
+
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        high, low = ends(x, axes, names)
+        return ClippingRange(_times(self.factor, high), _times(self.factor, low))
+
+
+@dataclass(frozen=True)
+class NonzeroRange:
+    """The range of another method, with 1 in place of 0: zeros are scaled as if their range ended at 1.
+
+    Args:
+        calibration: finds a symmetric range.
+
+    Source: AQT's calibrations.
+
+    Example:
+        >>> NonzeroRange(AbsMaxRange())(jnp.array([[0.0, 0.0], [2.0, -3.0]]), (1,)).high
+        Array([[1.],
+               [3.]], dtype=float32)
+    """
+
+    calibration: RangeMethod
+
+    @property
+    def takes_cut(self) -> bool:
+        """Whether the other method takes a `Cut`."""
+        return takes_cut(self.calibration)
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        method: Callable[..., ClippingRange] = self.calibration  # takes a `Cut` if it says so
+        found = method(x, axes, names) if names else method(x, axes)
+        return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
+
+
+OF_NO_AXES = (AbsMaxRange, MinMaxRange)
+"""Methods that accept None for the axes: the range of the whole tensor, as scalars."""
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class FixedRange:
+    """A range known beforehand, for the whole tensor.
+
+    Args:
+        low: the lower end, at most 0.
+        high: the upper end, at least 0. The range is symmetric if `low == -high`.
+
+    Raises:
+        ValueError: the range is empty or does not contain 0.
+
+    Source: Qwix's `fixed,low,high`.
+
+    Example:
+        >>> FixedRange(-1.0, 3.0)(jnp.ones((2, 2)), (0, 1)).high
+        Array([[3.]], dtype=float32)
+    """
+
+    takes_cut: ClassVar[bool] = True
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (self.low <= 0 <= self.high and self.low < self.high and math.isfinite(self.high - self.low)):
+            raise ValueError(
+                f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
+            )
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        shape = (1,) * x.ndim
+        high = jnp.full(shape, self.high, jnp.float32)
+        return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class AbsPercentileRange:
+    """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
+
+    Args:
+        percentile: from 0 to 100.
+
+    Raises:
+        ValueError: `percentile` is out of range.
+
+    Example:
+        >>> AbsPercentileRange(50.0)(jnp.array([1.0, -2.0, 100.0]), (0,)).high
+        Array([2.], dtype=float32)
+    """
+
+    takes_cut: ClassVar[bool] = True
+    percentile: float = 99.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.percentile <= 100:
+            raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        if x.size == 0:
+            return AbsMaxRange()(x, axes, names)
+        over = Over.along(axes, names)
+        last = over.count(x) - 1
+        place = np.float32(self.percentile) / np.float32(100) * np.float32(last)
+        low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))
+        weight = np.float32(place - np.floor(place))
+        size = jnp.abs(x)
+        ends = [ranked(size, rank + 1, over) for rank in (low, high)]
+        found = ends[0] * (1 - weight) + ends[1] * weight
+        return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class MSERange:
+    """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
+
+    Tries `max |x| * k / candidates`, `k` from `candidates` down to 1, with `range_steps` from 0 to the end, and takes
+    the first with the least error over the axes that share a scale. The numbers are those that a `CalibratedQuant` with
+    arguments of the same names rounds to.
+
+    Args:
+        bit_width: of the integers.
+        candidates: how many ranges to try.
+        fractions: the fractions to try in this order instead, as AQT's `SnrBasedAutoCalibration`.
+        narrow_range: leave out -2^(bit_width-1).
+        range_steps: steps from 0 to the end of the range; None means 2^(bit_width-1) - 1/2.
+        q_dtype: a dtype of 8-bit floats or narrower instead of integers: its largest number is the end of the range.
+        preserve_zero: False if only odd integers are used (`RoundToOddSte`), for half-integers.
+
+    Raises:
+        ValueError: `bit_width` is below 2 or `candidates` below 1; a fraction is not positive.
+
+    Example:
+        >>> MSERange(bit_width=2, fractions=(1.0, 0.5))(jnp.array([1.0, -1.0, 0.3, 8.0]), (0,)).high
+        Array([8.], dtype=float32)
+    """
+
+    takes_cut: ClassVar[bool] = True
+    bit_width: int = 8
+    candidates: int = 50
+    fractions: tuple[float, ...] | None = None
+    narrow_range: bool = False
+    range_steps: float | None = None
+    q_dtype: np.dtype | None = None
+    preserve_zero: bool = True
+
+    def __post_init__(self) -> None:
+        check.bit_width(self.bit_width, "MSERange", least=2)
+        check.at_least(self.candidates, 1, "MSERange", "candidates")
+        if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):
+            raise ValueError(f"MSERange: fractions must be above 0, got {self.fractions!r}")
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        x = jax.lax.stop_gradient(x)
+        over = Over.along(axes, names)
+        whole = AbsMaxRange()(x, axes, names).high
+        steps, rounded = self._grid()
+
+        def try_one(
+            best: tuple[jax.Array, jax.Array], fraction: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            high = whole * fraction
+            scale = jnp.where(high > 0, divide(high, steps), 1.0)
+            error = over.sum(jnp.square(rounded(divide(x, scale)) * scale - x))
+            better = error < best[0]
+            return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
+
+        start = (jnp.full(whole.shape, jnp.inf, jnp.float32), whole)
+        return ClippingRange(jax.lax.scan(try_one, start, self._tried())[0][1])
+
+    def _grid(self) -> tuple[float, Callable[[jax.Array], jax.Array]]:
+        """The steps to the end of the range, and how numbers in steps are rounded."""
+        if self.q_dtype is not None:
+            form = FloatFormat.of_dtype(self.q_dtype)
+            largest, widths = form.max_value, (form.mantissa_bit_width, form.bias)
+            return largest, lambda x: jnp.clip(to_float_grid(x, *widths, jnp.round), -largest, largest)
+        edge = 2.0 ** (self.bit_width - 1)
+        lowest, highest = self.narrow_range - edge, edge - 1
+        steps = self.range_steps or edge - 0.5
+        if self.preserve_zero:
+            return steps, lambda x: jnp.clip(jnp.round(x), lowest, highest)
+        return steps, lambda x: jnp.clip(2.0 * jnp.floor(0.5 * x) + 1.0, lowest, highest)
+
+    def _tried(self) -> jax.Array:
+        """The fractions of the largest magnitude, in order."""
+        if self.fractions is not None:
+            return jnp.array(self.fractions, jnp.float32)
+        return divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)

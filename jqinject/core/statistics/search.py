@@ -1,0 +1,464 @@
+"""Statistics searched for: the one whose quantizer makes the least error.
+
+Searches for the least loss between two bounds, for many numbers in parallel, under `jax.jit`.
+
+Candidates are tried one at a time (`jax.lax.scan`), so that only one quantized copy of the tensor exists.
+
+Searched statistics: candidate scales or zero points are tried on the actual quantizer.
+
+A quantizer whose scale or zero point is searched (`facts.searches`) passes it a task as one more argument:
+
+    scaling_impl(x, threshold, Search(quantizer))                 find the statistic with the least loss
+    scaling_impl(x, threshold, Candidate(statistic))              use this statistic in its place: one trial
+
+A search calls back what the quantizer would make of a tensor if the statistic were this or that:
+
+    quantizer.try_scale(x, statistic)              -> QuantResult
+    quantizer.try_zero_point(x, scale, statistic)  -> QuantResult     with the scale known
+
+So the declared rounding, clamping, bit width and restriction take part in the search.
+
+The statistic with the least squared quantization error.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import check
+from jqinject.core._protocols import Stat, View, searches
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.component import Component, assign
+from jqinject.core.state import QuantStat, float_array
+from jqinject.core.statistics.statistic import finish, in_place, reduced
+from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
+from jqinject.ops.cut import Cut
+from jqinject.ops.groups import join_groups
+from jqinject.ops.reductions import Over
+from jqinject.ops.sharding import check_same_places, names_of
+
+Loss = Callable[[jax.Array], jax.Array]
+
+
+class SearchResult(NamedTuple):
+    """The best candidate of each search.
+
+    Attributes:
+        candidate: float32, the shape of the bounds.
+        loss: its loss, the same shape.
+    """
+
+    candidate: jax.Array
+    loss: jax.Array
+
+
+def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
+    """The best of `tries` equidistant candidates, including `low` and `high`; the lowest of equals.
+
+    Args:
+        low: lower bounds, float32.
+        high: upper bounds, the same shape.
+        loss: candidates -> losses of the same shape.
+        tries: number of candidates, at least 2.
+
+    Example:
+        >>> grid_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 5).candidate
+        Array(3., dtype=float32)
+    """
+
+    def try_one(best: SearchResult, fraction: jax.Array) -> tuple[SearchResult, None]:
+        candidate = low + (high - low) * fraction
+        found = loss(candidate)
+        better = found < best.loss
+        return SearchResult(
+            jnp.where(better, candidate, best.candidate), jnp.where(better, found, best.loss)
+        ), None
+
+    fractions = np.linspace(1.0 / (tries - 1), 1.0, tries - 1).astype(np.float32)
+    return jax.lax.scan(try_one, SearchResult(low, loss(low)), jnp.asarray(fractions))[0]
+
+
+def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
+    """The minimum of a unimodal loss, by Fibonacci search.
+
+    Args:
+        low: lower bounds, float32.
+        high: upper bounds, the same shape.
+        loss: candidates -> losses of the same shape.
+        tries: number of intervals, at least 2; each but the first evaluates two losses.
+
+    Example:
+        >>> found = fibonacci_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 20)
+        >>> round(float(found.candidate), 2)
+        2.9
+    """
+    numbers = [0.0, 1.0]
+    while len(numbers) <= tries:
+        numbers.append(numbers[-1] + numbers[-2])
+    shrink = [numbers[tries - i] / numbers[tries - i + 2] for i in range(2, tries + 1)]
+    zero = jnp.zeros_like(low)
+
+    def narrow(state: tuple[jax.Array, ...], factor: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+        left, right, step = state[:3]
+        length = right - left
+        crossed = step > length / 2
+        first, second = (
+            jnp.where(crossed, right - step, left + step),
+            jnp.where(crossed, left + step, right - step),
+        )
+        losses = loss(first), loss(second)
+        right = jnp.where(losses[0] <= losses[1], second, right)
+        left = jnp.where(losses[0] >= losses[1], first, left)
+        step = factor * jnp.where(losses[0] != losses[1], length, right - left)
+        return (left, right, step, first, second, *losses), None
+
+    start = (low, high, jnp.float32(shrink[0]) * (high - low), low, low, zero, zero)
+    end, _ = jax.lax.scan(narrow, start, jnp.asarray(shrink, jnp.float32))
+    _, _, _, first, second, loss_first, loss_second = end
+    best = jnp.where(loss_first <= loss_second, first, second)
+    return SearchResult(best, jnp.minimum(loss_first, loss_second))
+
+
+LINE_SEARCHES: dict[str, Callable[[jax.Array, jax.Array, Loss, int], SearchResult]] = {
+    "grid": grid_search,
+    "fibonacci": fibonacci_search,
+}
+
+Trial = Callable[[jax.Array, jax.Array], Any]
+"""(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
+
+
+class Triable(Protocol):
+    """What a quantizer needs for its scale or zero point to be searched: trial quantization."""
+
+    def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> Any: ...
+    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Search:
+    """The task to search a statistic.
+
+    Attributes:
+        quantizer: on which candidates are tried.
+        scale: its scale if the zero point is searched, else None.
+    """
+
+    quantizer: Triable
+    scale: jax.Array | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The task to use a candidate in place of the searched statistic.
+
+    Attributes:
+        statistic: the candidate; None means the start of the search.
+    """
+
+    statistic: jax.Array | None
+
+
+Task = Search | Candidate | None
+
+
+def scale_of(scaling: Any, x: jax.Array, threshold: Any, task: Task) -> jax.Array:
+    """The scale of `x`; a searching scaling also gets the task."""
+    return scaling(x, threshold, task) if searches(scaling) else scaling(x, threshold)
+
+
+def zero_point_of(zero_point: Any, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task) -> jax.Array:
+    """The zero point of `x`; a searching component also gets the task."""
+    return zero_point(x, scale, bit_width, task) if searches(zero_point) else zero_point(x, scale, bit_width)
+
+
+class SearchedStat(Component):
+    """A statistic that is searched by trying candidates; without gradient.
+
+    It takes unviewed tensors and applies its own view, so that losses are measured on whole quantized tensors. Several
+    tensors that share a quantizer are searched together.
+
+    Attributes:
+        init_op: the statistic that the search starts from.
+        view: its view of tensors.
+        reduce_dim: the axis of the view that shares a result, None for all.
+        memory: the last result, if a neighbour's next search continues from it; else None.
+    """
+
+    searches: ClassVar[bool] = True
+    init_op: Stat
+    view: View
+    reduce_dim: int | None
+    memory: QuantStat | None = None
+
+    @abstractmethod
+    def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
+        """The result of the search; `self` is a copy, so only `_memory_after` keeps what it sets."""
+
+    def __call__(self, x: jax.Array, task: Task = None) -> jax.Array:
+        """The statistic of `x`, float32."""
+        return self.of([x], task)
+
+    def of(self, tensors: Sequence[jax.Array], task: Task) -> jax.Array:
+        """The statistic of several tensors together, float32."""
+        groups = [_in_groups(tensor, self.view) for tensor in tensors]
+        if blocks_of(self.view, tensors[0]) is not None:
+            raise ValueError(
+                f"{type(self).__name__} searches a scale for each group along one axis, not for blocks over two axes.\n"
+                "  cure: group_size = an int; or a statistic that is not searched, such as scaling_stats_op = 'max'"
+            )
+        return self._result(groups, task, lambda search: self._run(search, groups))
+
+    def gated(self, x: jax.Array, active: jax.Array, task: Task) -> jax.Array:
+        """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
+        known = not isinstance(active, jax.core.Tracer)
+        if known and bool(active):
+            return self.of([x], task)
+
+        def run(search: Search) -> tuple[jax.Array, Any]:
+            shapes = jax.eval_shape(lambda: self._run(search, [x]))
+            check_same_places(shapes, jnp.asarray(active))
+            idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            if known:
+                return idle[0], self._memory_state()
+            found, kept = jax.lax.cond(active, lambda: self._run(search, [x]), lambda: idle)
+            before = self._memory_state()
+            return found, jax.tree.map(lambda new, old: jnp.where(active, new, old), kept, before)
+
+        return self._result([x], task, run)
+
+    def _result(
+        self, tensors: Sequence[jax.Array], task: Task, run: Callable[[Search], tuple[jax.Array, Any]]
+    ) -> jax.Array:
+        if isinstance(task, Candidate):
+            return self._start(tensors, self.memory) if task.statistic is None else task.statistic
+        if task is None:
+            raise ValueError(
+                f"{type(self).__name__} tries its result on the quantizer that it serves, and was called by none.\n"
+                "  cure: use it as scaling_stats_impl or zero_point_stats_impl of a quantizer; a tensor_quant of your "
+                "own calls scaling_impl(x, threshold, jqinject.core.Search(self))"
+            )
+        found, kept = run(task)
+        for variable, value in zip(self._memories(), kept, strict=True):
+            variable.set_value(value)
+        return jax.lax.stop_gradient(found)
+
+    def _run(self, search: Search, tensors: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
+        graphdef, state = nnx.split((search.quantizer, self), graph=True)
+        cuts = tuple(cut_of(self.view, x) for x in tensors)
+        detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), search.scale))
+        return _search(graphdef, cuts, *detached)
+
+    def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
+        """Where the search starts, or the result remembered in `memory`."""
+        floats = [tensor.astype(jnp.float32) for tensor in tensors]
+        several = tuple(floats) if len(floats) > 1 else floats[0]
+        stat, viewed = in_place(self.init_op, self.view, several, self.reduce_dim or 0)
+        shape = jax.eval_shape(lambda x: self.init_op(self.view(x)), floats[0]).shape
+        init = stat(viewed).reshape(shape)
+        if memory is None:
+            return init
+        last = memory.get_value().reshape(init.shape)
+        return jnp.where(jnp.isnan(last), init, last)
+
+    def _remember(self, shape: tuple[int, ...] | None) -> None:
+        if shape is not None:
+            self.memory = QuantStat(float_array(float("nan"), shape))
+
+    def _memories(self) -> list[QuantStat]:
+        return [] if self.memory is None else [self.memory]
+
+    def _memory_state(self) -> list[jax.Array]:
+        return [variable.get_value() for variable in self._memories()]
+
+
+def _in_groups(x: jax.Array, view: View) -> jax.Array:
+    """A tensor with its groups as two axes, as the quantizer returns it; unchanged without groups."""
+    in_two = isinstance(view, OverSubChannelBlockView) and cut_of(view, x) is None
+    return view(x) if in_two else x
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _search(
+    graphdef: Any,
+    cuts: tuple[Cut | None, ...],
+    state: Any,
+    tensors: tuple[jax.Array, ...],
+    scale: jax.Array | None,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """One search, compiled once for quantizers of the same structure."""
+
+    def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
+        quantizer, _ = _copy(graphdef, state)  # a copy for each trial: its state changes are discarded
+        cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
+        if scale is None:
+            found = quantizer.try_scale(tensor, statistic)
+        else:
+            found = quantizer.try_zero_point(tensor, scale, statistic)
+        return found if cut is None else _laid_like(tensor, found, cut)
+
+    _, stat = _copy(graphdef, state)
+    found = stat.search(trial, tensors)
+    if stat.memory is not None:
+        stat.memory.set_value(found.reshape(stat.memory.get_value().shape))
+    return found, stat._memory_state()
+
+
+class _Tried(NamedTuple):
+    """The part of a trial's result that searches read."""
+
+    value: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array
+
+
+def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
+    """A grouped trial result, in the shape of the tensor."""
+    joined = found.value.ndim == x.ndim
+    value = found.value if joined else join_groups(found.value, cut.axis, x.shape[cut.axis])
+    scale, zero_point = (cut.spread(number, x) for number in (found.scale, found.zero_point))
+    return _Tried(value, scale, zero_point)
+
+
+def _copy(graphdef: Any, state: Any) -> Any:
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class MSEUniformStepBase:
+    """One end of a search: the initial statistic divided by the number of candidates.
+
+    Args:
+        mse_iters: number of candidates.
+
+    Example:
+        >>> float(MSEUniformStepBase(20)(jnp.float32(5.0)))
+        0.25
+    """
+
+    mse_iters: int
+
+    def __post_init__(self) -> None:
+        check.at_least(self.mse_iters, 1, "MSEUniformStepBase", "mse_iters")
+
+    def __call__(self, init: jax.Array) -> jax.Array:
+        """`init / mse_iters`."""
+        return init / self.mse_iters
+
+
+@checked_arguments
+class MSE(SearchedStat):
+    """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
+
+    Candidates lie between `mse_base_op(init)` and `init = mse_init_op(view(x))`. Each is tried on the actual quantizer.
+    No gradient flows through the search.
+
+    Args:
+        mse_init_op: the statistic that the search starts from.
+        inner_stats_input_view_shape_impl: the view of `x`, over which squared errors are summed.
+        mse_iters: number of candidates.
+        mse_base_op: the other end of the search, from `init`; None means `init / mse_iters`.
+        stats_reduce_dim: the axis of the view that shares a result, None for all.
+        mse_search_method: "grid" (candidates at equal distances) or "fibonacci" (intervals that shrink).
+        bipolar_search: also search negative candidates, half of `mse_iters` each.
+        memory_shape: shape of the remembered last result, used by the scale search of the next batch; None remembers
+            nothing.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; squared errors are summed over it.
+
+    Raises:
+        TypeError: `mse_iters` is not an int.
+        ValueError: too few candidates, or an unknown method; (when called) no quantizer is searching.
+
+    Source: Brevitas. Differs from Brevitas: it calls the quantizer, not the proxy, so a layer's activation function is
+    not applied twice; trials keep only their result; layers that share a quantizer are tried one by one in their own
+    shapes.
+
+    Example:
+        >>> from jqinject.core import (
+        ...     AbsMax, BitWidthConst, IntQuant, IntScaling, OverTensorView, RescalingIntQuant,
+        ...     StatsFromParameterScaling, ZeroZeroPoint,
+        ... )
+        >>> stat = MSE(AbsMax(), OverTensorView(), mse_iters=20, mse_search_method="grid")
+        >>> quant = RescalingIntQuant(
+        ...     IntQuant(True, True), StatsFromParameterScaling(stat, lambda x: x), IntScaling(True, True),
+        ...     ZeroZeroPoint(), BitWidthConst(2),
+        ... )
+        >>> round(float(quant(jnp.array([1.0, -1.0, 0.9, 1.1, -2.0])).scale), 1)
+        1.2
+    """
+
+    def __init__(
+        self,
+        mse_init_op: Stat,
+        inner_stats_input_view_shape_impl: View,
+        mse_iters: int = 20,
+        mse_base_op: Callable[[jax.Array], jax.Array] | None = None,
+        stats_reduce_dim: int | None = None,
+        mse_search_method: str = "fibonacci",
+        bipolar_search: bool = False,
+        memory_shape: Sequence[int] | None = None,
+        axis_name: Any = None,
+    ) -> None:
+        if mse_search_method not in LINE_SEARCHES:
+            raise ValueError(
+                f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {mse_search_method!r}"
+            )
+        least = 4 if bipolar_search else 2
+        assign(
+            self,
+            init_op=mse_init_op,
+            view=inner_stats_input_view_shape_impl,
+            reduce_dim=stats_reduce_dim,
+            iters=check.at_least(mse_iters, least, "MSE", "mse_iters"),
+            base_op=mse_base_op or MSEUniformStepBase(mse_iters),
+            method=mse_search_method,
+            bipolar=bool(bipolar_search),
+        )
+        if axis_name is not None:
+            self.axis_name = axis_name
+        self._remember(memory_shape if memory_shape is None else tuple(memory_shape))
+
+    iters: int
+    base_op: Any
+    method: str
+    bipolar: bool
+    axis_name: Any = None
+
+    def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
+        """The best candidate."""
+        init = self._start(tensors)
+        base = self.base_op(init)
+        low, high = jnp.minimum(base, init), jnp.maximum(base, init)
+
+        def loss(candidate: jax.Array) -> jax.Array:
+            errors = (self._error(tensor, trial(tensor, candidate).value) for tensor in tensors)
+            return sum((error.reshape(init.shape) for error in errors), 0.0 * init)
+
+        tries = self.iters // 2 if self.bipolar else self.iters
+        best = self._between(low, high, loss, tries)
+        if self.bipolar:
+            negative = self._between(-high, -low, loss, tries)
+            # A negative candidate that a restriction refuses has a nan loss.
+            return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
+        return best.candidate
+
+    def _between(self, low: jax.Array, high: jax.Array, loss: Any, tries: int) -> SearchResult:
+        return LINE_SEARCHES[self.method](low, high, loss, tries)
+
+    def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
+        squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
+        if self.reduce_dim is None:
+            return Over(None, names_of(self.axis_name)).sum(squares)
+        axes, viewed = reduced(self.view, self.reduce_dim, squares)
+        return finish(Over(axes, names_of(self.axis_name)).sum(viewed), axes, True)

@@ -1,0 +1,434 @@
+"""Statistics in two phases, measured where the tensor lies, without moving it.
+
+The base of statistics that can be switched off at run time without leaving a gradient computation.
+
+A statistic of blocks over two axes, from one of groups along one axis.
+
+A statistic of a viewed tensor without moving the tensor.
+
+Reducing the tensor axes behind a view's axis saves the view: a transposition, and for sharded tensors a gather.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any, ClassVar, cast
+
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from jqinject.core._protocols import View, takes_axes, takes_cut
+from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
+from jqinject.ops.cut import Cut, told_if_gathered
+from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
+from jqinject.ops.reductions import Axes, Over, Tensors, each, parts_of
+from jqinject.ops.sharding import check_same_places, names_of
+
+
+class TwoPhaseStat(ABC):
+    """A statistic in parts: `measure` reduces, `statistic` continues from the measurement, and `locate` and `change`
+    are its derivative with respect to the tensor.
+
+    Called as a whole it is an ordinary differentiable statistic in float32. In parts, only `measure`, and `locate` in
+    the derivative, have to run under `jax.lax.cond`; `change` is elementwise and gets fused. Derivative-only parts run
+    only under differentiation.
+
+    The statistic of an empty tensor is that of one zero. nan and inf propagate.
+
+    A frozen dataclass that reduces by `over` and ends with `finished` is computed where a sharded tensor lies; any
+    other statistic of your own may gather it (`GatheredWarning`).
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class MeanMagnitude(TwoPhaseStat):
+        ...     stats_reduce_dim: Any = None
+        ...     def measure(self, x):
+        ...         return self.over.sum(jnp.abs(x)) / self.over.count(x)
+        ...     def change(self, dx, x, measured, located):
+        ...         return self.over.sum(jnp.sign(x) * dx) / self.over.count(x)
+        ...     def statistic(self, measured):
+        ...         return self.finished(measured)
+        >>> jax.value_and_grad(MeanMagnitude())(jnp.array([1.0, -3.0]))
+        (Array(2., dtype=float32), Array([ 0.5, -0.5], dtype=float32))
+
+    Attributes:
+        signed: whether the statistic can be negative; power-of-two and logarithmic scales refuse those.
+        takes_several: whether it also takes a tuple of tensors, for one statistic of all; otherwise, tensors of layers
+            that share a quantizer are joined first.
+        takes_cut: whether `stats_reduce_dim` may be a `Cut`: an axis in groups that cross shards, as `over` takes it.
+        stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
+        axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
+            the statistic is then that of the whole tensor. Otherwise, each shard has its own.
+    """
+
+    signed: ClassVar[bool] = False
+    takes_several: ClassVar[bool] = False
+    takes_cut: ClassVar[bool] = True
+    stats_reduce_dim: Axes
+    axis_name: Any = None
+
+    @cached_property
+    def over(self) -> Over:
+        """What is reduced."""
+        return Over(self.stats_reduce_dim, names_of(self.axis_name))
+
+    @property
+    def never_negative(self) -> bool:
+        """Whether the statistic is never negative."""
+        return not self.signed
+
+    @property
+    def takes_axes(self) -> bool:
+        """Whether it can reduce other axes: a dataclass can be copied with others."""
+        return is_dataclass(self)
+
+    @abstractmethod
+    def measure(self, x: Any) -> Any:
+        """The reduction: float32 tensor -> a few small float arrays (a pytree)."""
+
+    @abstractmethod
+    def statistic(self, measured: Any) -> jax.Array:
+        """The statistic as a differentiable function of what was measured; finite for zeros."""
+
+    def locate(self, x: Any, measured: Any) -> Any:
+        """What else `change` needs: a few small arrays."""
+        return ()
+
+    @abstractmethod
+    def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
+        """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`."""
+
+    def finished(self, reduced: jax.Array) -> jax.Array:
+        """What `over` reduced, without the reduced axis unless `keepdim`; of groups, one number for each."""
+        return finish(reduced, self.stats_reduce_dim, getattr(self, "keepdim", False))
+
+    def along(self, axes: Axes) -> TwoPhaseStat:
+        """The statistic over other axes, up to its shape."""
+        kept = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
+        return replace(cast(Any, self), stats_reduce_dim=axes, **kept)
+
+    def measured(self, x: Tensors) -> Any:
+        """The measurement, as a differentiable function of `x`."""
+        return _measured(self, not_empty(x, self.stats_reduce_dim))
+
+    def __call__(self, x: Tensors) -> jax.Array:
+        """The statistic of `x`, float32."""
+        return self.statistic(_measured(self, not_empty(x, self.stats_reduce_dim)))
+
+    def detached(self, x: jax.Array) -> jax.Array:
+        """The statistic of `x` without gradient."""
+        return self.statistic(self.measure(not_empty(x, self.stats_reduce_dim)))
+
+    def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
+        """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
+        return self.statistic(_gated(self, not_empty(x, self.stats_reduce_dim), active))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _measured(stat: TwoPhaseStat, x: Tensors) -> Any:
+    return stat.measure(x)
+
+
+@_measured.defjvp
+def _(stat, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    measured = _measured(stat, x)
+    return measured, stat.change(dx, x, measured, stat.locate(x, measured))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gated(stat: TwoPhaseStat, x: jax.Array, active: jax.Array) -> Any:
+    return _where_active(active, stat.measure, x)
+
+
+@_gated.defjvp
+def _(stat, primals, tangents):
+    (x, active), (dx, _) = primals, tangents
+    measured = _gated(stat, x, active)
+    return measured, stat.change(dx, x, measured, _where_active(active, stat.locate, x, measured))
+
+
+def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result if `active`, else zeros."""
+    shapes = jax.eval_shape(function, *arguments)
+    check_same_places(shapes, active)
+    return jax.lax.cond(active, function, lambda *_: _zeros(shapes), *arguments)
+
+
+def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
+    """Drop the reduced axis unless it is to be kept; a grouped axis keeps one number per group."""
+    if isinstance(axis, Cut):
+        return axis.one_each(stat)
+    return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
+
+
+def not_empty(x: Any, axis: Axes) -> Any:
+    """Tensors as float32, padded with a zero where a statistic would have no elements."""
+    if isinstance(x, tuple):
+        filled = tuple(part for part in x if part.size) or x[:1]
+        return tuple(not_empty(part, axis) for part in filled)
+    x = jnp.asarray(x).astype(jnp.float32)
+    if axis is None:
+        return x if x.size else jnp.zeros((1,), jnp.float32)
+    if isinstance(axis, Cut):
+        return x
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if axes and not -x.ndim <= min(axes) <= max(axes) < x.ndim:
+        raise ValueError(
+            f"stats_reduce_dim={axis} is not an axis of the viewed tensor of shape {x.shape}. Over "
+            "the whole tensor "
+            "use stats_reduce_dim=None; over channels a view that keeps them, such as OverOutputChannelView."
+        )
+    if x.size:
+        return x
+    reduced = {each % x.ndim for each in axes}
+    if all(x.shape[each] for each in reduced):
+        return x
+    return jnp.zeros([1 if place in reduced else size for place, size in enumerate(x.shape)], jnp.float32)
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+@dataclass(frozen=True)
+class OverBlocks:
+    """The statistic of each block of a tensor in groups, once for each group of the block.
+
+    Args:
+        stats: the statistic of a group, which keeps the reduced axis.
+        blocks: where they lie; zeros fill up the last.
+
+    Raises:
+        ValueError: (when called) a block does not fit, and is not to be filled up.
+
+    Example:
+        >>> from jqinject.core import AbsMax
+        >>> x = jnp.arange(8.0).reshape(1, 2, 4)  # one group of two, and four beside
+        >>> OverBlocks(AbsMax(stats_reduce_dim=1, keepdim=True), Blocks(2, axis=2, elements=1))(x).tolist()
+        [[[5.0, 5.0, 7.0, 7.0]]]
+    """
+
+    stats: Any
+    blocks: Blocks
+
+    @property
+    def never_negative(self) -> bool:
+        """As the statistic of a group says."""
+        return getattr(self.stats, "never_negative", False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The statistic of a tensor in groups, float32, with 1 along the elements of a group."""
+        elements, axis, length = self.blocks.elements, self.blocks.axis, x.shape[self.blocks.axis]
+        if not self.blocks.padding:
+            check_divides(length, self.blocks.width, "a quantizer in blocks, along their second axis,")
+        width = fitting_size(self.blocks.width, length)
+        cut = split_groups(x, width, axis)
+        inner = elements_axis(axis)
+        first = elements + (elements > axis)
+        found = self.stats.along((first, inner))(cut) if takes_axes(self.stats) else None
+        if found is None:
+            found = self._of_merged(cut, first, inner)
+        return spread_groups(jnp.reshape(found, _with_one(cut.shape, first, inner)), width, axis, length)
+
+    def _of_merged(self, cut: jax.Array, first: int, inner: int) -> jax.Array:
+        """The statistic of a tensor whose two axes of a block have become one, in place of a group's elements."""
+        beside = jnp.moveaxis(cut, inner, first + 1 - (inner < first))
+        at = first - (inner < first)
+        shape = (*beside.shape[:at], beside.shape[at] * beside.shape[at + 1], *beside.shape[at + 2 :])
+        return self.stats(beside.reshape(shape))
+
+
+def _with_one(shape: tuple[int, ...], *axes: int) -> tuple[int, ...]:
+    return tuple(1 if place in axes else length for place, length in enumerate(shape))
+
+
+CURE = "a dataclass that derives from jqinject.core.TwoPhaseStat, whose docstring has an example"
+JOINS = f"{CURE}, with takes_several = True; or a quantizer for each layer"
+
+
+def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes of a tensor that make up an axis of its view.
+
+    Args:
+        view: the view.
+        reduce_dim: an axis of the view; None for all.
+        shape: of the tensor.
+
+    Returns:
+        The axes, in the order of the view; None if it does more than merge axes, or reorders the others.
+
+    Example:
+        >>> from jqinject.core.views import OverOutputChannelView
+        >>> reduced_axes(OverOutputChannelView(permute_dims=(3, 2, 0, 1)), 1, (3, 3, 8, 16))
+        (2, 0, 1)
+    """
+    if not isinstance(view, MergingView) or isinstance(reduce_dim, tuple | Cut):
+        return None
+    merged = view.merged(shape)
+    if reduce_dim is None:
+        return tuple(axis for axes in merged for axis in axes)
+    if not -len(merged) <= reduce_dim < len(merged):
+        return None
+    reduced = merged[reduce_dim]
+    kept = [axis for axes in merged for axis in axes if axis not in reduced]
+    return reduced if kept == sorted(kept) else None
+
+
+@lru_cache(maxsize=1024)
+def as_it_lies(stat: Any, view: View, shape: tuple[int, ...]) -> Any:
+    """A statistic of the tensor equal to `stat` of its view; None if the view is needed.
+
+    Args:
+        stat: the statistic: a value.
+        view: the view: a value.
+        shape: of the tensor.
+    """
+    axes = reduced_axes(view, stat.stats_reduce_dim, shape) if takes_axes(stat) else None
+    if axes is None:
+        return None
+    return stat if stat.stats_reduce_dim in (None, axes) else stat.along(axes)
+
+
+def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
+    """What to reduce for a statistic of views: axes of the tensors themselves, if possible.
+
+    Args:
+        view: the view.
+        reduce_dim: an axis of it; None for all.
+        x: one tensor, or several with a common statistic.
+
+    Returns:
+        The axes to reduce, None for all, and tensors; else `reduce_dim` and views.
+    """
+    parts = parts_of(x)
+    found: set[Any] = {
+        _in_groups(view, reduce_dim, part) or reduced_axes(view, reduce_dim, part.shape) for part in parts
+    }
+    if None in found:
+        return reduce_dim, each(view, x)
+    if reduce_dim is None:
+        return None, x
+    like = {part.shape if isinstance(next(iter(found)), Cut) else part.ndim for part in parts}
+    same_axes = len(found) == 1 and len(like) == 1
+    return (found.pop(), x) if same_axes else (reduce_dim, each(view, x))
+
+
+def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
+    """The groups of a view, if reduced and possibly crossing shards."""
+    cut = cut_of(view, x)
+    reduces_elements = (
+        isinstance(reduce_dim, int) and cut is not None and reduce_dim % (x.ndim + 1) == cut.axis + 1
+    )
+    return cut if reduces_elements else None
+
+
+def in_blocks(stat: Any, view: Any, x: Tensors) -> Any:
+    """The statistic of the blocks of a view; of its groups, if it has no blocks.
+
+    Raises:
+        ValueError: several tensors share blocks.
+    """
+    if isinstance(stat, OverBlocks):
+        return stat
+    blocks = blocks_of(view, parts_of(x)[0])
+    if blocks is None:
+        return stat
+    if isinstance(x, tuple):
+        raise ValueError(
+            f"blocks of {view.group_size} x {blocks.width} belong to one tensor, got {len(x)} that share a quantizer.\n"
+            "  cure: a quantizer for each layer, or groups along one axis (group_size = an int)"
+        )
+    return OverBlocks(stat, blocks)
+
+
+def in_place(stat: Any, view: View, x: Tensors, join: int = 0, of_parameter: bool = True) -> tuple[Any, Any]:
+    """A statistic and its argument for `stat(view(x))`, up to its shape.
+
+    Several tensors are reduced one by one if the statistic can combine them, else joined. A `GatheredWarning` is raised
+    if the statistic cannot be taken of sharded tensors where they lie.
+
+    Args:
+        stat: the statistic.
+        view: the view.
+        x: the tensor, float32, or several.
+        join: the axis along which several views are joined.
+        of_parameter: whether the tensor is a parameter. Activations are sharded along their first axis, as a rule, so
+            that merging their axes gathers nothing.
+    """
+    stat = in_blocks(stat, view, x)
+    takes = takes_axes(stat)
+    if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
+        whole = each(
+            lambda part: _told(stat, part, range(part.ndim), "joins the weights of several layers", JOINS), x
+        )
+        return stat, jnp.concatenate(each(view, whole), axis=join)
+    if takes and not takes_cut(stat) and any(cut_of(view, part) is not None for part in parts_of(x)):
+        takes = False
+    if not takes:
+        return stat, each(lambda part: view(_told_of_view(stat, view, part, of_parameter)), x)
+    axes, tensors = reduced(view, stat.stats_reduce_dim, x)
+    return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
+
+
+def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> jax.Array:
+    """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
+    cut = cut_of(view, x)
+    if cut is not None:
+        return _told(stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE)
+    if not (of_parameter and isinstance(view, MergingView)):
+        return x
+    merged = [[axis for axis in axes if x.shape[axis] > 1] for axes in view.merged(x.shape)]
+    return _told(stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE)
+
+
+def _told(stat: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+    along = f"axis {axes[0]}" if len(axes) == 1 else f"one of its axes {tuple(axes)}"
+    message = (
+        f"{type(stat).__name__} {why}: a tensor of shape {x.shape} is gathered for it if it is sharded along {along}."
+        f"\n  cure: {cure}"
+    )
+    return told_if_gathered(x, axes, message)
+
+
+def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool = True) -> jax.Array:
+    """`stat(view(x))`, up to its shape.
+
+    Args:
+        stat: the statistic; not a searched one.
+        view: the view.
+        x: the tensor, float32, or several with a common statistic.
+        join: the axis along which several views are joined.
+        of_parameter: see `in_place`.
+    """
+    if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and not isinstance(x, tuple):
+        direct = as_it_lies(stat, view, x.shape)
+        if direct is not None:
+            return direct(x)
+        return stat(view(x if takes_axes(stat) else _told_of_view(stat, view, x, of_parameter)))
+    stat, x = in_place(stat, view, x, join, of_parameter)
+    return stat(x)
+
+
+def gated_statistic_of(stat: Any, view: Any, x: jax.Array, active: jax.Array) -> jax.Array:
+    """`statistic_of(stat, view, x)` if `active`, else an arbitrary number; computed only if needed.
+
+    Args:
+        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind.
+        view: the view.
+        x: the tensor, float32.
+        active: bool scalar, traced or not.
+    """
+    if not isinstance(active, jax.core.Tracer) and bool(active):
+        return statistic_of(stat, view, x, of_parameter=False)
+    stat, x = in_place(stat, view, x, of_parameter=False)
+    if isinstance(stat, TwoPhaseStat):
+        return stat.gated(x, active)
+    shape = jax.eval_shape(stat, x)
+    check_same_places(shape, active)
+    return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)

@@ -1,0 +1,442 @@
+"""Views of a tensor for a statistic: merged axes, channels, groups and blocks.
+
+Views that permute and flatten axes.
+
+Views that cut an axis into groups, and how to apply a view where groups may cross shards.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import View
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.ops.cut import Cut, cut_in_place
+from jqinject.ops.groups import (
+    block_of,
+    check_divides,
+    checked_group_size,
+    elements_axis,
+    fitting_size,
+    split_groups,
+)
+from jqinject.ops.sharding import is_split, merge_axes
+
+
+class MergingView(ABC):
+    """Abstract: a view that permutes and merges axes, so that each of its axes stands for some of the tensor's."""
+
+    @abstractmethod
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """For each axis of the view, the tensor axes that it merges, in order.
+
+        Raises:
+            ValueError: the shape does not fit the view.
+        """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        viewed = _transposed(x, [axis for axes in self.merged(x.shape) for axis in axes])
+        for place, axes in enumerate(self.merged(x.shape)):
+            viewed = merge_axes(viewed, place, place + len(axes))
+        return viewed
+
+
+def _transposed(x: jax.Array, order: Sequence[int]) -> jax.Array:
+    return x if list(order) == list(range(x.ndim)) else jnp.transpose(x, order)
+
+
+def _ordered(ndim: int, permute_dims: tuple[int, ...] | None, least: int, where: str) -> tuple[int, ...]:
+    """The axes of a tensor in the view's order."""
+    if ndim < least:
+        some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
+        raise ValueError(f"{where} needs an array of {some}.")
+    if permute_dims is None:
+        return tuple(range(ndim))
+    if sorted(permute_dims) != list(range(ndim)):
+        raise ValueError(
+            f"{where}: permute_dims={permute_dims} does not permute the {ndim} axes of the array. "
+            f"Write a permutation of {tuple(range(ndim))}, the axis of the channels first."
+        )
+    return permute_dims
+
+
+def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if permute_dims is None else tuple(int(axis) for axis in permute_dims)
+
+
+@dataclass(frozen=True)
+class OverTensorView(MergingView):
+    """All elements in one axis: `(n,)`.
+
+    Example:
+        >>> OverTensorView()(jnp.zeros((16, 6, 5, 5))).shape
+        (2400,)
+    """
+
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """All axes merged."""
+        return (tuple(range(len(shape))),)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class OverOutputChannelView(MergingView):
+    """Channels first, the rest flat: `(channels, n)`, to be reduced over axis 1.
+
+    Args:
+        permute_dims: permutation that brings the output channel first, or None if it is first.
+        channel_axes: how many axes hold channels; several are merged.
+        channel_shape: the shape of a per-channel scale, broadcast against a tensor of any rank: its axes other than 1
+            hold channels. It is used instead of the other two if there is no permutation or it has another number of
+            axes.
+
+    Example:
+        >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
+        (10, 64)
+        >>> OverOutputChannelView(permute_dims=(0, 2, 1), channel_axes=2)(jnp.zeros((3, 4, 5))).shape
+        (15, 4)
+        >>> OverOutputChannelView(channel_shape=(4,))(jnp.zeros((2, 3, 4))).shape
+        (4, 6)
+    """
+
+    permute_dims: tuple[int, ...] | None = None
+    channel_axes: int = 1
+    channel_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
+        object.__setattr__(self, "channel_shape", _frozen(self.channel_shape))
+
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The axes of the channels, and the rest."""
+        permute_dims, channel_axes = self.layout(shape)
+        order = _ordered(len(shape), permute_dims, channel_axes, type(self).__name__)
+        return order[:channel_axes], order[channel_axes:]
+
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+        """The permutation of a tensor of this shape (None if not permuted), and how many axes hold channels.
+
+        Raises:
+            ValueError: `channel_shape` does not broadcast against the shape.
+        """
+        fits = self.permute_dims is not None and len(self.permute_dims) == len(shape)
+        if fits or self.channel_shape is None:
+            return self.permute_dims, self.channel_axes
+        ahead = len(shape) - len(self.channel_shape)
+        sizes = dict(enumerate(self.channel_shape, ahead))
+        if ahead < 0 or any(size not in (1, shape[axis]) for axis, size in sizes.items()):
+            raise ValueError(
+                f"OverOutputChannelView: a scale of shape {self.channel_shape}, one for each channel, does not "
+                f"broadcast against a tensor of shape {shape}.\n  cure: the number of channels on their axis, 1 on the "
+                f"axes behind it: {shape[-1:]} for the channels of the last axis"
+            )
+        channels = tuple(axis for axis, size in sizes.items() if size != 1)
+        others = tuple(axis for axis in range(len(shape)) if axis not in channels)
+        return (*channels, *others), len(channels)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class OverBatchOverTensorView(MergingView):
+    """Examples first, the rest flat: `(batch, n)`.
+
+    Args:
+        permute_dims: permutation that brings the batch first, or None if it is first.
+
+    Example:
+        >>> OverBatchOverTensorView()(jnp.zeros((8, 10, 5, 5))).shape
+        (8, 250)
+    """
+
+    permute_dims: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
+
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The batch, and the rest."""
+        order = _ordered(len(shape), self.permute_dims, 1, type(self).__name__)
+        return order[:1], order[1:]
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class OverBatchOverOutputChannelView(MergingView):
+    """Examples, channels, the rest flat: `(batch, channels, n)`.
+
+    Args:
+        permute_dims: permutation that brings batch and channels first, or None if they are.
+
+    Example:
+        >>> OverBatchOverOutputChannelView()(jnp.zeros((8, 10, 5, 5))).shape
+        (8, 10, 25)
+    """
+
+    permute_dims: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
+
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The batch, the channels, and the rest."""
+        order = _ordered(len(shape), self.permute_dims, 2, type(self).__name__)
+        return order[:1], order[1:2], order[2:]
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class OverOutputFeaturesView(MergingView):
+    """The last axis kept, everything before it flat: `(n, features)`.
+
+    Args:
+        permute_dims: permutation that brings the features last, or None if they are.
+
+    Example:
+        >>> OverOutputFeaturesView()(jnp.zeros((8, 10, 25))).shape
+        (80, 25)
+    """
+
+    permute_dims: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
+
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The rest, and the features."""
+        order = _ordered(len(shape), self.permute_dims, 1, type(self).__name__)
+        return order[:-1], order[-1:]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a tensor in groups: neighbouring groups that share their statistic.
+
+    Attributes:
+        width: groups of a block; at most all of an axis.
+        axis: of the tensor in groups: the one along which they are neighbours.
+        elements: its axis of the elements of a group.
+        padding: whether zeros fill up the last block; False refuses an axis that needs them.
+    """
+
+    width: int
+    axis: int
+    elements: int
+    padding: bool = True
+
+
+class GroupingView(ABC):
+    """Abstract: a view that cuts an axis into groups, `block_width` of which, along `block_dim`, are a block.
+
+    The numbers of a block share their statistics, so its groups have the same scale.
+    """
+
+    group_size: int
+    group_dim: int
+    block_width: int
+    block_dim: int | None
+
+    def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
+        """The blocks of an unviewed tensor, once viewed; None if each group is one.
+
+        Raises:
+            ValueError: the tensor has no second axis for them.
+        """
+        if self.block_width == 1:
+            return None
+        ndim = x.ndim - self.is_seen(x)
+        cut = self.group_dim % ndim
+        along = self.block_dim
+        if along is None or not -ndim <= along < ndim or along % ndim == cut:
+            raise ValueError(
+                f"blocks of {self.group_size} x {self.block_width} need an axis beside axis {self.group_dim}, and an "
+                f"array of shape {x.shape} has no axis {along} for it.\n"
+                "  cure: group_size = an int, for groups along one axis; or block_dim = the other axis"
+            )
+        place = along % ndim
+        return Blocks(self.block_width, place + (place > cut), elements_axis(cut), padding)
+
+    def _take_block(self, where: str) -> None:
+        """Read `group_size`, which may hold both lengths of a block."""
+        size, width = block_of(self.group_size, where)
+        object.__setattr__(self, "group_size", size)
+        own = checked_group_size(self.block_width, where, "block_width")
+        object.__setattr__(self, "block_width", max(width, own))
+
+    @abstractmethod
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+
+    @abstractmethod
+    def is_seen(self, x: jax.Array) -> bool:
+        """Whether a tensor is already in groups."""
+
+    def cut(self, x: jax.Array) -> Cut | None:
+        """How to cut a tensor without a reshape, which would gather it; None if not needed."""
+        if self.is_seen(x) or not -x.ndim <= self.group_dim < x.ndim:
+            return None
+        axis = self.group_dim % x.ndim
+        return cut_in_place(x, fitting_size(self.group_size, x.shape[axis]), axis)
+
+
+def cut_of(view: View, x: jax.Array) -> Cut | None:
+    """The `Cut` of a grouping view; None for any other view or if not needed."""
+    return view.cut(x) if isinstance(view, GroupingView) else None
+
+
+def blocks_of(view: Any, x: jax.Array) -> Blocks | None:
+    """The `Blocks` of a grouping view; None for any other view, or if each group is one."""
+    return view.blocks(x) if isinstance(view, GroupingView) else None
+
+
+def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
+    """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
+
+    Along explicit axes it is not viewed then, since the view would have to be gathered.
+
+    Args:
+        view: the view.
+        quantize: an elementwise function that returns one or more arrays.
+        x: the tensor.
+        numbers: broadcast against the view: scales, zero points.
+    """
+    cut = cut_of(view, x)
+    if cut is None:
+        return quantize(view(x), *numbers)
+    made = quantize(x, *(cut.spread(number, x) for number in numbers))
+    return made if is_split(x) else jax.tree.map(view, made)
+
+
+def beside(view: View, x: jax.Array, *numbers: jax.Array) -> tuple[jax.Array, ...]:
+    """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
+    cut = cut_of(view, x) if is_split(x) else None
+    return numbers if cut is None else tuple(cut.spread(number, x) for number in numbers)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class OverSubChannelBlockView(GroupingView):
+    """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
+
+    The last group is padded with zeros. An array that already has the grouped number of axes (a zero point, say) is
+    unchanged.
+
+    Args:
+        expanded_groupwise_shape: the shape of the view.
+        group_size: elements of a group, at most the size of the axis; or both lengths of a block.
+        group_dim: the axis to cut; may be negative.
+        block_width: groups of a block, if `group_size` does not say it.
+        block_dim: the axis along which a block's groups are neighbours.
+
+    Raises:
+        ValueError: a group size below 1; (when called) a tensor of another shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> OverSubChannelBlockView((2, 32, 3), 32, 0)(jnp.zeros((40, 3))).shape
+        (2, 32, 3)
+    """
+
+    expanded_groupwise_shape: tuple[int, ...]
+    group_size: int
+    group_dim: int
+    block_width: int = 1
+    block_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expanded_groupwise_shape", tuple(self.expanded_groupwise_shape))
+        self._take_block("OverSubChannelBlockView")
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Group size and grouped axis."""
+        return self.group_size, self.group_dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        expanded = self.expanded_groupwise_shape
+        if self.is_seen(x):
+            if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
+                raise self._misfit(x, "has as many axes")
+            return x
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise self._misfit(x, f"has no axis {self.group_dim}")
+        viewed = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+        if viewed.shape != expanded:
+            raise self._misfit(x, f"is {viewed.shape} in groups")
+        return viewed
+
+    def is_seen(self, x: jax.Array) -> bool:
+        """Whether a tensor has the grouped number of axes."""
+        return x.ndim == len(self.expanded_groupwise_shape)
+
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        return ValueError(
+            f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
+            f"{self.group_size}, got one of shape {x.shape}, which {found}.\n"
+            "  cure: DynamicOverSubChannelBlockView, which takes any shape; for a quantizer of scales, nested in that "
+            "of a weight, upstream_shape = (this << 1).scaling_shape, and around it restrict_threshold_impl = "
+            "FloatRestrictValue, as the threshold (a scalar) has no groups"
+        )
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class DynamicOverSubChannelBlockView(GroupingView):
+    """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
+
+    Args:
+        group_size: elements of a group, at most the size of the axis; or both lengths of a block.
+        group_dim: the axis to cut; may be negative.
+        group_padding: pad the last group with zeros; False refuses an axis that needs padding.
+        block_width: groups of a block, if `group_size` does not say it.
+        block_dim: the axis along which a block's groups are neighbours.
+
+    Raises:
+        ValueError: a group size below 1; (when called) a tensor without the axis, or one that needs padding.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> DynamicOverSubChannelBlockView(4, -1)(jnp.zeros((8, 10))).shape
+        (8, 3, 4)
+    """
+
+    group_size: int
+    group_dim: int = -1
+    group_padding: bool = True
+    block_width: int = 1
+    block_dim: int | None = -2
+
+    def __post_init__(self) -> None:
+        self._take_block("DynamicOverSubChannelBlockView")
+
+    def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
+        """See `GroupingView`."""
+        return super().blocks(x, padding and self.group_padding)
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Group size and grouped axis."""
+        return self.group_size, self.group_dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        where = "DynamicOverSubChannelBlockView"
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise ValueError(
+                f"{where}: an array of shape {x.shape} has no axis {self.group_dim} to cut into groups.\n"
+                "  cure: group_dim = -1, the features"
+            )
+        if not self.group_padding:
+            check_divides(x.shape[self.group_dim], self.group_size, where)
+        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+
+    def is_seen(self, x: jax.Array) -> bool:
+        """Never: it takes any shape."""
+        return False

@@ -1,0 +1,465 @@
+"""Zero points: none, learned, of a statistic, of a parameter.
+
+The symmetric zero point, and zero points from distances in floats.
+
+Learned zero points: from an initial value, or collected at run time.
+
+Zero points of the given tensor, computed at every call.
+
+Zero points made from statistics of the parameters that are quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import check
+from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.clamp import Identity
+from jqinject.core.component import Component, assign, set_given
+from jqinject.core.memory.parameter import Broadcastable, Dynamic, FromParameter
+from jqinject.core.memory.running import Collected
+from jqinject.core.memory.source import DEFAULT_MOMENTUM, DISTANCE, Learned, initial_number
+from jqinject.core.statistics.search import Candidate, Task
+from jqinject.ops.clamp import choose
+from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.groups import ungrouped
+from jqinject.ops.power import divide
+from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import abs_binary_sign_grad
+
+
+@dataclass(frozen=True)
+class ZeroZeroPoint:
+    """The zero point 0: symmetric quantization.
+
+    Example:
+        >>> float(ZeroZeroPoint()(jnp.ones(3), jnp.float32(1), 8))
+        0.0
+    """
+
+    has_zero_point = False
+
+    def __call__(self, x: Any = None, scale: Any = None, bit_width: Any = None) -> jax.Array:
+        """A float32 zero."""
+        return known_zero()
+
+
+def shift(
+    z: jax.Array,
+    scale: jax.Array,
+    bit_width: Any,
+    int_quant: IntQuantizer,
+    quantize: bool,
+    to_int: Callable[..., jax.Array] | None = None,
+) -> jax.Array:
+    """The zero point of a range that reaches `z` below zero.
+
+    Args:
+        z: distance in floats.
+        scale: float per integer step.
+        bit_width: the bit width.
+        int_quant: gives `min_int`, rounding and clamping.
+        quantize: round and clamp to an integer of the range.
+        to_int: how; None means `int_quant.to_int`.
+
+    Returns:
+        `clamp(round(z / scale + min_int))` or `z / scale + min_int`.
+    """
+    least = int_quant.min_int(bit_width)
+    if quantize:
+        least = jnp.asarray(least, dtype=jnp.float32)
+        return (to_int or int_quant.to_int)(scale, least, bit_width, z)
+    return divide(z, scale) + least
+
+
+@checked_arguments
+class ScaleShiftQuantZeroPoint(Component):
+    """A zero point whose distance in floats is itself quantized: `quantized(z) / scale + min_int`.
+
+    Source: Brevitas's `_ScaleShiftQuantZeroPoint`.
+
+    Args:
+        zp_int_quant: quantizes the distance; the first part of its result is used.
+        int_quant: gives the integer range.
+        zero_point_dequantized_shape: shape of the quantized distance; None means that of the distance, even if
+            `zp_int_quant` is grouped.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntQuant, IntScaling, RescalingIntQuant
+        >>> steps = RescalingIntQuant(IntQuant(False, False), ConstScaling(1.5), IntScaling(False, False),
+        ...     ZeroZeroPoint(), BitWidthConst(2))
+        >>> shift = ScaleShiftQuantZeroPoint(steps, IntQuant(narrow_range=False, signed=False))
+        >>> float(shift(jnp.float32(0.9), jnp.float32(0.25), 4))
+        4.0
+    """
+
+    zero_point_dequantized_shape: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        zp_int_quant: Callable[[jax.Array], tuple[Any, ...]],
+        int_quant: IntQuantizer,
+        zero_point_dequantized_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.zp_int_quant = zp_int_quant
+        self.int_quant = int_quant
+        if zero_point_dequantized_shape is not None:
+            self.zero_point_dequantized_shape = tuple(zero_point_dequantized_shape)
+
+    def __call__(self, zero_point: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+        """The zero point of a range that reaches `zero_point` below zero, float32."""
+        quantized, *_ = self.zp_int_quant(zero_point)
+        shape = self.zero_point_dequantized_shape
+        quantized = ungrouped(quantized, zero_point) if shape is None else quantized.reshape(shape)
+        return divide(quantized, scale) + self.int_quant.min_int(bit_width)
+
+
+@checked_arguments
+class ParameterZeroPoint(Learned):
+    """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
+
+    Args:
+        zero_point_init: initial distance in floats that the range reaches below zero; a number or an array.
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+        zero_point_shape: shape of the parameter; None means that of `zero_point_init`.
+
+    Raises:
+        ValueError: when the shapes disagree or the initial value is not finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.core import IntQuant
+        >>> impl = ParameterZeroPoint(1.0, IntQuant(narrow_range=False, signed=False), True)
+        >>> float(impl(jnp.ones(3), jnp.float32(0.25), 4))
+        4.0
+    """
+
+    int_quant: IntQuantizer
+    quantize: bool
+
+    def __init__(
+        self,
+        zero_point_init: Any,
+        int_quant: IntQuantizer,
+        quantize_zero_point: bool,
+        zero_point_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        names = ("zero_point_init", "zero_point_shape")
+        super().__init__(initial_number(zero_point_init, zero_point_shape, "ParameterZeroPoint", names))
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+
+    def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any) -> jax.Array:
+        """The zero point, float32. `x` is unused."""
+        z = abs_binary_sign_grad(self.number(x, DISTANCE).stored)
+        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+
+
+@checked_arguments
+class ParameterFromRuntimeZeroPoint(Collected):
+    """A zero point that is first collected from statistics, then learned: `z = |value|`.
+
+    Like `ParameterFromRuntimeStatsScaling`: the first N training calls use the batch's own statistic while `buffer`
+    follows it; call N + 1 fills `value`, which is then learned. Until then, evaluation mode and empty batches use
+    `buffer` (0.0 before any training).
+
+    Differs from Brevitas: a non-finite statistic is used for its own batch, but neither collected nor
+    counted.
+
+    Args:
+        collect_stats_steps: N, at least 1.
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+        zero_point_stats_impl: the statistic, such as `NegativePercentileOrZero`.
+        zero_point_shape: shape of the zero point.
+        zero_point_stats_input_view_shape_impl: its view.
+        zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
+            calibration takes too unless a momentum is named.
+
+        collected_zero_point: a distance that counts as collected, so that it is learned at once; None for none.
+
+    Raises:
+        TypeError: when `collect_stats_steps` is not an int.
+        ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (when called).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.core import IntQuant, NegativeMinOrZero, OverTensorView
+        >>> int_quant = IntQuant(narrow_range=False, signed=False)
+        >>> stat, view = NegativeMinOrZero(), OverTensorView()
+        >>> impl = ParameterFromRuntimeZeroPoint(1, int_quant, True, stat, (), view)
+        >>> [float(impl(jnp.array([-low, 2.0]), jnp.float32(0.25), 4)) for low in (1.0, 2.0)]
+        [4.0, 4.0]
+    """
+
+    int_quant: IntQuantizer
+    quantize: bool
+
+    def __init__(
+        self,
+        collect_stats_steps: int,
+        int_quant: IntQuantizer,
+        quantize_zero_point: bool,
+        zero_point_stats_impl: Stat,
+        zero_point_shape: tuple[int, ...],
+        zero_point_stats_input_view_shape_impl: View,
+        zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
+        collected_zero_point: float | None = None,
+    ) -> None:
+        super().__init__(
+            zero_point_stats_impl,
+            zero_point_stats_input_view_shape_impl,
+            check.positive_steps(collect_stats_steps, type(self).__name__),
+            zero_point_stats_momentum,
+            zero_point_shape,
+            of="zero_point",
+        )
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+        if collected_zero_point is not None:
+            self._begin(DISTANCE, collected_zero_point)
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero point, float32; collects and hands over in training mode."""
+        stat, stored, collecting = self.number(x, DISTANCE, task)
+        z: Any = stored if stat is None else choose(collecting, stat, stored)
+        return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
+
+    def init_zero_point(self) -> None:
+        """End the collection now: fill `value` if it is not filled yet."""
+        self._finish(DISTANCE)
+
+    def end_calibration(self) -> None:
+        """Fill `value` from the collected statistics; it is learned from the next call on."""
+        self._end_calibration(DISTANCE)
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Translate a checkpoint's entries for this component: a `value` without `counter` ends the collection.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        own = {name: entry for name, entry in entries.items() if "running_stats" not in name}
+        return self._completed(own, DISTANCE)
+
+
+@checked_arguments
+class RuntimeDynamicStatsZeroPoint(Dynamic):
+    """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
+
+    Args:
+        zero_point_stats_impl: the statistic, such as `NegativeMinOrZero`.
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+        zero_point_stats_input_view_shape_impl: its view; None for no view.
+        dynamic_scaling_broadcastable_fn: see `RuntimeDynamicStatsScaling`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.core import IntQuant, NegativeMinOrZero
+        >>> int_quant = IntQuant(narrow_range=False, signed=False)
+        >>> impl = RuntimeDynamicStatsZeroPoint(NegativeMinOrZero(), int_quant, True)
+        >>> float(impl(jnp.array([-1.0, 2.0]), jnp.float32(0.25), 4))
+        4.0
+    """
+
+    int_quant: IntQuantizer
+    quantize: bool
+
+    def __init__(
+        self,
+        zero_point_stats_impl: Stat,
+        int_quant: IntQuantizer,
+        quantize_zero_point: bool,
+        zero_point_stats_input_view_shape_impl: View | None = None,
+        dynamic_scaling_broadcastable_fn: Broadcastable | None = None,
+    ) -> None:
+        view = zero_point_stats_input_view_shape_impl or Identity()
+        super().__init__(zero_point_stats_impl, view, dynamic_scaling_broadcastable_fn)
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero point of `x`, float32; `task` for a statistic that is searched."""
+        z = abs_binary_sign_grad(self.number(x, DISTANCE, task).statistic)
+        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+
+
+class GroupwiseIntQuantizer(IntQuantizer, Protocol):
+    """An `int_quant` for tensors that are already in groups."""
+
+    def steps_to_int(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array: ...
+
+
+@checked_arguments
+class RuntimeDynamicGroupZeroPoint(Dynamic):
+    """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
+
+    Args:
+        input_view_impl: the grouping view.
+        zero_point_stats_impl: the statistic of a group, keeping the reduced axis with size 1.
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.core import DynamicOverSubChannelBlockView, IntQuant, NegativeMinOrZero
+        >>> groups = DynamicOverSubChannelBlockView(2, -1)
+        >>> impl = RuntimeDynamicGroupZeroPoint(
+        ...     groups, NegativeMinOrZero(stats_reduce_dim=-1, keepdim=True), IntQuant(False, False, groups), True)
+        >>> impl(jnp.array([-1.0, 2.0, 3.0, 4.0]), jnp.full((2, 1), 0.25), 4).tolist()
+        [[4.0], [0.0]]
+    """
+
+    int_quant: GroupwiseIntQuantizer
+    quantize: bool
+
+    def __init__(
+        self,
+        input_view_impl: View,
+        zero_point_stats_impl: Stat,
+        int_quant: GroupwiseIntQuantizer,
+        quantize_zero_point: bool,
+    ) -> None:
+        super().__init__(zero_point_stats_impl, input_view_impl, in_groups=True)
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
+        lowest: Any = self.number(x, DISTANCE, task).statistic
+        # `to_int` would group it a second time.
+        to_int = self.int_quant.steps_to_int
+        return shift(-lowest, scale, bit_width, self.int_quant, self.quantize, to_int)
+
+
+ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
+
+
+@checked_arguments
+class StatsFromParameterZeroPoint(FromParameter):
+    """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
+
+    Args:
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+        zero_point_stats_input_view_shape_impl: its view.
+        zero_point_stats_input_concat_dim: axis along which the views of several parameters are joined.
+        zero_point_stats_impl: the statistic, such as `NegativeMinOrZero`.
+        zero_point_shape: shape of the zero point.
+        tracked_parameter_list: the parameters that share it; with one, the tensor passed to the call is used.
+        zero_point_affine_rescaling_init: initial factor of a learned affine map of the statistic, if any.
+        zero_point_affine_shifting_init: its initial shift, if any.
+        scale_shift_zero_point_impl: from the distance `z` in floats to the zero point, such as
+            `ScaleShiftQuantZeroPoint`; None uses `int_quant` and `quantize_zero_point`.
+
+    Raises:
+        ValueError: for a shift without a factor, or a wrong shape (when called).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.core import IntQuant, NegativeMinOrZero, OverTensorView
+        >>> int_quant = IntQuant(narrow_range=False, signed=False)
+        >>> impl = StatsFromParameterZeroPoint(int_quant, True, OverTensorView(), 0, NegativeMinOrZero(), ())
+        >>> float(impl(jnp.array([-1.0, 2.0]), jnp.float32(0.25), 4))
+        4.0
+    """
+
+    int_quant: IntQuantizer
+    quantize: bool
+    scale_shift_zero_point: ScaleShift | None = None
+
+    def __init__(
+        self,
+        int_quant: IntQuantizer,
+        quantize_zero_point: bool,
+        zero_point_stats_input_view_shape_impl: View,
+        zero_point_stats_input_concat_dim: int,
+        zero_point_stats_impl: Stat,
+        zero_point_shape: tuple[int, ...],
+        tracked_parameter_list: Iterable[Any] = (),
+        zero_point_affine_rescaling_init: float | None = None,
+        zero_point_affine_shifting_init: float | None = None,
+        scale_shift_zero_point_impl: ScaleShift | None = None,
+    ) -> None:
+        super().__init__(
+            zero_point_stats_impl,
+            zero_point_stats_input_view_shape_impl,
+            zero_point_stats_input_concat_dim,
+            tracked_parameter_list,
+            zero_point_shape,
+            (zero_point_affine_rescaling_init, zero_point_affine_shifting_init),
+            of="zero_point",
+        )
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+        set_given(self, scale_shift_zero_point=scale_shift_zero_point_impl)
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero point of `x`, float32; `task` for a statistic that is searched."""
+        stat, stored, _ = self.number(x, DISTANCE, task)
+        lowest: Any = stored if stat is None else stat
+        if self.scale_shift_zero_point is not None:
+            return self.scale_shift_zero_point(-lowest, scale, bit_width)
+        return shift(-lowest, scale, bit_width, self.int_quant, self.quantize)
+
+
+@checked_arguments
+class ParameterFromStatsFromParameterZeroPoint(FromParameter):
+    """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
+
+    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); before that, evaluation
+    mode computes the same zero point and stores nothing.
+
+    Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
+
+    Arguments: see `StatsFromParameterZeroPoint`.
+
+    Raises:
+        ValueError: for a shift without a factor, or a wrong shape (when called).
+    """
+
+    fills = True
+    int_quant: IntQuantizer
+    quantize: bool
+
+    def __init__(
+        self,
+        int_quant: IntQuantizer,
+        quantize_zero_point: bool,
+        zero_point_stats_input_view_shape_impl: View,
+        zero_point_stats_input_concat_dim: int,
+        zero_point_stats_impl: Stat,
+        zero_point_shape: tuple[int, ...],
+        tracked_parameter_list: Iterable[Any] = (),
+        zero_point_affine_rescaling_init: float | None = None,
+        zero_point_affine_shifting_init: float | None = None,
+    ) -> None:
+        super().__init__(
+            zero_point_stats_impl,
+            zero_point_stats_input_view_shape_impl,
+            zero_point_stats_input_concat_dim,
+            tracked_parameter_list,
+            zero_point_shape,
+            (zero_point_affine_rescaling_init, zero_point_affine_shifting_init),
+            of="zero_point",
+        )
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero point of `x`, float32; `task` for a statistic that is searched."""
+        z = abs_binary_sign_grad(self.number(x, DISTANCE, task).stored)
+        if isinstance(task, Candidate):
+            # Before learning, a candidate keeps its sign and skips the affine map.
+            assert self.init_done is not None
+            filled = self.init_done.get_value() > 0
+            z = jnp.where(filled, z, sharded_as(-self.statistic(x, task), z))
+        return shift(z, scale, bit_width, self.int_quant, self.quantize)

@@ -1,0 +1,267 @@
+"""Groups that cross the shards of a tensor, and warnings of gathering.
+
+Warnings of sharded tensors that are gathered.
+
+Groups whose elements lie on several devices: reduced, and quantized, without moving them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from jqinject.ops.sharding import by_compiler, is_split, sharded_as, shards_along
+
+TOLD = Primitive("told_of_gather")
+
+
+class GatheredWarning(UserWarning):
+    """A program over several devices gathers a tensor if it is sharded, for a component of your own."""
+
+
+def told_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Array:
+    """`x`; a `GatheredWarning` says that it is gathered if it is sharded along certain axes.
+
+    Shards along explicit axes, and those of concrete arrays, are known. Those along automatic axes are not known while
+    a program is traced; then the warning comes when the program is lowered for several devices.
+
+    Args:
+        x: the tensor.
+        axes: along which it must not be sharded, from the front.
+        message: what is gathered, why, and the cure.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> told_if_gathered(jnp.ones(2), (0,), "not said: one device")
+        Array([1., 1.], dtype=float32)
+    """
+    if not axes:
+        return x
+    if is_split(x):
+        split = any(shards_along(x, axis) > 1 for axis in axes)
+    elif isinstance(x, jax.core.Tracer):
+        return _told(message, x) if jax.device_count() > 1 else x
+    else:
+        shard = x.sharding.shard_shape(x.shape)
+        split = any(shard[axis] < x.shape[axis] for axis in axes)
+    if split:
+        _warn(message)
+    return x
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, GatheredWarning, stacklevel=1)  # of one place, so that each is shown once
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _told(message: str, x: jax.Array) -> jax.Array:
+    return TOLD.bind(x, message=message)
+
+
+@_told.defjvp
+def _(message, primals, tangents):
+    return _told(message, *primals), tangents[0]
+
+
+def _lowered(ctx: mlir.LoweringRuleContext, x: mlir.ir.Value, *, message: str) -> list[mlir.ir.Value]:
+    axes = ctx.module_context.axis_context
+    if isinstance(axes, mlir.ShardingContext):
+        several = axes.num_devices > 1
+    else:
+        manual = getattr(axes, "manual_axes", None)  # of `shard_map`: all of them leave nothing to gather
+        several = manual is not None and manual != frozenset(axes.mesh.axis_names)
+    if several:
+        _warn(message)
+    return [x]
+
+
+TOLD.def_impl(lambda x, *, message: x)
+TOLD.def_abstract_eval(lambda x, *, message: x)
+batching.primitive_batchers[TOLD] = lambda xs, axes, *, message: (TOLD.bind(*xs, message=message), axes[0])
+mlir.register_lowering(TOLD, _lowered)
+
+COMBINED: dict[Any, Callable[..., jax.Array]] = {
+    jnp.max: jax.ops.segment_max,
+    jnp.min: jax.ops.segment_min,
+    jnp.sum: jax.ops.segment_sum,
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis that is cut into groups without becoming two axes.
+
+    A reduction goes over pieces of groups first, which no shard divides, and only sends what it finds of these. Its
+    result has the shape of the tensor: every element has that of its group. Zeros fill up the last group. Groups may
+    share their numbers over further axes too, which are reduced with them and kept with size 1.
+
+    Attributes:
+        axis: the axis, from the front.
+        size: elements of a group.
+        piece: elements of a piece, a divisor of `size`.
+        beside: the further axes, from the front.
+    """
+
+    axis: int
+    size: int
+    piece: int
+    beside: tuple[int, ...] = ()
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The axes that share a number, in order."""
+        return tuple(sorted((self.axis, *self.beside)))
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        """The elements that share a number, of a tensor of this shape, with the zeros that fill up a group."""
+        return self.size * self._across(shape)
+
+    def zeros(self, shape: tuple[int, ...]) -> int:
+        """How many zeros the last group has, of a tensor of this shape.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1, beside=(1,)).zeros((3, 5))
+            5
+        """
+        return -shape[self.axis] % self.size * self._across(shape)
+
+    def _across(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape[axis] for axis in self.beside)
+
+    def missing(self, x: jax.Array) -> int:
+        """How many zeros fill up the last group."""
+        return -x.shape[self.axis] % self.size
+
+    def reduced(self, reduction: Any, x: jax.Array) -> jax.Array:
+        """`jnp.max`, `jnp.min` or `jnp.sum` of each group without the zeros that fill up the last, for each element.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).reduced(jnp.sum, jnp.array([1.0, 2.0, 3.0]))
+            Array([3., 3., 3.], dtype=float32)
+            >>> Cut(axis=0, size=2, piece=1, beside=(1,)).reduced(jnp.sum, jnp.ones((3, 5)))
+            Array([[10.],
+                   [10.],
+                   [ 5.]], dtype=float32)
+        """
+        if self.beside:
+            x = reduction(x, axis=self.beside, keepdims=True)
+        return self._repeated(self._found(reduction, x), x)
+
+    def filled(self, found: jax.Array, with_fill: jax.Array) -> jax.Array:
+        """What was found of each group, of the last, if zeros fill it up, `with_fill`."""
+        if not self.missing(found):
+            return found
+        last = found.shape[self.axis] // self.size * self.size
+        places = jax.lax.broadcasted_iota(jnp.int32, found.shape, self.axis)
+        return jnp.where(sharded_as(places >= last, found), with_fill, found)
+
+    def one_each(self, x: jax.Array) -> jax.Array:
+        """Of numbers that the elements of a group share, one for each group.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).one_each(jnp.array([3.0, 3.0, 1.0]))
+            Array([3., 1.], dtype=float32)
+        """
+        # The first of each group, found without comparing: a comparison loses gradients where a compiler rounds anew.
+        first = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis) % self.size == 0
+        return self._found(jnp.sum, jnp.where(sharded_as(first, x), x, jnp.zeros((), x.dtype)))
+
+    def in_two(self, x: jax.Array) -> jax.Array:
+        """Numbers that the elements of a group share, in the shape with two axes; `spread` brings them back.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).in_two(jnp.array([3.0, 3.0, 1.0]))
+            Array([[3.],
+                   [1.]], dtype=float32)
+        """
+        return jnp.expand_dims(x if x.shape[self.axis] == 1 else self.one_each(x), self.axis + 1)
+
+    def spread(self, x: jax.Array, like: jax.Array) -> jax.Array:
+        """Numbers that groups have one of, in the shape with two axes, as they broadcast against a tensor.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).spread(jnp.array([[0.5], [2.0]]), jnp.zeros(3))
+            Array([0.5, 0.5, 2. ], dtype=float32)
+        """
+        if x.ndim <= like.ndim:
+            return x
+        found = jnp.squeeze(x, self.axis + 1)
+        return found if found.shape[self.axis] == 1 else self._repeated(found, like)
+
+    def of_pieces(self, x: jax.Array, length: int) -> jax.Array:
+        """Numbers that groups have one of, in the shape with two axes, once for each piece.
+
+        Example:
+            >>> Cut(axis=0, size=4, piece=2).of_pieces(jnp.array([[0.5], [2.0]]), 6)
+            Array([[0.5],
+                   [0.5],
+                   [2. ]], dtype=float32)
+        """
+        if x.ndim == 0 or x.shape[self.axis] == 1:
+            return x
+        group_of = np.arange(length // self.piece) // (self.size // self.piece)
+        return jnp.take(x, group_of, axis=self.axis, mode="clip")
+
+    def _found(self, reduction: Any, x: jax.Array) -> jax.Array:
+        return by_compiler(partial(self._combined, reduction), x, x, self.axis)
+
+    def _combined(self, reduction: Any, x: jax.Array) -> jax.Array:
+        axis, length = self.axis, x.shape[self.axis]
+        if self.piece > 1:
+            shape = (*x.shape[:axis], length // self.piece, self.piece, *x.shape[axis + 1 :])
+            x = reduction(x.reshape(shape), axis=axis + 1)
+        group_of = np.arange(length // self.piece) // (self.size // self.piece)
+        first = jnp.moveaxis(x, axis, 0)
+        return jnp.moveaxis(COMBINED[reduction](first, group_of, -(-length // self.size)), 0, axis)
+
+    def _repeated(self, found: jax.Array, like: jax.Array) -> jax.Array:
+        group_of = np.arange(like.shape[self.axis]) // self.size
+        return by_compiler(lambda found: jnp.take(found, group_of, axis=self.axis, mode="clip"), like, found)
+
+
+def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
+    """How to cut an axis into groups that may cross the borders of its shards; None if groups cannot.
+
+    The shards of concrete arrays are known. Those over automatic axes of a mesh show in no type while a program is
+    traced: then any number of shards counts that the devices at hand allow. Explicit axes show; along these, groups are
+    cut in place unless shards hold whole groups, since only then a type can name the sharding of the two axes.
+
+    Args:
+        x: the tensor.
+        size: elements of a group.
+        axis: from the front.
+
+    Example:
+        >>> cut_in_place(jnp.zeros((64, 3)), 16, 0)
+    """
+    length = x.shape[axis]
+    if is_split(x):
+        shards = shards_along(x, axis)
+        crosses = shards > 1 and bool(length % size or length // size % shards)
+        return Cut(axis, size, math.gcd(size, length // shards)) if crosses else None
+    known = _shards_along(x, axis)
+    if length == 0 or known == 1:
+        return None
+    most = math.gcd(length, jax.device_count()) if known is None else known
+    counts = [n for n in range(2, most + 1) if known in (None, n) and most % n == 0]
+    if not any(length // n % size and size % (length // n) for n in counts):
+        return None
+    return Cut(axis, size, math.gcd(size, length // most))
+
+
+def _shards_along(x: jax.Array, axis: int) -> int | None:
+    """The number of shards of a concrete array along an axis; None for a tracer."""
+    if isinstance(x, jax.core.Tracer):
+        return None
+    return x.shape[axis] // max(x.sharding.shard_shape(x.shape)[axis], 1)

@@ -1,1 +1,0 @@
-"""Meshes, mapped axes, processes."""

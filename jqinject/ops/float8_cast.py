@@ -1,0 +1,365 @@
+"""Cast to 8-bit floats, and exponents that a group shares.
+
+8-bit floats: their range, and conversion of arrays to them.
+
+The exponent of the power of two that a block of minifloats shares, from the block's largest magnitude.
+
+| function | exponent |
+|---|---|
+| `floor_exponent` | `floor(log2 a) - emax` |
+| `ceil_exponent` | `ceil(log2 a) - emax` |
+| `even_exponent` | `floor(log2 a') - emax`, `a'` = `a` rounded to the mantissa of the format, halves up |
+| `round_up_exponent` | `ceil(log2(a / largest))` |
+
+`a` is the largest magnitude, `largest` the largest number of the format and `emax` its exponent. Exponents are int32
+from -127 to 127, and 128 for a nan. Numbers below the smallest normal float32 count as 0, of exponent -127 - emax.
+They are read from the bits of floats, so that no program rounds a logarithm.
+
+Source: Open Compute Project, "Microscaling Formats (MX)" 1.0, 6.3 (floor); torchao's `ScaleCalculationMode`; NVIDIA's
+cuBLAS, "1D block scaling" (round up).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.float_grid import float_steps, from_float_steps
+from jqinject.ops.power import divide
+from jqinject.ops.ste import with_gradient_of
+
+FLOAT8_DTYPES: tuple[Any, ...] = (
+    jnp.float8_e4m3fn,
+    jnp.float8_e5m2,
+    jnp.float8_e4m3fnuz,
+    jnp.float8_e5m2fnuz,
+)
+_WITH_INF = np.dtype(jnp.float8_e5m2)
+_WITHOUT_NEGATIVE_ZERO = (np.dtype(jnp.float8_e4m3fnuz), np.dtype(jnp.float8_e5m2fnuz))
+
+
+def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
+    """One of the four 8-bit float dtypes.
+
+    Raises:
+        TypeError: for any other dtype; the message names the four.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found not in [np.dtype(known) for known in FLOAT8_DTYPES]:
+        names = ", ".join(f"jnp.{np.dtype(known).name}" for known in FLOAT8_DTYPES)
+        raise TypeError(f"{where}: {name} must be an 8-bit float dtype, one of {names}; got {dtype!r}")
+    return found
+
+
+def float8_max(dtype: Any) -> float:
+    """The largest finite number of an 8-bit float dtype.
+
+    Example:
+        >>> float8_max(jnp.float8_e4m3fn), float8_max(jnp.float8_e5m2), float8_max(jnp.float8_e4m3fnuz)
+        (448.0, 57344.0, 240.0)
+    """
+    return float(jnp.finfo(dtype).max)
+
+
+def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
+
+    The quotient is computed in bfloat16 if `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32,
+    as XLA compiles Flax's: `x * (1 / scale)` where a scale serves several numbers.
+
+    A finite number that is too large saturates. Non-finite numbers stay visible: nan stays nan, and an infinity becomes
+    inf in `float8_e5m2` and nan in the others, which have no inf.
+
+    Args:
+        x: float array.
+        scale: float per step, positive, broadcasts to `x`.
+        dtype: the 8-bit float dtype.
+
+    Returns:
+        The payload: an array of the shape of `x`; no gradient.
+
+    Differs from Flax's `fp8_ops.quantize`: there an infinity saturates.
+
+    Example:
+        >>> to_float8(jnp.array([0.3, 1000.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
+        Array([0.625, 448], dtype=float8_e4m3fn)
+    """
+    return _payload(x, scale, dtype)[0]
+
+
+def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """The payload, and a mask of the finite elements of `x`."""
+    x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
+    # To bfloat16 explicitly: a compiler may remove a cast to it and back.
+    rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
+    largest = float8_max(dtype)
+    numbers = x.astype(jnp.float32)
+    finite = jax.lax.is_finite(numbers)
+    scale = rounded(scale)
+    quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
+    steps = jax.lax.clamp(-largest, rounded(quotient), largest)
+    steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
+    return _converted(steps, dtype), finite
+
+
+def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """The payload of an array that `from_float8` made: `x / scale`, which needs no saturation.
+
+    Args:
+        x: float array, up to its rounding `payload * scale`.
+        scale: float per step, positive, broadcasts to `x`.
+        dtype: the 8-bit float dtype.
+
+    Example:
+        >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
+        Array([0.625, 448], dtype=float8_e4m3fn)
+    """
+    return _converted(x.astype(jnp.float32) / scale, dtype)
+
+
+def _converted(steps: jax.Array, dtype: Any) -> jax.Array:
+    if np.dtype(dtype) in _WITHOUT_NEGATIVE_ZERO:
+        # The code of -0 is their nan, which XLA's older loops return for small negative numbers.
+        to_zero = jnp.abs(steps) <= float(jnp.finfo(dtype).smallest_subnormal) / 2
+        steps = jnp.where(to_zero, jnp.float32(0), steps)
+    return steps.astype(dtype)
+
+
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
+def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`payload * scale`, computed in float32; a finite number stays finite in `dtype`.
+
+    Example:
+        >>> from_float8(jnp.array([2.0], jnp.float8_e5m2), jnp.float32(0.5), jnp.bfloat16)
+        Array([1], dtype=bfloat16)
+    """
+    return from_float_steps(payload.astype(jnp.float32), scale, dtype)
+
+
+def quantize_float8(
+    x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """To an 8-bit float and back, straight through: the gradient of `x` is that of the value everywhere.
+
+    Args:
+        x: float array.
+        scale: float per step, positive, broadcasts to `x`; no gradient.
+        q_dtype: the 8-bit float dtype.
+        dq_dtype: dtype of the value.
+
+    Returns:
+        (the value, the payload that it comes from, which has no gradient).
+
+    Example:
+        >>> quantize_float8(jnp.float32(500), jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
+        (Array(448., dtype=float32), Array(448, dtype=float8_e4m3fn))
+    """
+    payload, finite = _payload(x, scale, q_dtype)
+    product = payload.astype(jnp.float32) * scale
+    largest = float(jnp.finfo(dq_dtype).max)
+    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float8`: finite numbers stay finite
+    if np.dtype(q_dtype) == _WITH_INF:
+        value = jax.lax.select(finite, value, product)
+    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
+
+
+def float8_factor(amax: jax.Array, largest: float, dtype: Any, power_of_two: bool) -> jax.Array:
+    """`largest / amax`, float32; if that overflows, the largest number of `dtype`; or the power of two below.
+
+    Args:
+        amax: float32, above 0.
+        largest: of the 8-bit format.
+        dtype: of the tensor.
+        power_of_two: whether it is rounded down to a power of two.
+
+    Example:
+        >>> float8_factor(jnp.float32(3.0), 448.0, jnp.float32, True)
+        Array(128., dtype=float32)
+    """
+    factor = divide(jnp.float32(largest), amax)
+    factor = jnp.where(jnp.isinf(factor), float(jnp.finfo(dtype).max), factor)
+    if not power_of_two:
+        return factor
+    exponent = jax.lax.bitcast_convert_type(factor, jnp.int32) & jnp.int32(0x7F800000)
+    return jax.lax.bitcast_convert_type(exponent, jnp.float32)
+
+
+def quantize_by_factor(
+    x: jax.Array, factor: jax.Array, q_dtype: Any, dq_dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """As `quantize_float8`, where `x` is multiplied by the inverse of a scale, in float32 for any dtype of `x`.
+
+    Infinities saturate in the payload and stay what they are in the value.
+
+    Args:
+        x: float array.
+        factor: steps of the payload per float, positive and normal, broadcasts to `x`; no gradient.
+        q_dtype: the 8-bit float dtype.
+        dq_dtype: dtype of the value.
+
+    Example:
+        >>> quantize_by_factor(jnp.float32(3), jnp.float32(149.5), jnp.float8_e4m3fn, jnp.float32)[1]
+        Array(448, dtype=float8_e4m3fn)
+    """
+    numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
+    largest = float8_max(q_dtype)
+    payload = _converted(jnp.clip(numbers * factor, -largest, largest), q_dtype)
+    value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
+    value = jnp.where(jnp.isinf(numbers), numbers, value)
+    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
+
+
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.asarray(x).astype(dtype)
+
+
+def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> jax.Array:
+    """The value of `quantize_float8`.
+
+    Example:
+        >>> quantize = lambda v: fake_float8(v, jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
+        >>> jax.value_and_grad(quantize)(jnp.float32(500))
+        (Array(448., dtype=float32), Array(1., dtype=float32))
+    """
+    return quantize_float8(x, scale, q_dtype, dq_dtype)[0]
+
+
+LEAST, NAN = -127, 128
+_MANTISSA = (1 << 23) - 1
+_SIGN = -(1 << 31)
+_SMALLEST_NORMAL = 2.0**-126
+_SMALL, _UP = 2.0**-60, 64
+
+
+def floor_exponent(amax: jax.Array, largest: float) -> jax.Array:
+    """`floor(log2 amax) - emax`.
+
+    Example:
+        >>> floor_exponent(jnp.array([448.0, 449.0, 0.0]), 448.0)
+        Array([   0,    0, -127], dtype=int32)
+    """
+    return _finished(_exponent(_bits(amax)) - _emax(largest), amax)
+
+
+def ceil_exponent(amax: jax.Array, largest: float) -> jax.Array:
+    """`ceil(log2 amax) - emax`.
+
+    Example:
+        >>> ceil_exponent(jnp.array([256.0, 257.0]), 448.0)
+        Array([0, 1], dtype=int32)
+    """
+    bits = _bits(amax)
+    return _finished(_exponent(bits) + _has_fraction(bits) - _emax(largest), amax)
+
+
+def even_exponent(amax: jax.Array, largest: float, mantissa_bit_width: int) -> jax.Array:
+    """`floor(log2 amax') - emax`, `amax'` rounded to a mantissa of so many bits.
+
+    Example:
+        >>> even_exponent(jnp.array([495.0, 497.0]), 448.0, 3)
+        Array([0, 1], dtype=int32)
+    """
+    half = 1 << (22 - mantissa_bit_width)
+    return _finished(_exponent(_bits(amax) + half) - _emax(largest), amax)
+
+
+def round_up_exponent(amax: jax.Array, largest: float) -> jax.Array:
+    """`ceil(log2(amax / largest))`: the least with which nothing is clamped.
+
+    Example:
+        >>> round_up_exponent(jnp.array([448.0, 449.0]), 448.0)
+        Array([0, 1], dtype=int32)
+    """
+    small = amax < _SMALL  # the quotient would be flushed to 0 too early
+    quotient = divide(jnp.where(small, amax * 2.0**_UP, amax), largest)
+    bits = _bits(quotient)
+    found = _exponent(bits) + _has_fraction(bits) - jnp.where(small, _UP, 0)
+    return _finished(jnp.where(quotient > 0, found, LEAST), amax)
+
+
+def scale_of_exponent(exponent: jax.Array) -> jax.Array:
+    """`2**exponent`, float32: that of -127 is subnormal, that of 128 is nan.
+
+    Example:
+        >>> scale_of_exponent(jnp.array([-1, 3, 128])).tolist()
+        [0.5, 8.0, nan]
+    """
+    bits = jnp.where(exponent == LEAST, 1 << 22, (exponent + 127) << 23)
+    bits = jnp.where(exponent == NAN, bits | (1 << 22), bits)
+    return jax.lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
+
+
+def steps_of_power(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """`float_steps(x, divisor)` for powers of two, subnormal `x` included, which a processor may take for 0.
+
+    Args:
+        x: a float32 array.
+        divisor: powers of two of at least 2**-126, inf or nan; broadcasts with `x`.
+
+    Example:
+        >>> steps_of_power(jnp.float32([2.0**-127, -3.0]), jnp.float32(2.0**-126)).tolist()
+        [0.5, -2.5521177519070385e+38]
+    """
+    steps = float_steps(x, divisor)
+    bits = _bits(jax.lax.stop_gradient(x))
+    lifted = (bits & _MANTISSA).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
+    exact = jnp.where(bits < 0, -lifted, lifted)
+    return with_gradient_of(steps, jnp.where(_exponent(bits & ~_SIGN) == LEAST, exact, steps))
+
+
+def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`from_float_steps(steps, scale, dtype)` for powers of two, also where the scale or the product is subnormal.
+
+    Args:
+        steps: numbers of a minifloat of at most 8 bits, float32.
+        scale: powers of two from 2**-127 on, or nan; broadcasts with `steps`.
+        dtype: of the result.
+
+    Example:
+        >>> from_steps_of_power(jnp.float32([1.0, 3.0]), jnp.float32(2.0**-127), jnp.float32).tolist()
+        [5.877471754111438e-39, 1.7632415262334313e-38]
+    """
+    value = from_float_steps(steps, scale, dtype)
+    exponent = _exponent(_bits(jax.lax.stop_gradient(scale)))
+    # 2**126 times the magnitude: below 1 it is a subnormal number's mantissa.
+    small = exponent < -_UP
+    lifted = jnp.abs(jax.lax.stop_gradient(steps)) * _power(jnp.where(small, exponent, LEAST) + 126)
+    mantissa = jax.lax.bitcast_convert_type((lifted * 2.0**23).astype(jnp.int32), jnp.float32)
+    magnitude = jnp.where(lifted < 1, mantissa, lifted * _SMALLEST_NORMAL)
+    signed = _bits(magnitude) | (_bits(jax.lax.stop_gradient(steps)) & _SIGN)
+    exact = jax.lax.bitcast_convert_type(signed, jnp.float32).astype(dtype)
+    return with_gradient_of(value, jnp.where(small, exact, value))
+
+
+def _power(exponent: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+
+
+def _exponent(bits: jax.Array) -> jax.Array:
+    return (bits >> 23) - 127
+
+
+def _has_fraction(bits: jax.Array) -> jax.Array:
+    return ((bits & _MANTISSA) > 0).astype(jnp.int32)
+
+
+def _emax(largest: float) -> int:
+    return math.frexp(largest)[1] - 1
+
+
+def _finished(exponent: jax.Array, amax: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(amax), NAN, jnp.clip(exponent, LEAST, NAN - 1)).astype(jnp.int32)

@@ -1,1 +1,0 @@
-"""Minifloats and tables of numbers: formats, grids, codes."""

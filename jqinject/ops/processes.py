@@ -1,0 +1,151 @@
+"""Arrays that span processes, and computing on one device.
+
+Arrays that span the processes of a distributed program, read on the host.
+
+No process holds all of such an array, and all processes must run the same programs in the same order: every process
+must call these functions, and no decision may depend on what only one process knows.
+
+Two ways to compute the same: one for a program on a single device, one that XLA can partition and export.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
+
+
+def on_host(x: Any) -> np.ndarray:
+    """The numbers of an array, whichever processes hold them.
+
+    Args:
+        x: a concrete array. If it spans processes and is not whole in each, all of them must call.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> on_host(jnp.arange(3))
+        array([0, 1, 2], dtype=int32)
+    """
+    return np.asarray(x) if lies_here(x) else multihost_utils.process_allgather(x, tiled=True)
+
+
+def spans_processes(tree: Any) -> bool:
+    """Whether some array in a pytree lies on devices of several processes."""
+    leaves = jax.tree.leaves(tree)
+    return any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
+
+
+def lies_here(x: Any) -> bool:
+    """Whether this process holds all numbers of a concrete array."""
+    return not spans_processes(x) or x.is_fully_replicated
+
+
+def placed_as(x: jax.Array, model: jax.Array) -> jax.Array:
+    """An array with the placement of another one; if either spans processes, all of them must call."""
+    if not spans_processes((x, model)):
+        return jax.device_put(x, model.sharding)
+    if spans_processes(x) and spans_processes(model):
+        return jax.jit(lambda x: x, out_shardings=model.sharding)(x)
+    whole = on_host(x)
+    return jax.make_array_from_callback(x.shape, model.sharding, lambda index: whole[index])
+
+
+def from_holder(held: Any, is_holder: bool) -> Any:
+    """The object of the first process that holds it, in all processes.
+
+    Args:
+        held: a picklable object; that of the other processes is not read.
+        is_holder: whether this process holds it.
+
+    Returns:
+        The object; `held` if no process is a holder.
+    """
+    holders = multihost_utils.process_allgather(np.array(is_holder))
+    if not holders.any():
+        return held
+    source = jax.process_index() == int(np.argmax(holders))
+    packed = np.frombuffer(pickle.dumps(held) if source else b"", np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.array(packed.size, np.int32), source))
+    room = packed if source else np.zeros(size, np.uint8)
+    return pickle.loads(multihost_utils.broadcast_one_to_all(room, source).tobytes())
+
+
+Compute = Callable[..., jax.Array]
+ONE_DEVICE = Primitive("one_device")
+
+
+def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax.Array:
+    """`alone(*arrays)` in a program that every device runs on its own arrays, else `otherwise(*arrays)`.
+
+    XLA cannot partition custom calls (kernels, layout constraints), nor some reshapes: it gathers their operands first.
+    And `jax.export` refuses custom calls. Whether a program is for one device, for several or for export is not known
+    while it is traced, so this is decided when it is lowered. No gradient.
+
+    Args:
+        alone: a function that compares and hashes by value.
+        otherwise: likewise; computes the same numbers.
+        arrays: their arguments.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(on_one_device(jnp.abs, jnp.abs, jnp.float32(-1)))
+        1.0
+    """
+    program = _program(otherwise, jax.sharding.get_abstract_mesh(), *map(jax.typeof, arrays))
+    return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program)
+
+
+@lru_cache(maxsize=1024)
+def _program(otherwise: Compute, mesh: Any, *types: Any) -> Any:
+    """The program of a function for arrays of these types, on this mesh: traced once."""
+    return jax.make_jaxpr(otherwise)(*types)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A function under `vmap`, compared by value."""
+
+    function: Compute
+    axes: tuple[int | None, ...]
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        return jax.vmap(self.function, self.axes)(*arrays)
+
+
+def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any) -> Any:
+    return on_one_device(_Mapped(alone, tuple(axes)), _Mapped(otherwise, tuple(axes)), *arrays), 0
+
+
+eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
+"""As `on_one_device`, for arrays that are not traced: compiled once for arrays that are alike."""
+
+
+def _runs_alone(module: mlir.ModuleContext) -> bool:
+    if module.lowering_parameters.for_export:
+        return False
+    axes = module.axis_context
+    if isinstance(axes, mlir.ShardingContext):
+        return axes.num_devices == 1
+    return not isinstance(axes, mlir.SPMDAxisContext) or axes.manual_axes == frozenset(axes.mesh.axis_names)
+
+
+def _lowered(
+    ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any
+) -> Any:
+    if _runs_alone(ctx.module_context):
+        return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
+    return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
+
+
+ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, program: eagerly(alone, otherwise, *arrays))
+ONE_DEVICE.def_abstract_eval(lambda *arrays, alone, otherwise, program: program.out_avals[0])
+batching.primitive_batchers[ONE_DEVICE] = _mapped
+mlir.register_lowering(ONE_DEVICE, _lowered)

@@ -1,0 +1,453 @@
+"""Reduce over axes, groups, devices and mapped axes, and the derivatives of extremes.
+
+The axes that a statistic reduces: those of a tensor, and mapped axes that it is distributed over.
+
+Statistics of a tensor in two parts: the reduction, and its derivative.
+
+A statistic that is needed only during calibration is computed under `jax.lax.cond`. Differentiating *through* the
+`cond` would write a gradient as large as the tensor, all zeros, in every later step. So the reduction (`kth_smallest`,
+`Over.max`, ...) returns a few numbers, `locate` finds the position of an element, which only a derivative needs, and
+the derivative itself (`picked`, `shared`) is elementwise: the compiler fuses it with its neighbours.
+
+An `Over` says what is reduced: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is
+distributed over. A tensor is never reshaped for it, because that would gather a sharded tensor. Joining several tensors
+that share a statistic would do the same, so these come as a tuple.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.ops.clamp import choose
+from jqinject.ops.cut import Cut
+from jqinject.ops.power import one_program
+from jqinject.ops.sharding import Names, max_over, min_over, place_over, places_over, sharded_as, sum_over
+
+Axes = int | tuple[int, ...] | Cut | None
+Tensors = jax.Array | tuple[jax.Array, ...]
+"""A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
+
+
+def each(function: Callable[..., Any], x: Tensors, *others: Any) -> Any:
+    """A function applied to each of some tensors.
+
+    Example:
+        >>> each(jnp.abs, (jnp.float32(-1), jnp.float32(2)))
+        (Array(1., dtype=float32), Array(2., dtype=float32))
+    """
+    return jax.tree.map(function, x, *others)
+
+
+def parts_of(x: Tensors) -> tuple[jax.Array, ...]:
+    """Tensors that share a statistic, as a tuple even if there is only one."""
+    return x if isinstance(x, tuple) else (x,)
+
+
+class Over(NamedTuple):
+    """What a statistic reduces: a tensor in place, or several without joining them.
+
+    Attributes:
+        axes: an axis, a tuple of axes in the order in which elements are counted, an axis in groups, or None for the
+            whole tensor.
+        names: of mapped axes that share one statistic.
+    """
+
+    axes: Axes = None
+    names: Names = ()
+
+    def of(self, ndim: int) -> tuple[int, ...]:
+        """The axes of a tensor of `ndim` axes, from the front."""
+        if self.axes is None:
+            return tuple(range(ndim))
+        if isinstance(self.axes, Cut):
+            return self.axes.shared
+        return tuple(axis % ndim for axis in (self.axes if isinstance(self.axes, tuple) else (self.axes,)))
+
+    @classmethod
+    def along(cls, axes: Sequence[int] | Cut | None, names: Names = ()) -> Over:
+        """Over any sequence of axes, an axis in groups, or with None the whole tensor."""
+        return cls(axes if axes is None or isinstance(axes, Cut) else tuple(axes), names)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether results broadcast against the tensor along its axes: unless the whole tensor is reduced."""
+        return self.axes is not None
+
+    def count(self, x: Tensors) -> int:
+        """The number of elements in one statistic."""
+        if self.axes is None and not (self.names or isinstance(x, tuple)):
+            return x.size
+        return sum(map(self._here, parts_of(x))) * places_over(self.names)
+
+    def max(self, x: Tensors) -> jax.Array:
+        """The largest element."""
+        found = self._plainly(jnp.max, x)
+        if found is not None:
+            return found
+        found = reduce(jnp.maximum, self._reduced(jnp.max, x))
+        return max_over(self._with_zeros(jnp.maximum, found), self.names)
+
+    def min(self, x: Tensors) -> jax.Array:
+        """The smallest element."""
+        found = self._plainly(jnp.min, x)
+        if found is not None:
+            return found
+        found = reduce(jnp.minimum, self._reduced(jnp.min, x))
+        return min_over(self._with_zeros(jnp.minimum, found), self.names)
+
+    def sum(self, x: Tensors, of_zero: Any = None) -> jax.Array:
+        """The sum.
+
+        Args:
+            x: what is added: a function of the tensor.
+            of_zero: this function of a zero that fills up a group; None for 0.
+        """
+        found = self._plainly(jnp.sum, x)
+        if found is not None:
+            return found
+        found = reduce(jnp.add, self._reduced(jnp.sum, x))
+        if of_zero is not None and isinstance(self.axes, Cut):
+            zeros = sum(self.axes.zeros(part.shape) for part in parts_of(x))
+            found = self.axes.filled(found, found + zeros * of_zero)
+        return sum_over(found, self.names)
+
+    def positions(self, x: Tensors) -> Any:
+        """The number of each element, counted along the axes in their order; int32, one array for each tensor."""
+        parts = parts_of(x)
+        before = [sum(map(self._here, parts[:place])) for place in range(len(parts))]
+        found = tuple(
+            self._numbered(part, start, sum(map(self._here, parts)))
+            for part, start in zip(parts, before, strict=True)
+        )
+        return found if isinstance(x, tuple) else found[0]
+
+    def _plainly(self, reduction: Any, x: Tensors) -> jax.Array | None:
+        """The result where one reduction along axes is all there is to do, else None."""
+        if self.names or isinstance(x, tuple) or isinstance(self.axes, Cut):
+            return None
+        return reduction(x, axis=self.axes, keepdims=self.axes is not None)
+
+    def _here(self, x: jax.Array) -> int:
+        if isinstance(self.axes, Cut):
+            return self.axes.count(x.shape)
+        return math.prod(x.shape[axis] for axis in self.of(x.ndim))
+
+    def _with_zeros(self, extreme: Any, found: jax.Array) -> jax.Array:
+        """An extreme with the zeros that fill up groups; positions, which are integers, leave them out."""
+        if not isinstance(self.axes, Cut) or jnp.issubdtype(found.dtype, jnp.integer):
+            return found
+        return self.axes.filled(found, extreme(found, 0))
+
+    def _reduced(self, reduction: Any, x: Tensors) -> list[jax.Array]:
+        if isinstance(self.axes, Cut):
+            return [self.axes.reduced(reduction, part) for part in parts_of(x)]
+        return [reduction(part, axis=self.of(part.ndim), keepdims=self.keeps) for part in parts_of(x)]
+
+    def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
+        axes, cut = self.of(x.ndim), self.axes if isinstance(self.axes, Cut) else None
+        found = jnp.zeros(x.shape, jnp.int32)
+        for axis in axes:
+            places, length = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis), x.shape[axis]
+            if cut is not None and axis == cut.axis:
+                places, length = places % cut.size, cut.size
+            found = found * length + places
+        if start:
+            found = found + start
+        if self.names:
+            found = found + place_over(self.names) * count
+        return sharded_as(found, x)
+
+
+@jax.custom_jvp
+def magnitude(x: jax.Array) -> jax.Array:
+    """`|x|`, whose derivative at 0 is 0: a weight of exactly 0 moves no statistic of magnitudes.
+
+    `jnp.abs` has the slope 1 there, which pushes pruned weights (and what a ReLU returns) to one side.
+
+    Args:
+        x: a float array.
+
+    Returns:
+        The magnitudes.
+
+    Example:
+        >>> jax.grad(lambda x: magnitude(x).sum())(jnp.array([-2.0, 0.0, 2.0]))
+        Array([-1.,  0.,  1.], dtype=float32)
+    """
+    return jnp.abs(x)
+
+
+@magnitude.defjvp
+def _(primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    return magnitude(x), change_of_magnitude(x, tangent)
+
+
+def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
+    """The change of `magnitude(x)` when `x` changes by `dx`."""
+    return each(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
+
+
+@one_program("over")
+def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+    """The position at which the element `value` of `x` first occurs; a nan is found at the first nan.
+
+    Args:
+        x: the tensor, or several.
+        value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
+        over: the axes to search.
+
+    Returns:
+        The position, int32, of the shape of `value`; counted along the axes.
+
+    Example:
+        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over())
+        Array(1, dtype=int32)
+    """
+
+    def found(x: jax.Array, positions: jax.Array) -> jax.Array:
+        return choose((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
+
+    return over.min(each(found, x, over.positions(x)))
+
+
+def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
+    """The change of the element at a position when the tensor changes by `dx`.
+
+    Args:
+        dx: of the shape of the tensor, or of each of several.
+        position: the result of `locate`.
+        over: the searched axes.
+    """
+    return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
+
+
+def ties(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+    """How many elements of `x` equal `value`, float32."""
+    return over.sum(each(lambda x: (x == value).astype(jnp.float32), x))
+
+
+def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
+    """The change of an extreme, shared equally by tied elements.
+
+    Args:
+        dx: the change of the tensor.
+        hits: which of its elements are the extreme.
+        count: the number of these.
+        over: the reduced axes.
+        weight: a factor of the change.
+    """
+    return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (weight / jnp.maximum(count, 1.0))
+
+
+def locate_extreme(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+    """The input of `change_of_extreme`: along axes the position of the first of equal elements, over the whole tensor
+    their number.
+    """
+    return locate(x, value, over) if over.keeps else ties(x, value, over)
+
+
+def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Array, over: Over) -> jax.Array:
+    """The change of the largest (or smallest) element of `x`: along axes the first of equal elements counts, over the
+    whole tensor they share.
+    """
+    if over.keeps:
+        return picked(dx, found, over)
+    return shared(dx, each(lambda x: x == value, x), found, over)
+
+
+ALMOST = 1.0 - 2.0**-21
+"""A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _largest(over: Over, x: jax.Array) -> jax.Array:
+    return jnp.maximum(over.max(x), 0.0)
+
+
+@_largest.defjvp
+def _(over, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    value = _largest(over, x)
+    return value, _change_of_end(over, x >= value * ALMOST, dx, value)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _ends(over: Over, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.maximum(over.max(x), 0.0), jnp.minimum(over.min(x), 0.0)
+
+
+@_ends.defjvp
+def _(over, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    high, low = found = _ends(over, x)
+    hits = (x >= high * ALMOST, x <= low * ALMOST)
+    return found, tuple(_change_of_end(over, of, dx, end) for of, end in zip(hits, found, strict=True))
+
+
+def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
+    """The change of an end of a range, from the elements there; half of it at 0 (as in `jnp.maximum`)."""
+    at_zero = end == 0
+    half = choose(at_zero, 0.5, jnp.ones_like(end))
+    count = over.sum(hits.astype(jnp.float32), of_zero=at_zero.astype(jnp.float32))
+    return shared(dx, hits, count, over, half)
+
+
+def largest(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> jax.Array:
+    """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
+
+    A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. So elements
+    within a few units in the last place of the maximum count as ties: otherwise none might, and the gradient be lost.
+
+    Args:
+        x: the tensor; the maximum of an empty one is 0.
+        axes: the axes to reduce, or one in groups; None for all, none of which is kept.
+        names: of mapped axes that the tensor is distributed over.
+
+    Example:
+        >>> x = jnp.array([1.0, 3.0, 3.0])
+        >>> jax.value_and_grad(lambda x: largest(x, (0,))[0])(x)
+        (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
+    """
+    over = Over.along(axes, names)
+    return _largest(over, _something(x, over))
+
+
+def ends(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> tuple[jax.Array, jax.Array]:
+    """`max(x, 0)` and `min(x, 0)`, as `largest`.
+
+    Example:
+        >>> ends(jnp.array([1.0, 3.0]), (0,))
+        (Array([3.], dtype=float32), Array([0.], dtype=float32))
+    """
+    over = Over.along(axes, names)
+    return _ends(over, _something(x, over))
+
+
+def _something(x: jax.Array, over: Over) -> jax.Array:
+    """`x`, or zeros if there is nothing to reduce."""
+    axes = over.of(x.ndim)
+    if all(x.shape[axis] for axis in axes):
+        return x
+    return jnp.zeros([1 if axis in axes else size for axis, size in enumerate(x.shape)], x.dtype)
+
+
+def rank_high(percentile: float, size: int) -> int:
+    """1-based rank of a high percentile among `size` numbers: `floor(q/100 * n + 1/2)`, kept in 1 .. n.
+
+    Example:
+        >>> rank_high(99.999, 100), rank_high(50.0, 25)
+        (100, 13)
+    """
+    return min(max(math.floor(0.01 * percentile * size + 0.5), 1), max(size, 1))
+
+
+def rank_low(percentile: float, size: int) -> int:
+    """1-based rank of a low percentile among `size` numbers: `ceil(q/100 * n)`, kept in 1 .. n.
+
+    Example:
+        >>> rank_low(0.001, 100), rank_low(5.0, 100)
+        (1, 5)
+    """
+    return min(max(math.ceil(0.01 * percentile * size), 1), max(size, 1))
+
+
+def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
+    """The k-th smallest element (1-based), without interpolation.
+
+    A maximum or minimum at the ends; otherwise a bisection on the bits, 32 passes over the tensor for any rank (a sort
+    of a million elements takes tens of times as long). For a tensor distributed over devices, only counts are sent.
+
+    Args:
+        x: float32 tensor, or several.
+        k: rank, 1 to n, n the number of elements; or an array of ranks, of the shape of the result.
+        over: the axes to reduce.
+
+    Returns:
+        A scalar over the whole tensor, else the tensor with size 1 in the axes.
+
+    Example:
+        >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, Over())
+        Array(3., dtype=float32)
+    """
+    if isinstance(k, int) and k == over.count(x):
+        return over.max(x)
+    if isinstance(k, int) and k == 1:
+        return over.min(x)
+    return _bisect(x, k, over)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def ranked(x: jax.Array, k: int, over: Over) -> jax.Array:
+    """`kth_smallest`, differentiable: the first of equal elements gets the gradient.
+
+    Example:
+        >>> jax.grad(lambda x: ranked(x, 3, Over()))(jnp.array([4.0, 1.0, 3.0, 2.0]))
+        Array([0., 0., 1., 0.], dtype=float32)
+    """
+    return kth_smallest(x, k, over)
+
+
+@ranked.defjvp
+def _(k, over, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    value = ranked(x, k, over)
+    return value, picked(dx, locate(x, value, over), over)
+
+
+def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
+    """The k-th smallest, bit by bit: unsigned integers in the order of the floats, nan last."""
+    top = jnp.uint32(1 << 31)
+
+    def key_of(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
+        return jnp.where(bits >= top, ~bits, bits | top)
+
+    keys = each(key_of, x)
+
+    def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
+        candidate = found | (top >> i.astype(jnp.uint32))
+        below = over.sum(
+            each(lambda keys: (keys < candidate).astype(jnp.int32), keys),
+            of_zero=(top < candidate).astype(jnp.int32),
+        )
+        return jnp.where(below < k, candidate, found)
+
+    key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))
+    return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)
+
+
+@one_program("momentum")
+def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentum: float | None) -> jax.Array:
+    """One step of a running statistic.
+
+    `buffer' = (1 - momentum) * buffer + momentum * update`, the cumulative mean `(count * buffer + update) /
+    (count + 1)` when `momentum` is None; the first update (`count == 0`) replaces the buffer. The cumulative mean
+    of 2^24 updates, which is as far as float32 counts, is final.
+
+    Args:
+        buffer: the running statistic.
+        update: the statistic of this batch, same shape.
+        count: float32 or int32 scalar, the number of updates so far.
+        momentum: weight of the new one, or None.
+
+    Returns:
+        The new buffer.
+
+    Example:
+        >>> running_mean(jnp.float32(1), jnp.float32(3), jnp.int32(5), 0.1)
+        Array(1.2, dtype=float32)
+    """
+    if momentum is None:
+        total = (count + 1).astype(jnp.float32)
+        later = buffer * (count.astype(jnp.float32) / total) + update / total
+        later = choose(count < 2**24, later, buffer)
+    else:
+        later = buffer * (1.0 - momentum) + update * momentum
+    return choose(count == 0, update, later)
