@@ -189,7 +189,7 @@ def unpacked_tensor(x: Any) -> Any:
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
-        tensor = FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype)
-        return tensor.with_scale_dtype(x.scale.dtype if x.scale.dtype.itemsize == 1 else None)
+        scale_dtype = x.scale.dtype if x.scale.dtype.itemsize == 1 else None
+        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype, scale_dtype)
     zero = known_zero() if x.zero_point is None else x.zero_point
     return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.dtype)

@@ -94,9 +94,10 @@ class TwoLevels:
                 numbers = unpack_halves(numbers, axis, self.packed[axis])
             numbers = from_float_codes(numbers, self.format)
         scale = block * self.shared
-        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format)
+        levels = Levels(numbers, block, self.shared)
+        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
         whole = in_groups(
-            made.with_levels(Levels(numbers, block, self.shared)),
+            made,
             self.groups.size,
             self.groups.dim,
             self.groups.length,
