@@ -77,10 +77,7 @@ from jqinject.core.rounding import RoundToOddSte as RoundToOddSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
 from jqinject.core.rounding import TrustMask as TrustMask
-from jqinject.core.scaling.amax import AmaxHistory as AmaxHistory
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
-from jqinject.core.scaling.amax import CurrentScaling as CurrentScaling
-from jqinject.core.scaling.amax import DelayedScaling as DelayedScaling
 from jqinject.core.scaling.constant import ConstScaling as ConstScaling
 from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
 from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling

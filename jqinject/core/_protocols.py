@@ -332,8 +332,9 @@ def needs_input_format(component: Any) -> bool:
 
 
 def amax_history(quantizer: Any) -> Any:
-    """The record of amaxes that the scale of a quantizer follows; None if unstated."""
-    return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
+    """The scaling of a quantizer whose `amax_history` records amaxes; None if unstated."""
+    scaling = getattr(quantizer, "scaling_impl", None)
+    return scaling if hasattr(scaling, "amax_history") else None
 
 
 def collects_in_steps(component: Any) -> bool:

@@ -21,7 +21,7 @@ import jax.core
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, Quantized
+from jqinject.core import AmaxScaling, Quantized
 from jqinject.core._protocols import amax_history, number_format, scale_dtype
 from jqinject.core.component import InnerModule, assign, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
@@ -222,8 +222,8 @@ class QuantProxyFromInjector(HoldsRanges):
         return linked_layers(self)
 
     @property
-    def amax_history(self) -> AmaxHistory | None:
-        """The record of amaxes; None if the scale does not come from one."""
+    def amax_history(self) -> AmaxScaling | None:
+        """The scaling that records amaxes (`.newest`, `.amax_history`); None if the scale does not come from them."""
         return amax_history(self.tensor_quant)
 
     @property

@@ -76,7 +76,7 @@ class Float8Quant(Component):
     stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
 
     Args:
-        scaling_impl: the scale: `DelayedScaling`, `CurrentScaling`, or any other scaling component.
+        scaling_impl: the scale: `AmaxScaling`, or any other scaling component.
         q_dtype: dtype of the payload, one of the four 8-bit floats.
         dq_dtype: dtype of `y`; None means that of `x`.
         input_view_impl: applied to `x` first; None for no view.
@@ -90,8 +90,8 @@ class Float8Quant(Component):
     Source: Flax's `fp8_ops`.
 
     Example:
-        >>> from jqinject.core import CurrentScaling
-        >>> quant = Float8Quant(CurrentScaling(), jnp.float8_e4m3fn)
+        >>> from jqinject.core import AmaxScaling
+        >>> quant = Float8Quant(AmaxScaling(delayed=False), jnp.float8_e4m3fn)
         >>> value, scale, zero_point, bit_width = quant(jnp.array([448.0, 17.0]))
         >>> value, float(scale), bit_width
         (Array([448.,  16.], dtype=float32), 1.0, 8)
