@@ -16,13 +16,7 @@ from jqinject.ops.power import exp2
 from jqinject.quant_tensor.array_methods import as_array
 from jqinject.quant_tensor.shaping import Tensor, full_rank, is_on_integers
 from jqinject.quant_tensor.tensor_fields import TensorFields
-from jqinject.quant_tensor.validity import (
-    brief,
-    known_different,
-    known_nonzero,
-    same_kind,
-    sum_bit_width,
-)
+from jqinject.quant_tensor.validity import brief, known_different, known_nonzero, same_kind, sum_bit_width
 
 
 class DifferentScalesWarning(UserWarning):

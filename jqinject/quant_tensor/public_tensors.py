@@ -145,8 +145,29 @@ class IntQuantTensor(QuantTensor):
     )
 
 
+class _FloatNames(QuantTensor):
+    """The names of a tensor of minifloats, with and without groups."""
+
+    __slots__ = ()
+
+    format: AnyFloatFormat = attribute("_grid", "The format of its minifloats.")
+    exponent_bit_width: Any = attribute("_grid.exponent_bit_width", "Bits of the exponent.")
+    mantissa_bit_width: Any = attribute(
+        "_grid.mantissa_bit_width", "Bits of the mantissa, without the implicit 1."
+    )
+    exponent_bias: Any = attribute("_grid.bias", "The bias that is subtracted from the exponent field.")
+    saturating: bool = attribute(
+        "_grid.saturating", "Whether numbers that are too large saturate at the largest."
+    )
+    inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatFormat`.")
+    nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatFormat`.")
+    payload = QuantTensor.low_bits
+    codes = QuantTensor.code_numbers
+    minifloat = QuantTensor.grid_numbers
+
+
 @final
-class FloatQuantTensor(QuantTensor):
+class FloatQuantTensor(_FloatNames):
     """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
     It is immutable and a pytree: value and scale are children, the format (a child if its widths are learned) and
@@ -249,24 +270,23 @@ class FloatQuantTensor(QuantTensor):
         tensor._scale_dtype = scale_dtype
         return tensor
 
-    format: AnyFloatFormat = attribute("_grid", "The format of its minifloats.")
-    exponent_bit_width: Any = attribute("_grid.exponent_bit_width", "Bits of the exponent.")
-    mantissa_bit_width: Any = attribute(
-        "_grid.mantissa_bit_width", "Bits of the mantissa, without the implicit 1."
-    )
-    exponent_bias: Any = attribute("_grid.bias", "The bias that is subtracted from the exponent field.")
-    saturating: bool = attribute(
-        "_grid.saturating", "Whether numbers that are too large saturate at the largest."
-    )
-    inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatFormat`.")
-    nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatFormat`.")
-    payload = QuantTensor.low_bits
-    codes = QuantTensor.code_numbers
-    minifloat = QuantTensor.grid_numbers
+
+class _CodebookNames(QuantTensor):
+    """The names of a tensor of indices, with and without groups."""
+
+    __slots__ = ()
+
+    codebook: Codebook = attribute("_grid", "The table.")
+    payload = codes = QuantTensor.code_numbers
+
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        """Whether the table has numbers below 0."""
+        return self._grid.values[0] < 0
 
 
 @final
-class CodebookQuantTensor(QuantTensor):
+class CodebookQuantTensor(_CodebookNames):
     """A dequantized array with its scale and the table of its numbers: `value = table[code] * scale`.
 
     It is immutable and a pytree: value and scale are children, codebook and `training` static. Used as an array,
@@ -318,14 +338,6 @@ class CodebookQuantTensor(QuantTensor):
         scale = jnp.asarray(scale, jnp.float32)
         return cls((codebook.decode(codes) * scale).astype(dtype), scale, codebook, training)
 
-    codebook: Codebook = attribute("_grid", "The table.")
-    payload = codes = QuantTensor.code_numbers
-
-    @property
-    def signed(self) -> bool:  # type: ignore[override]
-        """Whether the table has numbers below 0."""
-        return self._grid.values[0] < 0
-
 
 class GroupwiseQuantTensor(QuantTensor):
     """Abstract: a quantized tensor of any number format, with a scale (and zero point) for each group along one axis.
@@ -349,7 +361,6 @@ class GroupwiseQuantTensor(QuantTensor):
     """
 
     __slots__ = ()
-    _layout: Layout
 
     def _in_groups(self, grouped: Any, size: int, dim: int, shape: tuple[int, ...] | None) -> None:
         """Store the arguments of a constructor; None as the shape without groups means that they are full."""
@@ -389,21 +400,6 @@ class GroupwiseQuantTensor(QuantTensor):
     def zero_point(self) -> jax.Array:
         """The zero point of each element, or one for all."""
         return self._layout.of_elements(self._bare.zero_point)
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Shape of `value`."""
-        return self._layout.shape_of(self._array.shape)
-
-    @property
-    def ndim(self) -> int:  # type: ignore[override]
-        """Number of axes of `value`."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:  # type: ignore[override]
-        """Number of elements of `value`."""
-        return math.prod(self.shape)
 
     def moved(self, grouped: Any, groups: Groups) -> Self:
         """Return the tensor in the same groups elsewhere.
@@ -482,7 +478,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
 
 @final
-class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
+class GroupwiseFloatQuantTensor(GroupwiseQuantTensor, _FloatNames):
     """Minifloats with a scale for each group along one axis.
 
     Args:
@@ -518,20 +514,9 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         grouped = FloatQuantTensor(as_array(value), scale, format, training)
         self._in_groups(grouped, group_size, group_dim, dequant_shape)
 
-    format: AnyFloatFormat = attribute("_grid", "The format of its minifloats.")
-    exponent_bit_width = FloatQuantTensor.exponent_bit_width
-    mantissa_bit_width = FloatQuantTensor.mantissa_bit_width
-    exponent_bias = FloatQuantTensor.exponent_bias
-    saturating = FloatQuantTensor.saturating
-    inf_values = FloatQuantTensor.inf_values
-    nan_values = FloatQuantTensor.nan_values
-    payload = QuantTensor.low_bits
-    codes = QuantTensor.code_numbers
-    minifloat = QuantTensor.grid_numbers
-
 
 @final
-class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
+class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor, _CodebookNames):
     """Indices into a table, with a scale for each group along one axis.
 
     Args:
@@ -566,10 +551,6 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
     ) -> None:
         grouped = CodebookQuantTensor(as_array(value), scale, codebook, training)
         self._in_groups(grouped, group_size, group_dim, dequant_shape)
-
-    codebook: Codebook = attribute("_grid", "The table.")
-    payload = codes = QuantTensor.code_numbers
-    signed = CodebookQuantTensor.signed  # type: ignore[assignment]
 
 
 for _cls in (GroupwiseIntQuantTensor, GroupwiseFloatQuantTensor, GroupwiseCodebookQuantTensor):

@@ -27,6 +27,24 @@ CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
 _SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
 
 
+def _moving(name: str, move: Any, doc: str, in_groups: bool = False) -> Any:
+    """Define a shape method that keeps the grid if scale and zero point follow; else it returns the plain array.
+
+    Args:
+        name: of the array method.
+        move: the same of a quantized tensor.
+        doc: the docstring.
+        in_groups: whether `move` keeps groups.
+    """
+
+    def method(self: "QuantTensor", *args: Any) -> Any:
+        keeps = in_groups if self.is_grouped else self._is_movable
+        return move(self, *args) if keeps else getattr(self.value, name)(*args)
+
+    method.__name__, method.__doc__ = name, doc
+    return method
+
+
 class QuantTensor(TensorFields):
     """A dequantized array that knows the low-bit numbers behind it: `value = (number - zero_point) * scale`.
 
@@ -141,32 +159,16 @@ class QuantTensor(TensorFields):
     def transpose(self, *axes: Any) -> Any:
         """Return it with axes permuted; reversed without arguments."""
         order = None if axes == (None,) else _one_sequence(axes) or None
-        if self._is_movable or self._layout is not None:
-            return shaping.transpose(self, order)
-        return self.value.transpose(order)
+        moves = self._is_movable or self.is_grouped
+        return shaping.transpose(self, order) if moves else self.value.transpose(order)
 
-    def swapaxes(self, axis1: Any, axis2: Any) -> Any:
-        """Return it with two axes exchanged."""
-        if self._is_movable or self._layout is not None:
-            return shaping.swapaxes(self, axis1, axis2)
-        return self.value.swapaxes(axis1, axis2)
-
-    def squeeze(self, axis: Any = None) -> Any:
-        """Return it without axes of size 1."""
-        return shaping.squeeze(self, axis) if self._is_movable else self.value.squeeze(axis)
-
-    def __getitem__(self, key: Any) -> Any:
-        return shaping.index(self, key) if self._is_movable or self._layout is not None else self.value[key]
-
-    @property
-    def T(self) -> Any:
-        """All axes reversed."""
-        return self.transpose()
-
-    @property
-    def mT(self) -> Any:
-        """The last two axes exchanged."""
-        return self.swapaxes(-1, -2)
+    swapaxes: Any = _moving(
+        "swapaxes", shaping.swapaxes, "Return it with two axes exchanged.", in_groups=True
+    )
+    squeeze: Any = _moving("squeeze", shaping.squeeze, "Return it without axes of size 1.")
+    __getitem__: Any = _moving("__getitem__", shaping.index, "Return some elements.", in_groups=True)
+    T: Any = property(lambda self: self.transpose(), doc="All axes reversed.")
+    mT: Any = property(lambda self: self.swapaxes(-1, -2), doc="The last two axes exchanged.")
 
     # --- the numbers behind the value
 

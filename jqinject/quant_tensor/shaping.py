@@ -30,10 +30,7 @@ Tensor = TypeVar("Tensor", bound=TensorFields)
 
 
 def map_metadata(
-    x: Tensor,
-    value: jax.Array,
-    move: Callable[[jax.Array], jax.Array],
-    payload: jax.Array | None = None,
+    x: Tensor, value: jax.Array, move: Callable[[jax.Array], jax.Array], payload: jax.Array | None = None
 ) -> Tensor:
     """Return `x` with a new value, and `move` applied to scale and zero point if they vary.
 

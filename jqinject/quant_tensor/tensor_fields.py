@@ -64,12 +64,8 @@ class TensorFields(ArrayMethods):
     fields: ClassVar[tuple[str, ...]] = ()
     partner: ClassVar[Any] = None
 
-    _array: jax.Array  # the value as the layout has it, or the payload of a stored tensor
-    _zero_point: jax.Array | None
-    _payload: jax.Array | None
-    _layout: Layout | None
-    _levels: Levels | None
-    _scale_dtype: np.dtype | None
+    _array: Any  # the value as the layout has it, or the payload of a stored tensor
+    _layout: Any
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -104,11 +100,8 @@ class TensorFields(ArrayMethods):
                 scale = _metadata(scale, array.shape, "scale")
                 zero_point = None if no_zero else _metadata(zero_point, array.shape, "zero_point")
         self._array = self._value = array
-        self._scale = scale
-        self._zero_point = zero_point
-        self._grid = grid
-        self._training = training
-        self._payload = payload
+        self._scale, self._zero_point, self._grid = scale, zero_point, grid
+        self._training, self._payload = training, payload
         self._dtype = getattr(array, "dtype", None)
         self._layout = self._levels = self._scale_dtype = None
 
@@ -160,6 +153,13 @@ class TensorFields(ArrayMethods):
 
         def __getattr__(self, name: str) -> Any:
             """Return the value of a tensor whose slot for it is empty: dequantized and joined when it is read."""
+            if name == "_shaped":
+                shape = self._array.shape
+                return (
+                    self._array
+                    if self._layout is None
+                    else jax.ShapeDtypeStruct(self._layout.shape_of(shape), self._dtype)
+                )
             if name != "_value":
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
             array = self._array
@@ -175,9 +175,9 @@ class TensorFields(ArrayMethods):
     training: bool = attribute("_training", "Whether it was made in training mode.")
     bit_width: Any = attribute("_grid.bit_width", "Bits of one number: a Python int, or an array if learned.")
     signed: bool = attribute("_grid.signed", "Whether there are numbers below 0.")
-    shape: tuple[int, ...] = attribute("_array.shape", "Shape of `value`.")
-    ndim: int = attribute("_array.ndim", "Number of axes of `value`.")
-    size: int = attribute("_array.size", "Number of elements of `value`.")
+    shape: tuple[int, ...] = attribute("_shaped.shape", "Shape of `value`.")
+    ndim: int = attribute("_shaped.ndim", "Number of axes of `value`.")
+    size: int = attribute("_shaped.size", "Number of elements of `value`.")
     dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
     levels: Levels | None = attribute(
         "_levels", "What a quantizer with a scale in two levels has just rounded it to; else None."
@@ -299,26 +299,16 @@ class TensorFields(ArrayMethods):
         """
         entries = {"value": value, "scale": scale, "zero_point": zero_point, "bit_width": bit_width, **others}
         bare = self._bare
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(bare)
-        names = [path[0].name for path, _ in leaves]
-        unknown = [
-            name for name, x in entries.items() if x is not None and name not in (*names, *bare.fields)
-        ]
-        if unknown:
-            raise TypeError(
-                f"{type(self).__name__}.axes: {', '.join(unknown)}; its children are {', '.join(names)}"
-            )
-        return treedef.unflatten([entries.get(name) for name in names])._like(type(self), self._layout)
+        children, static = _flatten(bare)
+        if unknown := [name for name, x in entries.items() if x is not None and name not in bare.fields]:
+            names = ", ".join(key.name for key, _ in children)
+            raise TypeError(f"{type(self).__name__}.axes: {', '.join(unknown)}; its children are {names}")
+        fields = [jax.tree.map(lambda _, key=key: entries.get(key.name), child) for key, child in children]
+        return _unflatten(type(bare), static, fields)._like(type(self), self._layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        bare = self._bare
-        array = bare.value if bare.is_stored else bare._array
-        return _restored, (
-            type(self),
-            type(bare),
-            (array, bare._scale, bare._zero_point, bare._grid, bare._training),
-            self._layout,
-        )
+        children, static = _flatten(self)
+        return _unflatten, (type(self), static, [child for _, child in children])
 
     def __repr__(self) -> str:
         name, layout, grid = type(self).__name__, self._layout, self._grid
@@ -364,11 +354,6 @@ def _unflatten(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
     array, scale, *rest = children
     zero_point = rest.pop(0) if len(cls.arrays) == 3 else None
     return cls._of(array, scale, zero_point, cls.grid_of(*rest, *static) if rest else grid, training)
-
-
-def _restored(cls: Any, inner: Any, fields: tuple[Any, ...], layout: Layout | None) -> Any:
-    """Return a tensor from a pickle."""
-    return inner._of(*fields)._like(cls, layout)
 
 
 _CURES = {

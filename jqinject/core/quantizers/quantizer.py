@@ -137,12 +137,11 @@ class Quantized:
         if isinstance(grid, Codebook):
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not isinstance(grid, FloatFormat | LearnedFloatFormat):
-            zero_point = _shown(self.zero_point)
             form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, zero_point, *form, training, self.payload)
-        tensor = FloatQuantTensor(self.value, self.scale, grid, training, self.payload)
-        tensor = tensor if self.scale_dtype is None else tensor.with_scale_dtype(self.scale_dtype)
-        return tensor if self.levels is None else tensor.with_levels(self.levels)
+            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
+        if self.levels is not None:
+            return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
+        return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
 
 
 def _shown(zero_point: jax.Array | None) -> jax.Array:
