@@ -214,18 +214,17 @@ def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool =
         return first
     for other in quantized[1:]:
         _check_same_format(first, other)
-    training = any(tensor.training for tensor in quantized)
-    if training and not same_quantizer:
-        _warn_of_different_scales(quantized, axis)
+    training, axis = any(tensor.training for tensor in quantized), axis % first.ndim
+    scales = [x.scale for x in quantized]
+    along = any(full_rank(scale, first.ndim).shape[axis] > 1 for scale in scales)
+    if training and not same_quantizer and not along:
+        for scale in scales[1:]:
+            check_same_scale(scales[0], scale, True, "concatenate")
     zeros = None
     if any(x._zero_point is not None for x in quantized):
         zeros = _join([x.zero_point for x in quantized], quantized, axis, training, "zero points")
-    return first.set(
-        value=value,
-        scale=_join([x.scale for x in quantized], quantized, axis, training, "scaling factors"),
-        zero_point=zeros,
-        training=training,
-    )
+    scale = _join(scales, quantized, axis, training, "scaling factors")
+    return first.set(value=value, scale=scale, zero_point=zeros, training=training)
 
 
 def _check_same_format(a: TensorFields, b: TensorFields) -> None:
@@ -239,21 +238,15 @@ def _check_same_format(a: TensorFields, b: TensorFields) -> None:
         raise ValueError(f"concatenate: signs are different, {names[0]} and {names[1]}. {cure}")
 
 
-def _warn_of_different_scales(tensors: Sequence[TensorFields], axis: int) -> None:
-    scales = [tensor.scale for tensor in tensors]
-    if all(full_rank(scale, tensors[0].ndim).shape[axis] == 1 for scale in scales):
-        for scale in scales[1:]:
-            check_same_scale(scales[0], scale, True, "concatenate")
-
-
 def _join(
     parts: list[jax.Array], tensors: list[TensorFields], axis: int, training: bool, name: str
 ) -> jax.Array:
     """One metadata field of the result: joined if it varies along the axis, else the shared value, else the mean."""
-    ndim = tensors[0].ndim
-    full = [full_rank(part, ndim) for part in parts]
+    full = [full_rank(part, tensors[0].ndim) for part in parts]
     if any(part.shape[axis] > 1 for part in full):
-        return _joined_along(full, tensors, axis)
+        common = [max(sizes) for sizes in zip(*(part.shape for part in full), strict=True)]
+        shapes = [(*common[:axis], x.shape[axis], *common[axis + 1 :]) for x in tensors]
+        return jnp.concatenate([jnp.broadcast_to(*part) for part in zip(full, shapes, strict=True)], axis)
     if training:
         return sum(parts[1:], parts[0]) / len(parts)
     for part in parts[1:]:
@@ -263,14 +256,3 @@ def _join(
                 "different grids: quantize them with one shared quantizer, or decay them with `.value`."
             )
     return parts[0]
-
-
-def _joined_along(full: list[jax.Array], tensors: list[TensorFields], axis: int) -> jax.Array:
-    ndim = tensors[0].ndim
-    common = [max(part.shape[i] for part in full) for i in range(ndim)]
-    expanded = []
-    for part, tensor in zip(full, tensors, strict=True):
-        shape = list(common)
-        shape[axis] = tensor.shape[axis]
-        expanded.append(jnp.broadcast_to(part, shape))
-    return jnp.concatenate(expanded, axis=axis)

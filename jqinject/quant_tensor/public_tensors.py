@@ -77,7 +77,6 @@ class IntQuantTensor(QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale", "zero_point")
     grid_fields = ("bit_width", "signed")
-    grid_of = IntGrid
 
     def __init__(
         self,
@@ -120,13 +119,7 @@ class IntQuantTensor(QuantTensor):
 
     @classmethod
     def stored(
-        cls,
-        payload: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array | None,
-        bit_width: int,
-        signed: bool,
-        dtype: Any,
+        cls, payload: jax.Array, scale: jax.Array, zero_point: Any, bit_width: int, signed: bool, dtype: Any
     ) -> IntQuantTensor:
         """As `from_int`, for integers that are known to fit; they are dequantized only when the value is read.
 
@@ -140,25 +133,19 @@ class IntQuantTensor(QuantTensor):
         return cls._of_payload(payload, scale, zero_point, _int_grid(bit_width, signed), dtype)
 
     bit_width: BitWidth = attribute("_grid.bit_width", "Bits: a Python int, or an array if learned.")
-    payload: jax.Array | None = attribute(
-        "_payload", "The integers, if it keeps them; else `int` makes them."
-    )
+    payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
 
-class _FloatNames(QuantTensor):
+class _FloatNames:
     """The names of a tensor of minifloats, with and without groups."""
 
     __slots__ = ()
 
     format: AnyFloatFormat = attribute("_grid", "The format of its minifloats.")
     exponent_bit_width: Any = attribute("_grid.exponent_bit_width", "Bits of the exponent.")
-    mantissa_bit_width: Any = attribute(
-        "_grid.mantissa_bit_width", "Bits of the mantissa, without the implicit 1."
-    )
+    mantissa_bit_width: Any = attribute("_grid.mantissa_bit_width", "Bits of the mantissa.")
     exponent_bias: Any = attribute("_grid.bias", "The bias that is subtracted from the exponent field.")
-    saturating: bool = attribute(
-        "_grid.saturating", "Whether numbers that are too large saturate at the largest."
-    )
+    saturating: bool = attribute("_grid.saturating", "Whether numbers that are too large become the largest.")
     inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatFormat`.")
     nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatFormat`.")
     payload = QuantTensor.low_bits
@@ -167,7 +154,7 @@ class _FloatNames(QuantTensor):
 
 
 @final
-class FloatQuantTensor(_FloatNames):
+class FloatQuantTensor(_FloatNames, QuantTensor):
     """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
     It is immutable and a pytree: value and scale are children, the format (a child if its widths are learned) and
@@ -203,11 +190,6 @@ class FloatQuantTensor(_FloatNames):
     __slots__ = ()
     arrays = ("value", "scale")
     grid_fields = ("format",)
-
-    @staticmethod
-    def grid_of(form: Any) -> Any:
-        """Return the grid of a format."""
-        return form
 
     def __init__(
         self,
@@ -271,22 +253,20 @@ class FloatQuantTensor(_FloatNames):
         return tensor
 
 
-class _CodebookNames(QuantTensor):
+class _CodebookNames:
     """The names of a tensor of indices, with and without groups."""
 
     __slots__ = ()
 
     codebook: Codebook = attribute("_grid", "The table.")
     payload = codes = QuantTensor.code_numbers
-
-    @property
-    def signed(self) -> bool:  # type: ignore[override]
-        """Whether the table has numbers below 0."""
-        return self._grid.values[0] < 0
+    signed: Any = property(
+        lambda self: self._grid.values[0] < 0, doc="Whether the table has numbers below 0."
+    )
 
 
 @final
-class CodebookQuantTensor(_CodebookNames):
+class CodebookQuantTensor(_CodebookNames, QuantTensor):
     """A dequantized array with its scale and the table of its numbers: `value = table[code] * scale`.
 
     It is immutable and a pytree: value and scale are children, codebook and `training` static. Used as an array,
@@ -370,10 +350,9 @@ class GroupwiseQuantTensor(QuantTensor):
     grouped: Any = attribute("_grouped", "The same numbers as a quantized tensor with the two axes.")
     value_: jax.Array = attribute("grouped.value", "The dequantized numbers in groups.")
     groups: Groups = attribute("_layout.groups", "The division of the axis into groups.")
+    group_size: int = attribute("_layout.groups.size", "Elements of a group.")  # type: ignore[assignment]
     group_dim: int = attribute("_layout.group_dim", "The axis that is divided into groups, as given.")
-    piece: int | None = attribute(
-        "_layout.piece", "Elements of a piece without the two axes, see `Cut`; else None."
-    )
+    piece: int | None = attribute("_layout.piece", "Elements of a piece, see `Cut`, or None.")
     dequant_shape: tuple[int, ...] = attribute("shape", "The shape without groups.")
 
     @property
@@ -478,7 +457,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
 
 @final
-class GroupwiseFloatQuantTensor(GroupwiseQuantTensor, _FloatNames):
+class GroupwiseFloatQuantTensor(_FloatNames, GroupwiseQuantTensor):
     """Minifloats with a scale for each group along one axis.
 
     Args:
@@ -516,7 +495,7 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor, _FloatNames):
 
 
 @final
-class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor, _CodebookNames):
+class GroupwiseCodebookQuantTensor(_CodebookNames, GroupwiseQuantTensor):
     """Indices into a table, with a scale for each group along one axis.
 
     Args:

@@ -195,7 +195,7 @@ def pad(x: Tensor, pad_width: Any) -> Tensor:
     return map_metadata(x, jnp.pad(x.value, widths), extend)
 
 
-def index(x: Tensor, key: Any) -> Any:
+def index(x: TensorFields, key: Any) -> Any:
     """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
 
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
@@ -348,12 +348,7 @@ def adaptive_avg_pool(x: Any, output_shape: Sequence[int]) -> Any:
 
 
 def _reduce_windows(
-    value: jax.Array,
-    init: float,
-    reducer: Any,
-    window_shape: Sequence[int],
-    strides: Sequence[int] | None,
-    padding: _Padding,
+    value: jax.Array, init: float, reducer: Any, window_shape: Sequence[int], strides: Any, padding: _Padding
 ) -> jax.Array:
     """`lax.reduce_window` over the axes before the last (the channels)."""
     steps = (1,) * len(window_shape) if strides is None else tuple(strides)

@@ -57,7 +57,7 @@ class TensorFields(ArrayMethods):
         partner: the class of the same tensor with a scale for each group; of a class in groups, the one without.
     """
 
-    __slots__ = (*_SLOTS, "_value")
+    __slots__ = (*_SLOTS, "_value", "_shaped")
 
     arrays: ClassVar[tuple[str, ...]] = ()
     grid_fields: ClassVar[tuple[str, ...]] = ()
@@ -76,17 +76,17 @@ class TensorFields(ArrayMethods):
         self,
         array: Any,
         scale: Any,
-        zero_point: Any,
+        zero: Any,
         grid: Any,
         training: bool,
-        payload: jax.Array | None = None,
+        payload: Any = None,
         check: bool = True,
     ) -> None:
         """Store the fields of a tensor without groups.
 
         Args:
             array: the value.
-            scale, zero_point, grid, training: as `QuantTensor` has them.
+            scale, zero, grid, training: as `QuantTensor` has them.
             payload: the low-bit numbers, if they are known.
             check: whether to check and convert the arrays; leaves of a transformation need not be arrays.
         """
@@ -94,13 +94,12 @@ class TensorFields(ArrayMethods):
         if check and array is not None and not isinstance(array, int):
             if not (isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.floating)):
                 array = _float_value(as_array(array), type(self).__name__)
-            no_zero = zero_point is None
-            arrays = isinstance(scale, jax.Array) and (no_zero or isinstance(zero_point, jax.Array))
-            if not (arrays and _fit(array.shape, scale.aval, None if no_zero else zero_point.aval)):
+            arrays = isinstance(scale, jax.Array) and (zero is None or isinstance(zero, jax.Array))
+            if not (arrays and _fit(array.shape, scale.aval, None if zero is None else zero.aval)):
                 scale = _metadata(scale, array.shape, "scale")
-                zero_point = None if no_zero else _metadata(zero_point, array.shape, "zero_point")
-        self._array = self._value = array
-        self._scale, self._zero_point, self._grid = scale, zero_point, grid
+                zero = None if zero is None else _metadata(zero, array.shape, "zero_point")
+        self._array = self._value = self._shaped = array
+        self._scale, self._zero_point, self._grid = scale, zero, grid
         self._training, self._payload = training, payload
         self._dtype = getattr(array, "dtype", None)
         self._layout = self._levels = self._scale_dtype = None
@@ -125,8 +124,10 @@ class TensorFields(ArrayMethods):
         for slot in _SLOTS:
             setattr(self, slot, getattr(tensor, slot))
         self._layout = layout
-        if layout is None and not self.is_stored:
-            self._value = self._array
+        if layout is None:
+            self._shaped = self._array
+            if not self.is_stored:
+                self._value = self._array
 
     def _like(self, cls: Any, layout: Layout | None = None) -> Any:
         """Return a copy of another class and layout."""
@@ -152,14 +153,9 @@ class TensorFields(ArrayMethods):
     if not TYPE_CHECKING:  # it would hide misspelt names
 
         def __getattr__(self, name: str) -> Any:
-            """Return the value of a tensor whose slot for it is empty: dequantized and joined when it is read."""
+            """Return the value, and its shape, where the slot is empty: dequantized and joined when they are read."""
             if name == "_shaped":
-                shape = self._array.shape
-                return (
-                    self._array
-                    if self._layout is None
-                    else jax.ShapeDtypeStruct(self._layout.shape_of(shape), self._dtype)
-                )
+                return jax.ShapeDtypeStruct(self._layout.shape_of(self._array.shape), self._dtype)
             if name != "_value":
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
             array = self._array
@@ -179,12 +175,8 @@ class TensorFields(ArrayMethods):
     ndim: int = attribute("_shaped.ndim", "Number of axes of `value`.")
     size: int = attribute("_shaped.size", "Number of elements of `value`.")
     dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
-    levels: Levels | None = attribute(
-        "_levels", "What a quantizer with a scale in two levels has just rounded it to; else None."
-    )
-    scale_dtype: np.dtype | None = attribute(
-        "_scale_dtype", "A dtype of 8 bits that holds the scales of a tensor just quantized; None if unknown."
-    )
+    levels: Levels | None = attribute("_levels", "Both levels of the scale, if they are known.")
+    scale_dtype: np.dtype | None = attribute("_scale_dtype", "An 8-bit dtype that holds the scales.")
 
     @property
     def zero_point(self) -> jax.Array:
@@ -353,7 +345,9 @@ def _unflatten(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
     grid, static, training = aux
     array, scale, *rest = children
     zero_point = rest.pop(0) if len(cls.arrays) == 3 else None
-    return cls._of(array, scale, zero_point, cls.grid_of(*rest, *static) if rest else grid, training)
+    if rest:  # learned
+        grid = IntGrid(*rest, *static) if static else rest[0]
+    return cls._of(array, scale, zero_point, grid, training)
 
 
 _CURES = {
