@@ -114,7 +114,7 @@ def _check_of(parameter: inspect.Parameter) -> Check | None:
     if name in ABOVE_ZERO:
         return _optional(_both(KINDS[kind], kinds.above_zero), optional)
     if name in RANGES:
-        return _optional(_both(KINDS[kind], functools.partial(kinds.within, ends=RANGES[name])), optional)
+        return _optional(kinds.between(*RANGES[name], KINDS[kind]), optional)
     return _optional(KINDS[kind], optional)
 
 
