@@ -16,7 +16,7 @@ from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
 from jqinject.ops import NF4, Codebook
-from jqinject.quant.fragments import FpFNUZMixin, FpOCPMixin
+from jqinject.quant.float_base import FpFNUZMixin, FpOCPMixin
 
 # Components by the reader's search term; subclasses count too. Methods take precedence over scalings.
 SCALINGS = {

@@ -184,9 +184,7 @@ def test_a_channel_is_quantized_as_if_it_were_alone() -> None:
     quantized = layer.quant_weight()
     np.testing.assert_allclose(quantized.scale, jnp.abs(kernel).max(0, keepdims=True) / 448, rtol=1e-6)
     for channel in range(3):
-        alone = Float8Quant(AmaxScaling(delayed=False))(kernel[:, channel]).quant_tensor(
-            signed=True, training=True
-        )
+        alone = Float8Quant(AmaxScaling(delayed=False))(kernel[:, channel]).quant_tensor(training=True)
         ours, theirs = (
             payload.astype(jnp.float32) for payload in (quantized.payload()[:, channel], alone.payload())
         )
