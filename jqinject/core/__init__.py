@@ -55,7 +55,6 @@ from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
 from jqinject.core.quantizers.int_quant import MinifloatGrid as MinifloatGrid
 from jqinject.core.quantizers.int_quant import QuantResult as QuantResult
 from jqinject.core.quantizers.int_quant import ResultWithPayload as ResultWithPayload
-from jqinject.core.quantizers.int_quant import TableGrid as TableGrid
 from jqinject.core.quantizers.rescaling_int_quant import BinaryQuant as BinaryQuant
 from jqinject.core.quantizers.rescaling_int_quant import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quantizers.rescaling_int_quant import (

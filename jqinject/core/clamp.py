@@ -20,7 +20,7 @@ from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.ops import clamp, exp2, log2
-from jqinject.ops.float_format import check_codes, max_float
+from jqinject.ops.minifloat import check_codes, max_float
 from jqinject.ops.reductions import magnitude
 
 

@@ -12,7 +12,7 @@ from jqinject.core.quantizers.codebook_quant import CodebookQuant
 from jqinject.core.rounding import BelowMask, RoundHalfToZeroSte, TrustMask
 from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.ops.codebook import half_integers, largest_of, widest_gap
+from jqinject.ops.grid import half_integers, largest_of, widest_gap
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 from jqinject.quant.fragments import DynamicPerRow, FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.minifloat.mx import MXActMixin, MXMixin

@@ -38,16 +38,14 @@ from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import Component, assign, set_given
 from jqinject.core.quantizers.int_quant import (
     DelayWrapper,
-    IntegerGrid,
     IntQuant,
     QuantResult,
     ResultWithPayload,
-    TableGrid,
     delay_of,
 )
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
 
 
@@ -176,13 +174,13 @@ class RescalingIntQuant(Component):
         return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
 
     @property
-    def grid(self) -> IntegerGrid | None:
+    def grid(self) -> IntGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
             return None
-        bits = self._bits()[0]
-        low, high = self.int_quant.min_int(bits), self.int_quant.max_int(bits)
-        return IntegerGrid(float(low), float(high), not self.has_zero_point, None, divides=True)
+        bits, integers = self._bits()[0], self.int_quant
+        bits = bits if isinstance(bits, int) else float(bits)
+        return IntGrid(bits, integers.signed, integers.narrow_range)
 
     def _bits(self) -> tuple[Any, Any]:
         """Bit width, and the number of integer steps."""
@@ -321,7 +319,7 @@ class BinaryQuant(Component):
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(Codebook((-1.0, 1.0)))
+        return TableGrid((-1.0, 1.0))
 
     def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         y = (binary_sign_ste(x.astype(jnp.float32)) * scale).astype(x.dtype)
@@ -432,7 +430,7 @@ class TernaryQuant(Component):
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(Codebook((-1.0, 0.0, 1.0)))
+        return TableGrid((-1.0, 0.0, 1.0))
 
     def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
