@@ -144,6 +144,9 @@ class IntGrid:
         signed: whether there are integers below 0.
         narrow_range: whether one is left out: -128 of signed, 255 of unsigned 8 bits.
 
+    Raises:
+        TypeError: `signed` or `narrow_range` is not a boolean.
+
     Example:
         >>> IntGrid(8).bounds, IntGrid(4, signed=False).bounds, IntGrid(8, narrow_range=True).bounds
         ((-128, 127), (0, 15), (-127, 127))
@@ -155,6 +158,15 @@ class IntGrid:
     signed: bool = True
     narrow_range: bool = False
     is_integer = True
+
+    def __post_init__(self) -> None:
+        for name in ("signed", "narrow_range"):
+            flag = getattr(self, name)
+            if not isinstance(flag, bool | np.bool_):
+                raise TypeError(
+                    f"IntGrid: {name} must be True or False, got {flag!r} of type {type(flag).__name__}. "
+                    f"Write {name} = True or {name} = False."
+                )
 
     @property
     def is_learned(self) -> bool:

@@ -69,11 +69,10 @@ class CodebookQuantResult:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.scale, self.zero_point, self.bit_width))
 
-    def quant_tensor(self, *, signed: bool, training: bool) -> CodebookQuantTensor:
+    def quant_tensor(self, *, training: bool) -> CodebookQuantTensor:
         """The tensor that flows between layers.
 
         Args:
-            signed: unused: the table knows.
             training: whether it was quantized in training mode.
         """
         return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
@@ -167,7 +166,7 @@ class CodebookQuant(Component):
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> CodebookQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
@@ -268,7 +267,7 @@ class CommittedQuant(InnerModule):
             factors.check_signs()
         return {"committed_scale": factors.times(self.committed_scale.get_value())}
 
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> Any:
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool) -> Any:
         """See the quantizer."""
         return self.quantizer.by_scale(x, scale, zero_point, keep)
 
@@ -282,6 +281,6 @@ class CommittedQuant(InnerModule):
 
     def _quantized(self, x: jax.Array, keep: bool) -> Any:
         held = self.committed_zero_point
-        zero_point = known_zero() if held is None else held.get_value()
+        zero_point = None if held is None else held.get_value()
         scale = jax.lax.stop_gradient(self.committed_scale.get_value())
         return self.quantizer.by_scale(x, scale, zero_point, keep)
