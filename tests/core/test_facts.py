@@ -14,7 +14,6 @@ from jqinject.core import (
     AbsMax,
     ConstScaling,
     FloatRestrictValue,
-    IntGrid,
     IntQuant,
     OverTensorView,
     PowerOfTwoRestrictValue,
@@ -26,7 +25,7 @@ from jqinject.core import (
 from jqinject.core._protocols import has_zero_point, is_nearest, number_format, scale_dtype
 from jqinject.model import WeightBitWidthWeightedBySize
 from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.ops import FloatGrid
+from jqinject.ops import FloatGrid, IntGrid
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8WeightPerTensorFloat,

@@ -57,6 +57,7 @@ class Quantized:
         levels: the numbers and both scales of a scale in two levels; else None.
 
     Example:
+        >>> from jqinject.ops import IntGrid
         >>> value, scale, zero_point, bit_width = Quantized(jnp.ones(2), jnp.float32(0.5), None, IntGrid(4))
         >>> zero_point, bit_width
         (Array(0., dtype=float32), 4)
