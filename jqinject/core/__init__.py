@@ -48,12 +48,7 @@ from jqinject.core.quantizers.float8_quant import Float8QuantResult as Float8Qua
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quantizers.float_quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
-from jqinject.core.quantizers.nearest_grids import Grid as Grid
-from jqinject.core.quantizers.nearest_grids import IntegerGrid as IntegerGrid
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid as MinifloatGrid
-from jqinject.core.quantizers.nearest_grids import TableGrid as TableGrid
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
-from jqinject.core.quantizers.quantizer import IntGrid as IntGrid
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer
 from jqinject.core.quantizers.rescaling_int_quant import BinaryQuant as BinaryQuant

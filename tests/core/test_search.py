@@ -17,7 +17,6 @@ from jqinject.core import (
     Component,
     HalfQuadraticOptimizerScale,
     HalfQuadraticOptimizerZeroPoint,
-    IntGrid,
     IntQuant,
     IntScaling,
     NegativeMinOrZero,
@@ -34,6 +33,7 @@ from jqinject.core import (
 from jqinject.core.statistics.half_quadratic import masked_median, shrink_lp
 from jqinject.core.statistics.search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
+from jqinject.ops import IntGrid
 from jqinject.ops.power import ordered_sum
 from jqinject.ops.reductions import Over
 

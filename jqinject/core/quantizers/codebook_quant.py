@@ -32,12 +32,11 @@ from jqinject.core._protocols import (
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, InnerModule, assign, set_given
-from jqinject.core.quantizers.nearest_grids import TableGrid
 from jqinject.core.state import QuantStat
 from jqinject.core.statistics.search import Candidate, Search, scale_of
 from jqinject.core.views import beside, in_layout
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.grid import TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
 from jqinject.quant_tensor import CodebookQuantTensor
@@ -55,7 +54,7 @@ class CodebookQuantResult:
 
     value: jax.Array
     scale: jax.Array
-    codebook: Codebook
+    codebook: TableGrid
 
     @property
     def zero_point(self) -> jax.Array:
@@ -107,7 +106,7 @@ class CodebookQuant(Component):
 
     has_zero_point = False
     scaling_impl: Scaling
-    codebook: Codebook
+    codebook: TableGrid
     input_view_impl: View = Identity()
     tensor_clamp_impl: Clamp = TensorClamp()
     gradient_mask_impl: GradientMask | None = None
@@ -120,7 +119,7 @@ class CodebookQuant(Component):
         tensor_clamp_impl: Clamp | None = None,
         gradient_mask_impl: GradientMask | None = None,
     ) -> None:
-        assign(self, scaling_impl=scaling_impl, codebook=Codebook.of(codebook))
+        assign(self, scaling_impl=scaling_impl, codebook=TableGrid.of(codebook))
         set_given(
             self,
             input_view_impl=input_view_impl,
@@ -129,7 +128,7 @@ class CodebookQuant(Component):
         )
 
     @property
-    def format(self) -> Codebook:
+    def format(self) -> TableGrid:
         """The table."""
         return self.codebook
 
@@ -175,7 +174,7 @@ class CodebookQuant(Component):
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(self.codebook)
+        return self.codebook
 
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""
