@@ -353,12 +353,6 @@ class AbsMaxL2(_LargestMagnitude):
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
 
 
-def _percentile(stat: Any, name: str) -> float:
-    """A checked percentile of a statistic."""
-    check.number(getattr(stat, name), type(stat).__name__, name)
-    return check.percentile(getattr(stat, name), type(stat).__name__, name)
-
-
 @dataclass(frozen=True)
 class AbsPercentile(Ranked):
     """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
@@ -387,7 +381,7 @@ class AbsPercentile(Ranked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _percentile(self, "high_percentile_q")
+        check.fields(self, high_percentile_q=check.percentile)
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """That of the percentile."""
@@ -462,7 +456,7 @@ class NegativePercentileOrZero(_LowOrZero):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _percentile(self, "low_percentile_q")
+        check.fields(self, low_percentile_q=check.percentile)
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """That of the percentile."""
@@ -498,9 +492,9 @@ class PercentileInterval(_Width):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = (_percentile(self, name) for name in ("low_percentile_q", "high_percentile_q"))
-        if low > high:
-            raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
+        check.fields(self, low_percentile_q=check.percentile, high_percentile_q=check.percentile)
+        ends = self.low_percentile_q, self.high_percentile_q
+        check.ordered(*ends, "PercentileInterval", ("low_percentile_q", "high_percentile_q"))
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """Those of both, the higher first."""

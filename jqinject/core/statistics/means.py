@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import InnerModule
+from jqinject.core.component import InnerModule, component
 from jqinject.core.state import QuantParam, float_array
 from jqinject.core.statistics.extremes import safe_sqrt
 from jqinject.core.statistics.statistic import Reduction, finish
@@ -45,11 +44,7 @@ class AbsAve(Reduction):
         return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
 
 
-def _check_deviations(stat: Any, where: str) -> None:
-    for name in ("sigma", "std_dev_epsilon"):
-        check.number(getattr(stat, name), where, name)
-    check.within(stat.sigma, where, "sigma", ends=(0, float("inf")))
-    check.above_zero(stat.std_dev_epsilon, where, "std_dev_epsilon")
+DEVIATIONS = {"sigma": check.between(0, float("inf")), "std_dev_epsilon": check.above_zero}
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class MeanSigmaStd(Reduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_deviations(self, "MeanSigmaStd")
+        check.fields(self, **DEVIATIONS)
 
     def measure(self, x: Tensors) -> Any:
         """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
@@ -109,7 +104,7 @@ class MeanSigmaStd(Reduction):
         return self.finished(mean + self.sigma * deviation)
 
 
-@checked_arguments
+@component
 class MeanLearnedSigmaStd(InnerModule):
     """`MeanSigmaStd` with a learned `sigma`, the parameter `value`.
 
@@ -126,27 +121,20 @@ class MeanLearnedSigmaStd(InnerModule):
         (Array(1.0002, dtype=float32), Array(2., dtype=float32))
     """
 
-    takes_several = True
-    takes_axes = True
-    takes_cut = True
-    is_scale_free = True
+    takes_several = takes_axes = takes_cut = is_scale_free = True
     signed = False
+    sigma: InitVar[float]
+    stats_output_shape: InitVar[tuple[int, ...]] = ()
+    stats_reduce_dim: Axes = None
+    std_dev_epsilon: float = 1e-8
     axis_name: Any = None
 
-    def __init__(
-        self,
-        sigma: float,
-        stats_output_shape: tuple[int, ...] = (),
-        stats_reduce_dim: Axes = None,
-        std_dev_epsilon: float = 1e-8,
-        axis_name: Any = None,
-    ) -> None:
-        shape = check.shape(stats_output_shape, "MeanLearnedSigmaStd", "stats_output_shape")
+    def __post_init__(self, sigma: float, stats_output_shape: tuple[int, ...]) -> None:
+        where = type(self).__name__
+        DEVIATIONS["sigma"](sigma, where, "sigma")
+        check.fields(self, std_dev_epsilon=check.above_zero)
+        shape = check.shape(stats_output_shape, where, "stats_output_shape")
         self.value = QuantParam(float_array(sigma, shape))
-        self.stats_reduce_dim = stats_reduce_dim
-        self.std_dev_epsilon = std_dev_epsilon
-        if axis_name is not None:
-            self.axis_name = axis_name
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`."""
@@ -257,8 +245,7 @@ class SigmaStd(Reduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_deviations(self, "SigmaStd")
-        check.flag(self.about_mean, "SigmaStd", "about_mean")
+        check.fields(self, about_mean=check.flag, **DEVIATIONS)
 
     def measure(self, x: Tensors) -> Any:
         """The deviation."""
@@ -345,9 +332,7 @@ class AbsMean(Reduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.number(self.p, "AbsMean", "p")
-        check.above_zero(self.p, "AbsMean", "p")
-        check.flag(self.count_zeros, "AbsMean", "count_zeros")
+        check.fields(self, p=check.above_zero, count_zeros=check.flag)
 
     def measure(self, x: Tensors) -> Any:
         """The sum of the powers, and how many count."""

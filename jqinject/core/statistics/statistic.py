@@ -153,9 +153,7 @@ class Reduction(TwoPhaseStat):
                 f"{where} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
                 "For one statistic of the whole tensor use AbsMax or AbsAve."
             )
-        check.flag(self.keepdim, where, "keepdim")
-        check.number(self.factor, where, "factor")
-        check.above_zero(self.factor, where, "factor")
+        check.fields(self, keepdim=check.flag, factor=check.above_zero)
 
     def statistic(self, measured: Any) -> jax.Array:
         """What was measured, if that is one array."""
