@@ -134,6 +134,8 @@ from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2
 from jqinject.core.statistics.extremes import AbsMinMax as AbsMinMax
 from jqinject.core.statistics.extremes import AbsPercentile as AbsPercentile
+from jqinject.core.statistics.extremes import InterpolatedAbsPercentile as InterpolatedAbsPercentile
+from jqinject.core.statistics.extremes import MinMax as MinMax
 from jqinject.core.statistics.extremes import NegativeMinOrZero as NegativeMinOrZero
 from jqinject.core.statistics.extremes import NegativePercentileOrZero as NegativePercentileOrZero
 from jqinject.core.statistics.extremes import PercentileInterval as PercentileInterval
@@ -142,7 +144,9 @@ from jqinject.core.statistics.half_quadratic import HalfQuadraticOptimizerScale 
 from jqinject.core.statistics.half_quadratic import (
     HalfQuadraticOptimizerZeroPoint as HalfQuadraticOptimizerZeroPoint,
 )
+from jqinject.core.statistics.means import RMS as RMS
 from jqinject.core.statistics.means import AbsAve as AbsAve
+from jqinject.core.statistics.means import AbsMean as AbsMean
 from jqinject.core.statistics.means import L1Norm as L1Norm
 from jqinject.core.statistics.means import L2Norm as L2Norm
 from jqinject.core.statistics.means import MeanLearnedSigmaStd as MeanLearnedSigmaStd

@@ -149,27 +149,18 @@ class CodebookQuant(Component):
         (scale,) = beside(self.input_view_impl, x, scale)
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
-        """`x` quantized with the scale made from `statistic`.
-
-        Args:
-            x: float32.
-            statistic: replaces the searched one.
-        """
-        scale = scale_of(self.scaling_impl, x, self.codebook.largest, Candidate(statistic))
-        return self.try_zero_point(x, scale, None)
-
-    def try_zero_point(
-        self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None
-    ) -> CodebookQuantResult:
-        """`x` quantized by a scale; the zero point is 0."""
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> CodebookQuantResult:
+        """`x` quantized with a candidate in place of the searched statistic."""
+        scale = scale_of(self.scaling_impl, x, self.codebook.largest, candidate)
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> CodebookQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
+        return CodebookQuantResult(
+            self.quantize(check.float_input(x, "CodebookQuant"), scale), scale, self.codebook
+        )
 
     @property
     def grid(self) -> TableGrid:

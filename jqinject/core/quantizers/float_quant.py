@@ -354,26 +354,17 @@ class FloatQuant(Component):
         (scale,) = beside(self.input_view_impl, x, scale)
         return self._quantized(x, scale, form)
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
-        """`x` quantized with the scale made from `statistic`.
-
-        Args:
-            x: float32.
-            statistic: replaces the searched one.
-        """
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> FloatQuantResult:
+        """`x` quantized with a candidate in place of the searched statistic."""
         form = self.format
-        scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), Candidate(statistic))
+        scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), candidate)
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
-
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
-        """`x` quantized by a scale; the zero point is 0."""
-        return self._quantized(x, scale, self.format)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> FloatQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        return self.try_zero_point(check.float_input(x, "FloatQuant"), scale, None)
+        return self._quantized(check.float_input(x, "FloatQuant"), scale, self.format)
 
     @property
     def grid(self) -> FloatGrid | None:

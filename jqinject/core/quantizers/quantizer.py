@@ -236,27 +236,19 @@ class Quantizer(Component):
         x = check.float_input(x, type(self).__name__)
         return self._quantize(x, scale, zero_point, None, self._grid(), keep)
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> Quantized:
-        """`x` quantized with the scale made from `statistic`; the zero point is not searched.
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> Quantized:
+        """`x` quantized with a candidate in place of the searched statistic.
 
         Args:
             x: float32.
-            statistic: replaces the searched one.
+            candidate: for the scale, or with a scale for the zero point.
         """
-        threshold = self._threshold(self._grid())
-        return self.try_zero_point(x, scale_of(self.scaling_impl, x, threshold, Candidate(statistic)), None)
-
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> Quantized:
-        """`x` quantized with the zero point made from `statistic`.
-
-        Args:
-            x: float32.
-            scale: the scale.
-            statistic: replaces the searched one; None for the start of the search.
-        """
-        grid = self._grid()
-        zero_point = self._zero_point(x, scale, grid, Candidate(statistic))
-        return self._quantize(x, scale, zero_point, None, grid, False)
+        grid, of_zero = self._grid(), candidate
+        scale = candidate.scale
+        if scale is None:
+            scale = scale_of(self.scaling_impl, x, self._threshold(grid), candidate)
+            of_zero = Candidate(None)
+        return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
 
     def _grid(self) -> Any:
         """The grid of this call."""
