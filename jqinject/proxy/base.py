@@ -25,7 +25,7 @@ from jqinject.core import AmaxScaling, Quantized
 from jqinject.core._protocols import amax_history, number_format, scale_dtype
 from jqinject.core.component import InnerModule, assign, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
-from jqinject.ops import FloatFormat, LearnedFloatFormat
+from jqinject.ops import FloatGrid
 from jqinject.proxy.assembly import (
     RescaledState,
     build_stacked,
@@ -448,13 +448,13 @@ class FormatQueries(QuantProxyFromInjector):
     def is_ocp(self) -> bool:
         """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
         form = self._minifloat()
-        return isinstance(form, FloatFormat) and form.is_ocp
+        return isinstance(form, FloatGrid) and form.is_ocp
 
     @property
     def is_fnuz(self) -> bool:
         """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
         form = self._minifloat()
-        return isinstance(form, FloatFormat) and form.is_fnuz
+        return isinstance(form, FloatGrid) and form.is_fnuz
 
     @property
     def group_size(self) -> int | None:
@@ -475,7 +475,7 @@ class FormatQueries(QuantProxyFromInjector):
             return None
         said = number_format(self.tensor_quant)
         form = getattr(self._looked_at(), "format", None) if said is None else said
-        return form if isinstance(form, FloatFormat | LearnedFloatFormat) else None
+        return form if isinstance(form, FloatGrid) else None
 
     def _of_minifloat(self, name: str) -> Any:
         form = self._minifloat()

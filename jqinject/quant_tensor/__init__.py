@@ -6,7 +6,6 @@ from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as Different
 from jqinject.quant_tensor.arithmetic import concatenate as concatenate
 from jqinject.quant_tensor.array_methods import as_array as as_array
 from jqinject.quant_tensor.group_layout import Groups as Groups
-from jqinject.quant_tensor.public_tensors import AnyFloatFormat as AnyFloatFormat
 from jqinject.quant_tensor.public_tensors import CodebookQuantTensor as CodebookQuantTensor
 from jqinject.quant_tensor.public_tensors import FloatQuantTensor as FloatQuantTensor
 from jqinject.quant_tensor.public_tensors import GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor

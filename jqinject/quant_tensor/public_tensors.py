@@ -14,19 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.float8_cast import from_float8
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.groups import elements_axis
-from jqinject.quant_tensor._grids import IntGrid, decode
 from jqinject.quant_tensor.array_methods import as_array, attribute
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
 from jqinject.quant_tensor.tensor_fields import Levels
 from jqinject.quant_tensor.validity import BitWidth, dequantized
-
-AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 _int_grid = lru_cache(maxsize=256)(IntGrid)
 
@@ -141,13 +138,15 @@ class _FloatNames:
 
     __slots__ = ()
 
-    format: AnyFloatFormat = attribute("_grid", "The format of its minifloats.")
+    format: FloatGrid = attribute("_grid", "The format of its minifloats.")
     exponent_bit_width: Any = attribute("_grid.exponent_bit_width", "Bits of the exponent.")
     mantissa_bit_width: Any = attribute("_grid.mantissa_bit_width", "Bits of the mantissa.")
-    exponent_bias: Any = attribute("_grid.bias", "The bias that is subtracted from the exponent field.")
+    exponent_bias: Any = attribute(
+        "_grid.exponent_bias", "The bias that is subtracted from the exponent field."
+    )
     saturating: bool = attribute("_grid.saturating", "Whether numbers that are too large become the largest.")
-    inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatFormat`.")
-    nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatFormat`.")
+    inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatGrid`.")
+    nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatGrid`.")
     payload = QuantTensor.low_bits
     codes = QuantTensor.code_numbers
     minifloat = QuantTensor.grid_numbers
@@ -164,7 +163,7 @@ class FloatQuantTensor(_FloatNames, QuantTensor):
     Attributes:
         value: float array of any shape, the dequantized numbers; gradients pass straight through.
         scale: float32, broadcasts against `value`.
-        format: a `FloatFormat`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
+        format: a `FloatGrid`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
         training: whether it was made in training mode.
         levels: both levels of its scale and its minifloats, of a quantizer with a scale in two levels; else None.
         scale_dtype: a dtype of 8 bits that holds its scales; None if unknown.
@@ -183,7 +182,7 @@ class FloatQuantTensor(_FloatNames, QuantTensor):
         Array([1, 8], dtype=float8_e4m3fn)
         >>> x + 1
         Array([1.5, 5. ], dtype=float32)
-        >>> FloatQuantTensor(jnp.array([0.5, 4.0]), 0.5, FloatFormat(3, 2)).minifloat()
+        >>> FloatQuantTensor(jnp.array([0.5, 4.0]), 0.5, FloatGrid(3, 2)).minifloat()
         Array([1., 8.], dtype=float32)
     """
 
@@ -226,12 +225,12 @@ class FloatQuantTensor(_FloatNames, QuantTensor):
         Example:
             >>> FloatQuantTensor.from_payload(jnp.array([3.0], jnp.float8_e5m2), 0.25).value
             Array([0.75], dtype=float32)
-            >>> FloatQuantTensor.from_payload(jnp.array([2, 15], jnp.uint8), 0.5, format=FloatFormat(2, 1)).value
+            >>> FloatQuantTensor.from_payload(jnp.array([2, 15], jnp.uint8), 0.5, format=FloatGrid(2, 1)).value
             Array([ 0.5, -3. ], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
         form = _float_format(payload.dtype if format is None else format, "FloatQuantTensor.from_payload")
-        numbers = decode(form, payload)
+        numbers = form.decode(payload)
         low_bits = payload if payload.dtype in CONTRACTED and format is None else None
         return cls(from_float8(numbers, scale, dtype), scale, form, training, low_bits)
 
@@ -258,11 +257,8 @@ class _CodebookNames:
 
     __slots__ = ()
 
-    codebook: Codebook = attribute("_grid", "The table.")
+    codebook: TableGrid = attribute("_grid", "The table.")
     payload = codes = QuantTensor.code_numbers
-    signed: Any = property(
-        lambda self: self._grid.values[0] < 0, doc="Whether the table has numbers below 0."
-    )
 
 
 @final
@@ -279,11 +275,11 @@ class CodebookQuantTensor(_CodebookNames, QuantTensor):
         training: whether it was made in training mode.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
+        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
         ValueError: the scale does not broadcast against the value.
 
     Example:
-        >>> x = CodebookQuantTensor(jnp.array([0.5, -2.0]), 2.0, Codebook((-1.0, 0.0, 0.25, 1.0)))
+        >>> x = CodebookQuantTensor(jnp.array([0.5, -2.0]), 2.0, TableGrid((-1.0, 0.0, 0.25, 1.0)))
         >>> x.codes()
         Array([2, 0], dtype=uint8)
         >>> x + 1
@@ -294,9 +290,9 @@ class CodebookQuantTensor(_CodebookNames, QuantTensor):
     arrays = ("value", "scale")
     grid_fields = ("codebook",)
 
-    def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
-        if not isinstance(codebook, Codebook):
-            raise TypeError(f"CodebookQuantTensor: codebook must be a Codebook, got {codebook!r}")
+    def __init__(self, value: Any, scale: Any, codebook: TableGrid, training: bool = False) -> None:
+        if not isinstance(codebook, TableGrid):
+            raise TypeError(f"CodebookQuantTensor: codebook must be a TableGrid, got {codebook!r}")
         self._store(value, scale, None, codebook, training)
 
     @classmethod
@@ -304,7 +300,7 @@ class CodebookQuantTensor(_CodebookNames, QuantTensor):
         cls,
         codes: jax.Array,
         scale: Any,
-        codebook: Codebook,
+        codebook: TableGrid,
         *,
         training: bool = False,
         dtype: Any = jnp.float32,
@@ -312,7 +308,7 @@ class CodebookQuantTensor(_CodebookNames, QuantTensor):
         """Return the tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
         Example:
-            >>> CodebookQuantTensor.from_codes(jnp.array([0, 3], jnp.uint8), 2.0, Codebook((-1, 0, 0.25, 1))).value
+            >>> CodebookQuantTensor.from_codes(jnp.array([0, 3], jnp.uint8), 2.0, TableGrid((-1, 0, 0.25, 1))).value
             Array([-2.,  2.], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
@@ -503,12 +499,12 @@ class GroupwiseCodebookQuantTensor(_CodebookNames, GroupwiseQuantTensor):
         codebook, training: as of `CodebookQuantTensor`.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
+        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
         ValueError: it has no such groups; the scale does not broadcast against it.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> table = Codebook((-1.0, 0.0, 0.25, 1.0))
+        >>> table = TableGrid((-1.0, 0.0, 0.25, 1.0))
         >>> x = GroupwiseCodebookQuantTensor(
         ...     jnp.array([[0.5, -2.0], [0.25, 0.0]]), jnp.array([[2.0], [1.0]]), 2, 0, table, dequant_shape=(3,))
         >>> x.value, x.codes()
@@ -524,7 +520,7 @@ class GroupwiseCodebookQuantTensor(_CodebookNames, GroupwiseQuantTensor):
         scale: Any,
         group_size: int,
         group_dim: int,
-        codebook: Codebook,
+        codebook: TableGrid,
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -613,17 +609,17 @@ def _checked_bit_width(bit_width: Any) -> BitWidth:
     return jnp.asarray(bit_width, jnp.float32)
 
 
-def _float_format(form: Any, where: str) -> AnyFloatFormat:
+def _float_format(form: Any, where: str) -> FloatGrid:
     """Return a format, from itself or from a JAX dtype.
 
     Raises:
         TypeError: it is neither.
     """
-    if isinstance(form, FloatFormat | LearnedFloatFormat):
+    if isinstance(form, FloatGrid):
         return form
     try:
-        return FloatFormat.of_dtype(form)
+        return FloatGrid.of_dtype(form)
     except TypeError as error:
         raise TypeError(
-            f"{where}: expected a FloatFormat or a narrow float dtype, got {form!r}; {error}"
+            f"{where}: expected a FloatGrid or a narrow float dtype, got {form!r}; {error}"
         ) from None

@@ -1,6 +1,7 @@
 """The one implementation of quantized tensors: operators and the numbers behind the value, for every number format."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import jax
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
-from jqinject.ops.float_grid import from_float_steps
+from jqinject.ops.grid import TableGrid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import arithmetic, shaping
-from jqinject.quant_tensor._grids import bounds, codes, decode, is_integer, is_learned, is_table, rounded
 from jqinject.quant_tensor.array_methods import as_array
 from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
 from jqinject.quant_tensor.validity import (
@@ -112,7 +113,7 @@ class QuantTensor(TensorFields):
 
     @property
     def _is_minifloat(self) -> bool:
-        return self._layout is None and not is_integer(self._grid) and not is_table(self._grid)
+        return self._layout is None and not self._grid.is_integer and not isinstance(self._grid, TableGrid)
 
     def astype(self, dtype: Any) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
@@ -142,7 +143,7 @@ class QuantTensor(TensorFields):
     @property
     def _is_movable(self) -> bool:
         """Whether scale and zero point follow any move of axes."""
-        return self._layout is None and (is_integer(self._grid) or self.scale.size == 1)
+        return self._layout is None and (self._grid.is_integer or self.scale.size == 1)
 
     def reshape(self, *shape: Any, order: str = "C", **options: Any) -> Any:
         """Return the same elements in another shape; see `shaping.reshape`. Another order gives a plain array."""
@@ -181,7 +182,7 @@ class QuantTensor(TensorFields):
         """
         if self._layout is not None:
             return self._bare.is_valid
-        if not is_integer(self._grid):
+        if not self._grid.is_integer:
             return self._on_grid(finite=True)
         valid = holds_integers(self.value, self._scale, self._zero_point, self.bit_width, self.signed)
         return bool(valid) if is_concrete(valid) else valid
@@ -192,12 +193,15 @@ class QuantTensor(TensorFields):
         Args:
             narrow_range: whether one integer is left out; the tensor itself does not know.
         """
-        return bounds(self._grid, narrow_range)
+        grid = (
+            replace(self._grid, narrow_range=True) if narrow_range and self._grid.is_integer else self._grid
+        )
+        return grid.bounds
 
     @property
     def q_dtype(self) -> np.dtype:
         """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""
-        return self.known_format("its payload").payload_dtype
+        return self.known_format("its payload").storage
 
     @property
     def is_contractible(self) -> bool:
@@ -213,7 +217,7 @@ class QuantTensor(TensorFields):
         """Return what it was rounded to and keeps, float32; no gradient."""
         if self._levels is not None:
             return self._levels.minifloats
-        return decode(self.known_format("its minifloats"), self.low_bits())
+        return self.known_format("its minifloats").decode(self.low_bits())
 
     def known_format(self, what: str = "its payload") -> Any:
         """Return the grid with static widths; learned widths with their current values.
@@ -225,7 +229,7 @@ class QuantTensor(TensorFields):
             ValueError: learned widths are traced, or not whole numbers.
         """
         form = self._grid
-        if not is_learned(form) or is_integer(form):
+        if not form.is_learned or form.is_integer:
             return form
         if not is_concrete(form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias):
             raise ValueError(
@@ -243,7 +247,7 @@ class QuantTensor(TensorFields):
             return self._layout.join(self._bare.low_bits())
         if self._payload is not None:
             return self._payload
-        if is_table(self._grid) or jnp.issubdtype(self.q_dtype, jnp.integer):
+        if isinstance(self._grid, TableGrid) or jnp.issubdtype(self.q_dtype, jnp.integer):
             return self.code_numbers()
         return to_float8(self.value, self._divisor(), self.q_dtype)
 
@@ -251,8 +255,10 @@ class QuantTensor(TensorFields):
         """Return the codes of minifloats (sign, exponent and mantissa), or indices, as unsigned integers."""
         if self._layout is not None:
             return self._layout.join(self._bare.code_numbers())
-        form = self._grid if is_table(self._grid) else self.known_format("its codes")
-        return codes(form, self._steps()) if self._levels is None else self._levels.codes(form)
+        if isinstance(self._grid, TableGrid):
+            return self._grid.encode(self._steps())
+        form = self.known_format("its codes")
+        return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
 
     def grid_numbers(self) -> jax.Array:
         """Return the numbers of the grid in float32: `value / scale`, rounded to it; no gradient.
@@ -266,7 +272,7 @@ class QuantTensor(TensorFields):
         return self._rounded()
 
     def _check_on_grid(self) -> None:
-        table = is_table(self._grid)  # which has no codes for inf and nan
+        table = isinstance(self._grid, TableGrid)  # which has no codes for inf and nan
         if is_concrete(self.value, self._scale) and not self._on_grid(finite=table):
             grid, numbers = (
                 ("in its table", "indices") if table else (f"on the grid of {self._grid}", "minifloats")
@@ -296,7 +302,7 @@ class QuantTensor(TensorFields):
         if self._levels is not None:
             return self._levels.minifloats
         steps = self._steps()
-        return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), rounded(self._grid, steps), steps))
+        return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), self._grid.round(steps), steps))
 
     def int(self, float_datatype: bool = False) -> jax.Array:
         """Return the integers, `round(value / scale + zero_point)`; the codes of minifloats; the indices into a table.
@@ -319,14 +325,14 @@ class QuantTensor(TensorFields):
                 widths are traced.
 
         Example:
-            >>> from jqinject.ops import FloatFormat
+            >>> from jqinject.ops import FloatGrid
             >>> from jqinject.quant_tensor import FloatQuantTensor
-            >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatFormat(2, 1)).int()
+            >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatGrid(2, 1)).int()
             Array([ 2, 15], dtype=uint8)
         """
         if self._layout is not None:
             return self._layout.join(self._bare.int(float_datatype))
-        if is_integer(self._grid):
+        if self._grid.is_integer:
             return self._integers(float_datatype)
         self._check_on_grid()
         numbers = self.code_numbers()

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.quant_tensor._grids import is_integer, is_table
+from jqinject.ops.grid import TableGrid
 from jqinject.quant_tensor.array_methods import as_array
 from jqinject.quant_tensor.group_layout import key_of_whole_groups, with_two_axes
 from jqinject.quant_tensor.tensor_fields import TensorFields
@@ -378,9 +378,9 @@ def _check_spatially_constant(x: TensorFields, window_axes: int, operation: str)
 
 def is_on_integers(x: Any) -> bool:
     """Whether it is a quantized tensor of integers without groups, whose arithmetic keeps a grid."""
-    return isinstance(x, TensorFields) and x._layout is None and is_integer(x._grid)
+    return isinstance(x, TensorFields) and x._layout is None and x._grid.is_integer
 
 
 def _keeps_zero_and_order(x: Any) -> bool:
     """Whether 0 and the largest of some elements are on the grid: of integers and minifloats without groups."""
-    return isinstance(x, TensorFields) and x._layout is None and not is_table(x._grid)
+    return isinstance(x, TensorFields) and x._layout is None and not isinstance(x._grid, TableGrid)

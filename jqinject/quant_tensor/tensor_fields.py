@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.fake_quant import known_zero
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import from_float_steps
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid, TableGrid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
-from jqinject.quant_tensor._grids import IntGrid, codes, decode, is_integer, is_learned
 from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
 from jqinject.quant_tensor.group_layout import Layout
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
@@ -36,13 +35,13 @@ class Levels(NamedTuple):
     block: jax.Array
     shared: jax.Array
 
-    def codes(self, form: FloatFormat) -> jax.Array:
+    def codes(self, form: FloatGrid) -> jax.Array:
         """The codes of the minifloats; zeros keep their signs.
 
         Args:
             form: their format.
         """
-        plain = codes(form, self.minifloats)
+        plain = form.codes(self.minifloats)
         sign = plain.dtype.type(1 << (form.exponent_bit_width + form.mantissa_bit_width))
         return jnp.where(jnp.signbit(self.minifloats) & form.signed, plain | sign, plain)
 
@@ -159,10 +158,10 @@ class TensorFields(ArrayMethods):
             if name != "_value":
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
             array = self._array
-            if self.is_stored and is_integer(self._grid):
+            if self.is_stored and self._grid.is_integer:
                 array = dequantized(array, self._scale, self._zero_point, self._dtype)
             elif self.is_stored:
-                array = from_float_steps(decode(self._grid, array), self._scale, self._dtype)
+                array = from_float_steps(self._grid.decode(array), self._scale, self._dtype)
             return array if self._layout is None else self._layout.join(array)
 
     value: jax.Array = attribute("_value", "The dequantized float array.")
@@ -311,7 +310,7 @@ class TensorFields(ArrayMethods):
             return f"{name}({', '.join(f'{field}={getattr(self, field)!r}' for field in self.fields)})"
         head = f"{grid_name(grid)}, {self.dtype.name}{list(self.shape)}, scale={brief(self.scale)}"
         options: dict[str, Any] = {}
-        if is_integer(grid):
+        if grid.is_integer:
             training = ", training" if self.training else ""
             head += f", zero_point={brief(self.zero_point)}{training},\n "
             options = {"precision": 6, "separator": ", ", "edgeitems": 2, "prefix": "  value="}
@@ -329,7 +328,7 @@ def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
         return [(key("grouped"), tensor._array if tensor._grid is None else tensor._bare)], tensor._layout
     grid, names = tensor._grid, tensor.arrays
     children = [(key(name), getattr(tensor, "_" + name)) for name in names]
-    if not is_learned(grid):
+    if not grid.is_learned:
         return children, (grid, (), tensor._training)
     first, *rest = tensor.grid_fields
     static = tuple(getattr(tensor, name) for name in rest)
@@ -402,4 +401,4 @@ def grid_name(grid: Any) -> str:
     if isinstance(grid, IntGrid):
         bits = f"{brief(grid.bit_width)}-bit" if is_concrete(grid.bit_width) else "learned bit width,"
         return f"{bits} {'signed' if grid.signed else 'unsigned'}"
-    return f"{len(grid.values)} values" if isinstance(grid, Codebook) else str(grid)
+    return f"{len(grid.values)} values" if isinstance(grid, TableGrid) else str(grid)

@@ -14,10 +14,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jqinject.ops.fake_quant import in_range_of
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import log2, max_int, min_int
 from jqinject.ops.processes import lies_here, on_host
 from jqinject.ops.ste import with_gradient_of
-from jqinject.quant_tensor._grids import IntGrid
 
 BitWidth = int | jax.Array
 
