@@ -258,7 +258,6 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "normalize_stats_impl": ("Component", "the statistic that weights are divided by"),
     "output_channel_dim": (_AXES, "the axis of the output channels, or the axes"),
     "out_channels": ("int", "number of output channels"),
-    "weight_ndims": ("int", "number of axes of the weight"),
     "quantized_shape": (_SHAPE, "shape of the tensor that is quantized"),
     "upstream_shape": (_SHAPE, "shape of the scale that another one multiplies"),
     # the quantizer as a whole
