@@ -143,7 +143,7 @@ def test_result_becomes_a_quant_tensor():
         core.ZeroZeroPoint(),
         core.BitWidthConst(4),
     )(X)
-    tensor = result.quant_tensor(signed=True, training=False)
+    tensor = result.quant_tensor(training=False)
     assert (tensor.bit_width, tensor.signed, tensor.training) == (4, True, False)
     assert tensor.value is result.value
 

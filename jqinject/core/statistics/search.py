@@ -13,8 +13,8 @@ A quantizer whose scale or zero point is searched (`facts.searches`) passes it a
 
 A search calls back what the quantizer would make of a tensor if the statistic were this or that:
 
-    quantizer.try_scale(x, statistic)              -> QuantResult
-    quantizer.try_zero_point(x, scale, statistic)  -> QuantResult     with the scale known
+    quantizer.try_scale(x, statistic)              -> Quantized
+    quantizer.try_zero_point(x, scale, statistic)  -> Quantized     with the scale known
 
 So the declared rounding, clamping, bit width and restriction take part in the search.
 
