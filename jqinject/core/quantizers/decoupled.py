@@ -79,6 +79,9 @@ class DecoupledQuantizer(Quantizer):
     def _grid(self) -> IntGrid:
         return int_grid(self.decoupled_int_quant, self.bit_width_impl())
 
+    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
+        return self(x)  # without a payload
+
     def _decoupled(self, x: jax.Array, pre_threshold: jax.Array, within: Any = None) -> Quantized:
         """The result for the threshold of a pre-scale; `within` has the last word on the integers."""
         x32, grid, rounds = x.astype(jnp.float32), self._grid(), self.decoupled_int_quant
