@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.core import PackableResult, QuantResult, components_in
-from jqinject.core._protocols import block_width, groups_of, has_zero_point, is_dynamic, needs_input_format
+from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.inject import (
     Binding,
     ExtendedInjector,
@@ -217,11 +217,8 @@ class QuantMetadata:
         rounding_mode: the name of the rounding.
         group_size: elements that share a scale; None if there are no groups.
         group_dim: the axis that is cut into groups.
-        block_width: how many groups beside each other share a scale.
-        has_zero_point: whether their zero point may differ from 0, as the quantizer says.
         requires_input_scale: of a bias: whether its scale comes in with the input.
         requires_quant_input: of a weight: whether its quantizer is called with the format of the layer's input.
-        is_dynamic: whether the scale is that of the tensor at hand, as the quantizer says.
         whole_zero_points: whether zero points are integers.
     """
 
@@ -230,12 +227,9 @@ class QuantMetadata:
     rounding_mode: str | None
     group_size: int | None = None
     group_dim: int | None = None
-    block_width: int = 1
-    has_zero_point: bool = True
     requires_input_scale: bool = False
     whole_zero_points: bool = True
     requires_quant_input: bool = False
-    is_dynamic: bool = False
 
     def with_facts(self, quantizer: Any, binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
         """The same with the facts of the quantizer; for the groups of a user's own quantizer that does not state them,
@@ -257,10 +251,7 @@ class QuantMetadata:
             self,
             group_size=size,
             group_dim=dim,
-            block_width=block_width(quantizer),
-            has_zero_point=has_zero_point(quantizer),
             requires_quant_input=needs_input_format(quantizer),
-            is_dynamic=is_dynamic(quantizer),
         )
 
     def joined(self, packed: Any, shape: tuple[int, ...], proxy: Any) -> Any:
