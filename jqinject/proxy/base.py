@@ -1,13 +1,14 @@
 """The base of proxies, modules between an injector and the layers that they serve.
 
-A proxy holds a quantizer, assembles it again, calls it, and says what its numbers are. It asks of a layer with a weight:
+A proxy holds a quantizer, assembles it again, calls it, and says what its numbers are.
+Of a layer with a weight it asks:
 
-| attribute            | meaning                                                                                      |
-|----------------------|----------------------------------------------------------------------------------------------|
-| `weight`, `bias`     | the Variables, whatever the layer calls them; `bias` may be None                               |
-| `output_channel_dim` | the axis (or axes) of the weight with the output channels, counted without stacking            |
-| `weight_shape`       | its shape, frozen or not                                                                       |
-| `weight_ndim`        | the axes of one weight; a weight with more of them is a stack of layers                        |
+| attribute            | meaning                                                                             |
+|----------------------|-------------------------------------------------------------------------------------|
+| `weight`, `bias`     | the Variables, whatever the layer calls them; `bias` may be None                    |
+| `output_channel_dim` | the axis (or axes) of the weight with the output channels, counted without stacking |
+| `weight_shape`       | its shape, frozen or not                                                            |
+| `weight_ndim`        | the axes of one weight; a weight with more of them is a stack of layers             |
 """
 
 from __future__ import annotations
