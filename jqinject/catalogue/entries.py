@@ -16,7 +16,7 @@ from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
 from jqinject.ops import NF4, Codebook
-from jqinject.quant.fragments import FpFNUZMixin, FpOCPMixin
+from jqinject.quant.float_base import FpFNUZMixin, FpOCPMixin
 
 # Components by the reader's search term; subclasses count too. Methods take precedence over scalings.
 SCALINGS = {
@@ -28,8 +28,7 @@ SCALINGS = {
     "LearnedActStepScaling": "learned step",
     "LearnedStepScaling": "learned step",
     "ParameterFromRuntimeStatsScaling": "parameter from statistics",
-    "DelayedScaling": "delayed",
-    "CurrentScaling": "current",
+    "AmaxScaling": "delayed",
     "RuntimeDynamicStatsScaling": "dynamic",
     "RuntimeDynamicGroupStatsScaling": "dynamic",
     "SharedExponentScaling": "dynamic",
@@ -140,6 +139,8 @@ def _scaling(wiring: Node, kind: str) -> str:
     if "CalibratedQuant" in bases:
         calibrated = "calibrated" if "SimpleMovingAverage" in bases else "dynamic"
         return "statistics" if kind == "weight" else calibrated
+    if _value(wiring, "delayed") is False:
+        return "current"
     tables = (METHODS, SCALINGS)
     return next((table[base] for table in tables for base in bases if base in table), "-")
 

@@ -295,7 +295,7 @@ def blocks_of(view: Any, x: jax.Array) -> Blocks | None:
     return view.blocks(x) if isinstance(view, GroupingView) else None
 
 
-def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
+def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: Any) -> Any:
     """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
     Along explicit axes it is not viewed then, since the view would have to be gathered.
@@ -304,19 +304,19 @@ def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: 
         view: the view.
         quantize: an elementwise function that returns one or more arrays.
         x: the tensor.
-        numbers: broadcast against the view: scales, zero points.
+        numbers: broadcast against the view: scales, zero points; pytrees of them, None included.
     """
     cut = cut_of(view, x)
     if cut is None:
         return quantize(view(x), *numbers)
-    made = quantize(x, *(cut.spread(number, x) for number in numbers))
+    made = quantize(x, *jax.tree.map(lambda number: cut.spread(number, x), numbers))
     return made if is_split(x) else jax.tree.map(view, made)
 
 
-def beside(view: View, x: jax.Array, *numbers: jax.Array) -> tuple[jax.Array, ...]:
+def beside(view: View, x: jax.Array, *numbers: Any) -> tuple[Any, ...]:
     """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
     cut = cut_of(view, x) if is_split(x) else None
-    return numbers if cut is None else tuple(cut.spread(number, x) for number in numbers)
+    return numbers if cut is None else jax.tree.map(lambda number: cut.spread(number, x), numbers)
 
 
 @checked_arguments

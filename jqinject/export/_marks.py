@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from jqinject.core._protocols import is_nearest
-from jqinject.core.quantizers.int_quant import DelayWrapper
+from jqinject.core.quantizers.quantizer import DelayWrapper
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.ops import FloatFormat

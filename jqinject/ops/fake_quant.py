@@ -24,6 +24,7 @@ from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
+Offset = jax.Array | None
 
 
 def known_zero() -> jax.Array:
@@ -75,7 +76,6 @@ class Steps:
     Attributes:
         rounding: an elementwise function without state; its gradient counts as 1.
         straight: whether the gradient passes the clamp too, instead of going to the bound where it clamps.
-        centered: whether the zero point is known to be 0.
         by_reciprocal: whether numbers are multiplied by the reciprocal of the scale; see `jqinject.ops.by_reciprocal`.
         repeated: whether the scale has the shape of the numbers, and is one for many of them nevertheless.
         payload: the dtype in which the integers are returned beside the value; None to return the value alone.
@@ -85,31 +85,30 @@ class Steps:
 
     rounding: Callable[[jax.Array], jax.Array] = nearest
     straight: bool = False
-    centered: bool = False
     by_reciprocal: bool = False
     repeated: bool = False
     payload: Any = None
     clamps_first: bool = False
 
-    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
         one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
         steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
-        return steps, self.rounding(steps if self.centered else steps + zero_point)
+        return steps, self.rounding(steps if zero_point is None else steps + zero_point)
 
     def quantized(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
     ) -> Any:
         """What the integers of `x` stand for, and with `payload` the integers beside it."""
         _, rounded = self.rounded(x, scale, zero_point)
         integers = bounded(rounded, low, high)
-        floats = (integers if self.centered else integers - zero_point) * scale
+        floats = (integers if zero_point is None else integers - zero_point) * scale
         return floats if self.payload is None else (floats, integers.astype(self.payload))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _fake_quantize(
-    how: Steps, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+    how: Steps, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
 ) -> Any:
     return how.quantized(x, scale, zero_point, low, high)
 
@@ -127,10 +126,10 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
     steps, rounded = how.rounded(x, scale, zero_point)
     integers = bounded(rounded, low, high)
-    centered = integers if how.centered else integers - zero_point
+    centered = integers if zero_point is None else integers - zero_point
     place = rounded
     if how.clamps_first:
-        place = steps if how.centered else steps + zero_point
+        place = steps if zero_point is None else steps + zero_point
     inside = None if how.straight else bounded(place, low, high) == place
     parts = []
     if along_x is not None:
@@ -158,7 +157,7 @@ _fake_quantize.defjvp(_fake_quantize_jvp, symbolic_zeros=True)
 def fake_quantize(
     x: jax.Array,
     scale: jax.Array,
-    zero_point: jax.Array,
+    zero_point: Offset,
     low: ArrayLike,
     high: ArrayLike,
     how: Steps = Steps(),
@@ -176,7 +175,7 @@ def fake_quantize(
     Args:
         x: a float32 array of any shape.
         scale: float per integer step; broadcasts to the shape of `x`.
-        zero_point: the integer that stands for 0; broadcasts to the shape of `x`.
+        zero_point: the integer that represents 0; broadcasts to the shape of `x`; None without one.
         low: the least integer, a number or an array; nowhere above `high`.
         high: the largest.
         how: rounding, and where the gradient goes.
@@ -185,10 +184,10 @@ def fake_quantize(
         An array of the shape and dtype of `x`; with `how.payload` that and the integers.
 
     Example:
-        >>> x, scale, zero_point = jnp.array([0.26, -0.8]), jnp.float32(0.5), jnp.float32(0)
-        >>> fake_quantize(x, scale, zero_point, -7, 7)
+        >>> x, scale = jnp.array([0.26, -0.8]), jnp.float32(0.5)
+        >>> fake_quantize(x, scale, None, -7, 7)
         Array([ 0.5, -1. ], dtype=float32)
-        >>> jax.grad(lambda s: fake_quantize(x, s, zero_point, -7, 7).sum())(scale)
+        >>> jax.grad(lambda s: fake_quantize(x, s, None, -7, 7).sum())(scale)
         Array(0.08000004, dtype=float32)
     """
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)

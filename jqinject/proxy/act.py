@@ -307,7 +307,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
                 f"{type(x).__name__}.\n  cure: quantize it first, by a layer with return_quant_tensor=True"
             )
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
-        return result.quant_tensor(signed=x.signed, training=self.training)
+        return result.quant_tensor(training=self.training)
 
     def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         return said  # the sign is that of what comes in

@@ -23,7 +23,7 @@ import jax.core
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, QuantResult
+from jqinject.core import AmaxScaling, Quantized
 from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
 from jqinject.core.component import InnerModule, assign, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
@@ -204,8 +204,8 @@ class QuantProxyFromInjector(HoldsRanges):
         return linked_layers(self)
 
     @property
-    def amax_history(self) -> AmaxHistory | None:
-        """The record of amaxes; None if the scale does not come from one."""
+    def amax_history(self) -> AmaxScaling | None:
+        """The scaling that records amaxes (`.newest`, `.amax_history`); None if the scale does not come from them."""
         return amax_history(self.tensor_quant)
 
     @property
@@ -377,8 +377,8 @@ class QuantProxyFromInjector(HoldsRanges):
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         signed = self.quant_metadata.signed
         assert signed is not None, "checked when the quantizer is assembled"
-        found = result if isinstance(result, QuantResult) else packable(result, self.tensor_quant)
-        return found.quant_tensor(signed=signed, training=not self.use_running_average)
+        found = result if isinstance(result, Quantized) else packable(result, self.tensor_quant, signed)
+        return found.quant_tensor(training=not self.use_running_average)
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""

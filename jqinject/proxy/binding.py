@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core import PackableResult, QuantResult, components_in
+from jqinject.core import IntGrid, PackableResult, Quantized, components_in
 from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.inject import (
     Binding,
@@ -55,17 +55,18 @@ def checked_quantizer(quantizer: Any, name: str) -> Any:
         raise TypeError(
             f"{name}: tensor_quant must be a component that quantizes, or None for no quantization, got {shown}.\n"
             "  cure: leave it to the quantizer, and override what it is made of (bit_width, scaling_impl, ...); or "
-            "declare a class of your own whose instances return a QuantResult"
+            "declare a class of your own whose instances return a Quantized"
         )
     return quantizer
 
 
-def packable(result: Any, quantizer: Any) -> PackableResult:
+def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
         result: the result.
         quantizer: what returned it.
+        signed: whether the integers of four values have a sign.
 
     Raises:
         TypeError: it is not a result.
@@ -73,11 +74,12 @@ def packable(result: Any, quantizer: Any) -> PackableResult:
     if isinstance(result, PackableResult):
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
-        return QuantResult(*result)
+        value, scale, zero_point, bit_width = result
+        return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
     got = f"{type(result).__name__} of {len(result)}" if isinstance(result, tuple | list) else _shown(result)
     raise TypeError(
-        f"tensor_quant = {type(quantizer).__name__} must return a QuantResult (value, scale, zero_point, bit_width), "
-        f"got {got}.\n  cure: return QuantResult(value, scale, jnp.zeros(()), bit_width)"
+        f"tensor_quant = {type(quantizer).__name__} must return a Quantized, or (value, scale, zero_point, bit_width), "
+        f"got {got}.\n  cure: return Quantized(value, scale, None, IntGrid(bit_width))"
     )
 
 

@@ -174,10 +174,9 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "shared_axes": ("tuple[int, ...] | None", "the axes that share a scale: `(-1,)` for one per row"),
     "channel_axes": ("int", "how many axes hold channels"),
     "amax_compute_algo": ('Literal["max", "most_recent"]', "what a history of largest magnitudes gives"),
-    "amax_history": ("Component", "the record of largest magnitudes"),
+    "delayed": ("bool", "whether the scale is that of the largest magnitudes of earlier steps"),
     "amax_history_length": ("int", "steps that the record remembers"),
     "keeps_infinite": ("bool", "whether inf and nan enter the record"),
-    "amax_shape": (_SHAPE, "shape of one entry of the record"),
     "amax_of_gradient": ("bool", "whether the record is of a gradient"),
     # groups
     "by_factor": ("bool", "multiply by the inverse of the scale instead of dividing by the scale"),

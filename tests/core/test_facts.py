@@ -14,10 +14,11 @@ from jqinject.core import (
     AbsMax,
     ConstScaling,
     FloatRestrictValue,
+    IntGrid,
     IntQuant,
     OverTensorView,
     PowerOfTwoRestrictValue,
-    QuantResult,
+    Quantized,
     RoundSte,
     StatsFromParameterScaling,
     ZeroZeroPoint,
@@ -49,7 +50,7 @@ class Fixed:
     def __call__(self, x):
         scale = jnp.float32(0.25)
         y = jnp.clip(jnp.round(x / scale), -8, 7) * scale
-        return QuantResult(y.astype(x.dtype), scale, jnp.zeros((), jnp.float32), 4)
+        return Quantized(y.astype(x.dtype), scale, None, IntGrid(4))
 
 
 @dataclass(frozen=True)

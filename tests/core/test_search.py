@@ -17,13 +17,14 @@ from jqinject.core import (
     Component,
     HalfQuadraticOptimizerScale,
     HalfQuadraticOptimizerZeroPoint,
+    IntGrid,
     IntQuant,
     IntScaling,
     NegativeMinOrZero,
     OverOutputChannelView,
     OverTensorView,
     ParameterFromStatsFromParameterScaling,
-    QuantResult,
+    Quantized,
     RescalingIntQuant,
     Search,
     SignedFloatRestrictValue,
@@ -168,7 +169,7 @@ class ThreeBits(Component):
 
     def _by(self, x, scale):
         value = jnp.clip(jnp.round(x / scale), -3, 3) * scale
-        return QuantResult(value, scale, jnp.zeros(()), 3)
+        return Quantized(value, scale, None, IntGrid(3))
 
 
 def test_a_search_tries_candidates_on_a_quantizer_of_ones_own():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jqinject.core import QuantResult
+from jqinject.core import IntGrid, Quantized
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.ops import split_groups
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, WeightQuantProxyFromInjector
@@ -64,7 +64,7 @@ class Quarters:
     def __call__(self, x):
         grouped = split_groups(x, 4, -1)
         scale = jnp.abs(grouped).max(axis=-1, keepdims=True) / 7
-        return QuantResult(jnp.round(grouped / scale) * scale, scale, jnp.zeros(()), 4)
+        return Quantized(jnp.round(grouped / scale) * scale, scale, None, IntGrid(4))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from jqinject.nn import (
     TruncAvgPool,
 )
 from jqinject.quant import Int8ActPerTensorFloat
-from jqinject.quant.fragments import AccumulatorAwareWeightQuant
+from jqinject.quant.integer.decoupled_int import AccumulatorAwareWeightQuant
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseQuantTensor
 
 NEEDS = {

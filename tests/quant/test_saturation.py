@@ -8,7 +8,7 @@ from flax import nnx
 
 from jqinject import ops, quant
 from jqinject.core import AbsMaxRange, CalibratedQuant
-from jqinject.core.quantizers.int_quant import MinifloatGrid
+from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.nn import QuantIdentity
 from jqinject.ops.float_format import FloatFormat
 from jqinject.quant_tensor import as_array

@@ -32,7 +32,7 @@ from jqinject.core._protocols import (
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, InnerModule, assign, set_given
-from jqinject.core.quantizers.int_quant import TableGrid
+from jqinject.core.quantizers.nearest_grids import TableGrid
 from jqinject.core.state import QuantStat
 from jqinject.core.statistics.search import Candidate, Search, scale_of
 from jqinject.core.views import beside, in_layout
@@ -70,11 +70,10 @@ class CodebookQuantResult:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.scale, self.zero_point, self.bit_width))
 
-    def quant_tensor(self, *, signed: bool, training: bool) -> CodebookQuantTensor:
+    def quant_tensor(self, *, training: bool) -> CodebookQuantTensor:
         """The tensor that flows between layers.
 
         Args:
-            signed: unused: the table knows.
             training: whether it was quantized in training mode.
         """
         return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
@@ -168,7 +167,7 @@ class CodebookQuant(Component):
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> CodebookQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
@@ -269,7 +268,7 @@ class CommittedQuant(InnerModule):
             factors.check_signs()
         return {"committed_scale": factors.times(self.committed_scale.get_value())}
 
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> Any:
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool) -> Any:
         """See the quantizer."""
         return self.quantizer.by_scale(x, scale, zero_point, keep)
 
@@ -283,6 +282,6 @@ class CommittedQuant(InnerModule):
 
     def _quantized(self, x: jax.Array, keep: bool) -> Any:
         held = self.committed_zero_point
-        zero_point = known_zero() if held is None else held.get_value()
+        zero_point = None if held is None else held.get_value()
         scale = jax.lax.stop_gradient(self.committed_scale.get_value())
         return self.quantizer.by_scale(x, scale, zero_point, keep)

@@ -33,7 +33,7 @@ from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.int_quant import MinifloatGrid
+from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.scaling.two_levels import BlockScales, Candidates, RuntimeDynamicTwoLevelScaling
@@ -205,11 +205,10 @@ class FloatQuantResult:
         codes = (form.saturating, form.inf_values, form.nan_values)
         return iter((self.value, self.scale, self.zero_point, *widths, *codes))
 
-    def quant_tensor(self, *, signed: bool, training: bool) -> FloatQuantTensor:
+    def quant_tensor(self, *, training: bool) -> FloatQuantTensor:
         """The tensor that flows between layers.
 
         Args:
-            signed: unused: the format knows.
             training: whether it was quantized in training mode.
         """
         made = FloatQuantTensor(self.value, self.scale, self.format, training, self.payload)
@@ -374,7 +373,9 @@ class FloatQuant(Component):
         """`x` quantized by a scale; the zero point is 0."""
         return self._quantized(x, scale, self.format)
 
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> FloatQuantResult:
+    def by_scale(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
+    ) -> FloatQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self.try_zero_point(check.float_input(x, "FloatQuant"), scale, None)
 

@@ -319,7 +319,8 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         rests, integers = [], []
         for x, result in zip(tensors, results, strict=True):
             rests.append(x - self._sparse(x - result.value, beta))
-            integers.append(jnp.round(result.value / result.scale) - result.zero_point)
+            steps = jnp.round(result.value / result.scale)
+            integers.append(steps if result.zero_point is None else steps - result.zero_point)
         axes, rest = reduced(self.view, self.reduce_dim, tuple(rests))
         _, integer = reduced(self.view, self.reduce_dim, tuple(integers))
         counts = each(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)

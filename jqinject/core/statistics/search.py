@@ -13,8 +13,8 @@ A quantizer whose scale or zero point is searched (`facts.searches`) passes it a
 
 A search calls back what the quantizer would make of a tensor if the statistic were this or that:
 
-    quantizer.try_scale(x, statistic)              -> QuantResult
-    quantizer.try_zero_point(x, scale, statistic)  -> QuantResult     with the scale known
+    quantizer.try_scale(x, statistic)              -> Quantized
+    quantizer.try_zero_point(x, scale, statistic)  -> Quantized     with the scale known
 
 So the declared rounding, clamping, bit width and restriction take part in the search.
 
@@ -319,15 +319,14 @@ class _Tried(NamedTuple):
 
     value: jax.Array
     scale: jax.Array
-    zero_point: jax.Array
+    zero_point: jax.Array | None
 
 
 def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
     """A grouped trial result, in the shape of the tensor."""
     joined = found.value.ndim == x.ndim
     value = found.value if joined else join_groups(found.value, cut.axis, x.shape[cut.axis])
-    scale, zero_point = (cut.spread(number, x) for number in (found.scale, found.zero_point))
-    return _Tried(value, scale, zero_point)
+    return _Tried(value, *jax.tree.map(lambda n: cut.spread(n, x), (found.scale, found.zero_point)))
 
 
 def _copy(graphdef: Any, state: Any) -> Any:

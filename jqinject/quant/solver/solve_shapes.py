@@ -1,29 +1,112 @@
-"""How a tensor is laid out: which axes hold channels, which one is cut into groups, and what statistics reduce.
+"""Facts of the layer, or of the layers that share a quantizer, and the shapes that follow from them.
 
 Views put the channels first and everything else in axis 1.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from flax import nnx
 
-from jqinject.core.clamp import Identity
-from jqinject.core.views import (
-    DynamicOverSubChannelBlockView,
-    OverOutputChannelView,
-    OverSubChannelBlockView,
-    OverTensorView,
-)
+from jqinject import core
 from jqinject.inject import choices, this, value
 from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
-from jqinject.quant.enums import ScalingPerOutputType, StatsOp, chooses
-from jqinject.quant.solver.layers import (
-    agreed,
-    as_tuple,
-    channels_of,
-    check_groups_of_scales,
-    group_dim_of,
-    shape_of_bias,
-    weight_shape_of,
-)
+from jqinject.quant import enums
+
+
+def layers_of(module: Any) -> tuple[Any, ...]:
+    """The layers a proxy hands in as `module`: one layer, or a tuple of those that share it."""
+    return module if isinstance(module, tuple) else (module,)
+
+
+def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A fact about the channel axis, or about several (which they are, how many channels each has)."""
+    return fact if isinstance(fact, tuple) else (fact,)
+
+
+def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    """How many channels a layer's weight has along its channel axis, or along each of several."""
+    found = tuple(layer.weight_shape[axis] for axis in as_tuple(output_channel_dim))
+    return found[0] if len(found) == 1 else found
+
+
+def group_dim_of(layer: Any) -> int:
+    """The axis of a layer's weight that groups lie along: the last that holds no output channels (the inputs).
+
+    Raises:
+        ValueError: every axis holds output channels.
+    """
+    channels = as_tuple(layer.output_channel_dim)
+    others = [axis for axis in range(len(layer.weight_shape)) if axis not in channels]
+    if not others:
+        raise ValueError(
+            f"the weight of a {type(layer).__name__} has no axis for groups: all of its {len(layer.weight_shape)} hold "
+            "output channels.\n  cure: a quantizer per tensor or per channel, or group_dim = ..."
+        )
+    return others[-1]
+
+
+def weight_shape_of(module: Any) -> tuple[int, ...]:
+    """The shape of a layer's weight, on which layers that share a quantizer have to agree."""
+    return agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
+
+
+def check_groups_of_scales(shape: tuple[int, ...], group_size: int, group_dim: int) -> None:
+    """Reject groups that scales do not fill, as a group of scales is never padded.
+
+    Args:
+        shape: of the scales that a nested injector quantizes.
+        group_size: how many scales share a scale of their own.
+        group_dim: the axis of the scales that is cut into groups.
+
+    Raises:
+        ValueError: the scales have no such axis, or `group_size` does not divide it.
+    """
+    if not -len(shape) <= group_dim < len(shape):
+        raise ValueError(
+            f"scales of shape {shape}, quantized in groups by a nested injector, have no axis {group_dim} to cut into "
+            "groups.\n  cure: group_dim = 0, or another axis of the scales, in the nested injector"
+        )
+    length = shape[group_dim]
+    if length % group_size:
+        sizes = ", ".join(str(size) for size in range(2, length + 1) if length % size == 0)
+        divisors = f"group_size = {sizes} (what divides {length}), or " if sizes else ""
+        raise ValueError(
+            f"groups of {group_size} scales do not fill axis {group_dim} of scales of shape {shape}, which a nested "
+            f"injector quantizes: it has {length}.\n  cure: in the nested injector {divisors}group_dim = "
+            "another axis, or scaling_per_output_type = 'tensor'"
+        )
+
+
+def shape_of_bias(layer: Any) -> tuple[int, ...]:
+    """The shape of a layer's bias; without one, that of its output channels."""
+    if layer.bias is None:
+        return as_tuple(channels_of(layer, layer.output_channel_dim))
+    return tuple(layer.bias.shape)
+
+
+def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
+    """A fact about a layer; layers that share a quantizer have to agree on it.
+
+    Args:
+        module: a layer, or a tuple of layers.
+        fact: reads the fact from one layer.
+        name: the fact's name, for the error text.
+
+    Raises:
+        ValueError: the layers disagree.
+    """
+    found = [fact(layer) for layer in layers_of(module)]
+    if any(other != found[0] for other in found[1:]):
+        shown = ", ".join(f"{type(m).__name__}: {f}" for m, f in zip(layers_of(module), found, strict=True))
+        raise ValueError(
+            f"layers that share a per-channel quantizer need the same {name}, got {shown}. "
+            "Give each layer a quantizer of its own, or share one with scaling_per_output_type = 'tensor'."
+        )
+    return found[0]
+
 
 CHANNEL_REDUCE_DIM = 1
 
@@ -31,30 +114,34 @@ CHANNEL_REDUCE_DIM = 1
 @value
 def stats_reduce_dim(scaling_stats_op, scaling_per_output):
     """The axis that statistics reduce; None for all of them."""
-    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
+    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
         return this.group_elements_axis
     return CHANNEL_REDUCE_DIM if _has_channels(scaling_stats_op, scaling_per_output) else None
 
 
 def _has_channels(scaling_stats_op, scaling_per_output):
     """Whether a statistic is taken of each channel."""
-    return chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) or chooses(
-        scaling_stats_op, StatsOp.MAX_AVE
+    return enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL) or enums.chooses(
+        scaling_stats_op, enums.StatsOp.MAX_AVE
     )
 
 
 @value
 def keepdim(scaling_per_output):
     """Whether statistics keep the axis that they reduce."""
-    return chooses(scaling_per_output, ScalingPerOutputType.GROUP)
+    return enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
 
 
-@choices(OverOutputChannelView, OverTensorView)
+@choices(core.OverOutputChannelView, core.OverTensorView)
 def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
     """How a tensor is laid out for statistics."""
-    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
+    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
         return this.input_view_impl
-    return OverOutputChannelView if _has_channels(scaling_stats_op, scaling_per_output) else OverTensorView
+    return (
+        core.OverOutputChannelView
+        if _has_channels(scaling_stats_op, scaling_per_output)
+        else core.OverTensorView
+    )
 
 
 @value
@@ -113,7 +200,9 @@ def weight_permute_dims(module, output_channel_dim):
 @value
 def weight_channel_shape(scaling_per_output):
     """The channels of quantized group scales, which have one more axis than the weight: those of the scale's shape."""
-    return this.scaling_shape if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) else None
+    return (
+        this.scaling_shape if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL) else None
+    )
 
 
 @value
@@ -128,27 +217,31 @@ def weight_per_output_channel_shape(weight_ndims, output_channel_dim, out_channe
 @value
 def weight_concat_dim(scaling_per_output):
     """The axis along which statistics join the weights of layers that share a quantizer."""
-    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
+    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
         return this.group_elements_axis
-    return 1 if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) else 0
+    return 1 if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL) else 0
 
 
 # Groups.
 
 
-@choices(Identity, OverSubChannelBlockView)
+@choices(core.Identity, core.OverSubChannelBlockView)
 def weight_input_view_impl(scaling_per_output):
     """`input_view_impl` of weights: per group, the axis of the inputs is cut into groups."""
-    return OverSubChannelBlockView if chooses(scaling_per_output, ScalingPerOutputType.GROUP) else Identity
+    return (
+        core.OverSubChannelBlockView
+        if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
+        else core.Identity
+    )
 
 
-@choices(Identity, DynamicOverSubChannelBlockView)
+@choices(core.Identity, core.DynamicOverSubChannelBlockView)
 def act_input_view_impl(scaling_per_output):
     """`input_view_impl` of activations: per group, the features are cut into groups."""
     return (
-        DynamicOverSubChannelBlockView
-        if chooses(scaling_per_output, ScalingPerOutputType.GROUP)
-        else Identity
+        core.DynamicOverSubChannelBlockView
+        if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
+        else core.Identity
     )
 
 
@@ -217,7 +310,9 @@ def expanded_groupwise_shape(
 ):
     """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes (groups, elements)."""
     if group_size is None:
-        return this.group_size if chooses(scaling_per_output, ScalingPerOutputType.GROUP) else None
+        return (
+            this.group_size if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP) else None
+        )
     size, width = block_of(group_size, "a group-wise weight quantizer")
     if upstream_shape is not None or quantized_shape != weight_shape_of(module):
         check_groups_of_scales(quantized_shape, size, group_dim)
@@ -264,7 +359,7 @@ def per_channel_broadcastable_shape(activation_channel_shape=None):
 @value
 def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
     """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
-    per_channel = chooses(scaling_per_output, ScalingPerOutputType.CHANNEL)
+    per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
     if per_channel and scaling_stats_permute_dims is None:
         return this.per_channel_broadcastable_shape
     return None

@@ -17,7 +17,7 @@ from jqinject.inject import ExtendedInjector
 from jqinject.nn import QuantIdentity
 from jqinject.ops import Codebook, normal_table
 from jqinject.quant import MXFloat4e2m1QuestAct, QuestActPerRowFloat
-from jqinject.quant.quest import NORMAL_CLIP
+from jqinject.quant.codebook import NORMAL_CLIP
 from tests.golden._config import Settings, reading
 
 Arrays = dict[str, np.ndarray]
