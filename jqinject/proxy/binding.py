@@ -9,7 +9,7 @@ What an injector and its quantizer say about the numbers that they make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,8 +40,8 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def checked_quantizer(quantizer: Any, name: str) -> Any:
-    """What an injector assembles as `tensor_quant`: a component, or None for no quantization.
+def checked_quantizer(quantizer: Any, name: str) -> None:
+    """Check what an injector assembles as `tensor_quant`: a component, or None for no quantization.
 
     Args:
         quantizer: what was assembled.
@@ -57,7 +57,6 @@ def checked_quantizer(quantizer: Any, name: str) -> Any:
             "  cure: leave it to the quantizer, and override what it is made of (bit_width, scaling_impl, ...); or "
             "declare a class of your own whose instances return a Quantized"
         )
-    return quantizer
 
 
 def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
@@ -121,6 +120,13 @@ def _shown(result: Any) -> str:
 
 _METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
 _GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
+_DECLARED = (
+    "signed",
+    "narrow_range",
+    "float_to_int_impl_type",
+    "requires_input_scale",
+    "quantize_zero_point",
+)
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
 
@@ -282,37 +288,32 @@ class QuantMetadata:
 
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
     """What an injector declares of its integers, for the layers that it serves; None for what it does not declare."""
-
-    def fact(name: str) -> Any:
-        return _resolved(binding, name, layers) if binding.declares(name) else None
-
-    signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
+    said: dict[str, Any] = {}
+    for name in _DECLARED:
+        if binding.declares(name):
+            said[name] = _resolved(binding, name, layers)
+    for name in ("signed", "narrow_range"):
+        flag = said.get(name)
+        unsaid = name not in said or (flag is None and name == "signed")
+        if not (
+            unsaid or isinstance(flag, bool | np.bool_)
+        ):  # 'False' would count as true, and None as false
+            raise TypeError(
+                f"{binding.base.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
+                f"  cure: {name} = True or {name} = False"
+            )
+        said[name] = None if unsaid else bool(flag)
+    rounding = said.get("float_to_int_impl_type")
+    # Zero points of a `scale_shift_zero_point_impl` are what it makes of a distance.
+    shifted = binding.declares("scale_shift_zero_point_impl")
     return QuantMetadata(
-        signed=None if signed is None else _truth(binding, "signed", signed),
-        narrow_range=_truth(binding, "narrow_range", narrow_range)
-        if binding.declares("narrow_range")
-        else None,
+        signed=said["signed"],
+        narrow_range=said["narrow_range"],
         rounding_mode=None if rounding is None else str(rounding).upper(),
-        requires_input_scale=bool(fact("requires_input_scale")),
-        whole_zero_points=_whole_zero_points(binding, fact),
+        requires_input_scale=bool(said.get("requires_input_scale")),
+        whole_zero_points=not shifted and bool(said.get("quantize_zero_point", True)),
     )
 
 
 def _resolved(binding: Binding, name: str, layers: tuple[Any, ...]) -> Any:
     return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
-
-
-def _whole_zero_points(binding: Binding, fact: Callable[[str], Any]) -> bool:
-    """Whether zero points are integers; those of a `scale_shift_zero_point_impl` are what it makes of a distance."""
-    if binding.declares("scale_shift_zero_point_impl"):
-        return False
-    return not binding.declares("quantize_zero_point") or bool(fact("quantize_zero_point"))
-
-
-def _truth(binding: Binding, name: str, given: Any) -> bool:
-    if not isinstance(given, bool | np.bool_):  # 'False' would count as true, and None as false
-        raise TypeError(
-            f"{binding.base.__name__}: {name} must be True or False, got {given!r} of type {type(given).__name__}.\n"
-            f"  cure: {name} = True or {name} = False"
-        )
-    return bool(given)

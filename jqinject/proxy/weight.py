@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import CommittedQuant
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import note_quantizer
 from jqinject.proxy.links import first_parameters
@@ -90,7 +89,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     def _warn_of_cut_groups(self, layer: Any, where: str) -> None:
         """Warn if groups end with an axis although the contraction sums over another one too."""
         summed = getattr(layer, "summed_axes", ())
-        size, dim = self.group_size, self.group_dim
+        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
         # Groups without padding are refused where they do not fill the axis.
         if (
             size is None
@@ -190,13 +189,8 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         Raises:
             TypeError: the quantizer does not round to nearest on a grid that it knows.
         """
-        if not self.committed and self.is_quant_enabled:
-            self.committed = True
-            try:
-                self._assembled_again(*layers)
-            except Exception:
-                self.committed = False
-                raise
+        if self.is_quant_enabled:
+            self._commit(True, layers)
 
     def release(self, *layers: Any) -> None:
         """Measure scales of the weights as they are again: the reverse of `commit`.
@@ -204,12 +198,17 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         Args:
             layers: as for `init_tensor_quant`.
         """
-        if self.committed:
-            self.committed = False
-            self._assembled_again(*layers)
+        self._commit(False, layers)
 
-    def _with_kept_scales(self, quantizer: Any, layers: tuple[Any, ...]) -> Any:
-        return CommittedQuant(quantizer, layers[0].weight.get_value())
+    def _commit(self, committed: bool, layers: tuple[Any, ...]) -> None:
+        if committed == self.committed:
+            return
+        self.committed = committed
+        try:
+            self._assembled_again(*layers)
+        except Exception:
+            self.committed = not committed
+            raise
 
     def sample(self, force_eval: bool = True) -> Any:
         """Quantize the weight as it is, without changing state; None if quantization is off."""
