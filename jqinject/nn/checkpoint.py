@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantCheckpointOverrides
 from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import ACT, GRAD
+from jqinject.nn.base.slots import ACT, GRAD, hold_proxies
 from jqinject.ops.packing import saved_codes, saved_floats, saved_integers
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (

@@ -127,12 +127,12 @@ class Ends(NamedTuple):
 
 @checked_arguments
 class DelayWrapper(Component):
-    """Returns `x` in the first `quantdelay_steps` calls, `y` after.
+    """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
     Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
 
     Args:
-        quantdelay_steps: the number of calls that pass through; None or at most 0 for no delay.
+        quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
 
     Raises:
         TypeError: when it is neither None nor an integer.
@@ -146,8 +146,8 @@ class DelayWrapper(Component):
     is_scale_free = True
     countdown: QuantStat | None = None
 
-    def __init__(self, quantdelay_steps: int | None) -> None:
-        steps = delay_steps(quantdelay_steps, "DelayWrapper")
+    def __init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, "DelayWrapper")
         if steps > 0:
             self.countdown = QuantStat(float_array(steps))
 
@@ -160,29 +160,29 @@ class DelayWrapper(Component):
         return jnp.where(left > 0, x, y)
 
 
-def delay_steps(quantdelay_steps: int | None, where: str) -> int:
+def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     """The number of delayed calls, at least 0.
 
     Raises:
         TypeError: when it is neither None nor an integer.
         ValueError: when a counter cannot hold it.
     """
-    if quantdelay_steps is None:
+    if quant_delay_steps is None:
         return 0
     try:
-        steps = operator.index(quantdelay_steps)
+        steps = operator.index(quant_delay_steps)
     except TypeError:
         raise TypeError(
-            f"{where}: quantdelay_steps must be an int or None, got {quantdelay_steps!r}."
+            f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
         ) from None
     if steps > MOST_STEPS:
-        raise ValueError(f"{where}: quantdelay_steps must be at most {MOST_STEPS}, got {steps}.")
+        raise ValueError(f"{where}: quant_delay_steps must be at most {MOST_STEPS}, got {steps}.")
     return max(steps, 0)
 
 
-def delay_of(quantdelay_steps: int | None, where: str) -> DelayWrapper | None:
+def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
     """A `DelayWrapper`, or None without a delay."""
-    steps = delay_steps(quantdelay_steps, where)
+    steps = delay_steps(quant_delay_steps, where)
     return DelayWrapper(steps) if steps else None
 
 
