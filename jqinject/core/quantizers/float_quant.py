@@ -209,12 +209,10 @@ class FloatQuantResult:
         Args:
             training: whether it was quantized in training mode.
         """
-        made = FloatQuantTensor(self.value, self.scale, self.format, training, self.payload)
-        if self.scale_dtype is not None:
-            made = made.with_scale_dtype(self.scale_dtype)
+        fields = (self.value, self.scale, self.format, training)
         if self.minifloats is None or self.block is None or self.shared is None:
-            return made
-        return made.with_levels(Levels(self.minifloats, self.block, self.shared))
+            return FloatQuantTensor(*fields, self.payload, scale_dtype=self.scale_dtype)
+        return FloatQuantTensor(*fields, levels=Levels(self.minifloats, self.block, self.shared))
 
 
 @checked_arguments
