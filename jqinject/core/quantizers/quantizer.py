@@ -33,7 +33,7 @@ from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_po
 from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Grid, TableGrid
+from jqinject.ops.grid import Grid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
 
@@ -98,7 +98,7 @@ class Quantized:
             The QuantTensor of the grid's kind.
         """
         grid = self.grid
-        if isinstance(grid, TableGrid):
+        if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not isinstance(grid, FloatGrid):
             form = (grid.bit_width, grid.signed)
