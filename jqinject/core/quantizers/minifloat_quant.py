@@ -7,16 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core._protocols import Rounding, View, is_nearest
 from jqinject.core.clamp import Identity
 from jqinject.core.component import component
 from jqinject.core.memory.clipping_range import RangeScaling
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.core.quantizers.quantizer import Quantizer, through_ends
 from jqinject.core.statistics.ranges import ClippingRange
-from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.fake_quant import quantize_on_grid
+from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import from_float_steps
+from jqinject.ops.ste import nearest
 
 
 @component
@@ -48,20 +50,20 @@ class MinifloatQuant(Quantizer):
     float_to_int_impl: Rounding | None = None
 
     def __post_init__(self) -> None:
-        vars(self)["q_dtype"] = FloatFormat.of_dtype(self.q_dtype).dtype
+        vars(self)["q_dtype"] = FloatGrid.of_dtype(self.q_dtype).dtype
         vars(self)["input_view_impl"] = self.input_view_impl or Identity()
 
     @property
-    def grid(self) -> MinifloatGrid | None:
+    def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        nearest = self.float_to_int_impl is None or is_nearest(self.float_to_int_impl)
-        return MinifloatGrid(self._grid(), np.dtype(np.float32)) if nearest else None
+        rounding = self.float_to_int_impl
+        return self._grid() if rounding is None or is_nearest(rounding) else None
 
-    def _grid(self) -> FloatFormat:
-        return FloatFormat.of_dtype(self.q_dtype)
+    def _grid(self) -> FloatGrid:
+        return FloatGrid.of_dtype(self.q_dtype)
 
-    def _threshold(self, grid: FloatFormat) -> float:
-        return grid.max_value
+    def _threshold(self, grid: FloatGrid) -> float:
+        return grid.largest
 
     def _round(
         self,
@@ -72,7 +74,17 @@ class MinifloatQuant(Quantizer):
         grid: Any,
         keep: bool,
     ) -> tuple[jax.Array, None]:
-        numbers, rounding = MinifloatGrid(grid, np.dtype(x.dtype)), self.float_to_int_impl
-        compute = numbers.nearest if rounding is None else partial(numbers.rounded, rounding)
+        rounding = self.float_to_int_impl
+        compute = partial(_rounded, grid, x.dtype, rounding)
         flags = {"to_range": not self.scaling_impl.scale_stop_grad, "pure": rounding is None}
         return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
+
+
+def _rounded(
+    grid: FloatGrid, dtype: Any, rounding: Rounding | None, x: jax.Array, scale: jax.Array
+) -> jax.Array:
+    """Numbers of a grid, float32, that `dtype` holds."""
+    if rounding is None and grid.dtype in FLOAT8_DTYPES:
+        steps = to_float8(x, scale, grid.dtype).astype(jnp.float32)
+        return from_float_steps(steps, scale, dtype).astype(jnp.float32)
+    return quantize_on_grid(x, grid, scale, None, rounding or nearest, dtype).astype(jnp.float32)

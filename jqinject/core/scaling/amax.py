@@ -122,8 +122,7 @@ class AmaxScaling(InnerModule):
         where = type(self).__name__
         check.integers(scaling_shape, where, "scaling_shape")
         shape = check.shape(scaling_shape, where, "scaling_shape")
-        check.number(margin, where, "margin")
-        check.within(margin, where, "margin", ends=(-32, 32))
+        check.between(-32, 32)(margin, where, "margin")
         check.number(scaling_init, where, "scaling_init")
         if scaling_init <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
