@@ -180,12 +180,12 @@ class CalibratedQuant(Component):
         """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
         if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
             return None
-        return all_counted(self.averaging_impl.count.get_value())
+        return all_counted(self.averaging_impl.counter.get_value())
 
     def begin_calibration(self) -> None:
         """Restart the average."""
         if self.averaging_impl is not None:
-            self.averaging_impl.reset()
+            self.averaging_impl.begin_calibration()
         self.use_running_average = False
 
     def end_calibration(self) -> None:

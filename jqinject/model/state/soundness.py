@@ -16,10 +16,11 @@ from jqinject.model.walk import ModelIndex, Path, dotted
 
 # The names under which components store scales and zero points.
 LEARNED = "value"
+RECORD = "record"
 COLLECTED = ("buffer", "running_stats")
 OF_SCALES = (LEARNED, *COLLECTED)
 STORED_SCALES = ("scale", "committed_scale")
-COUNTERS = ("counter", "count", "countdown", "init_done")
+COUNTERS = ("counter", "count", "countdown")
 
 
 @runtime_checkable
@@ -96,8 +97,7 @@ def _scales(index: ModelIndex) -> Iterator[Path]:
             continue
         whole = isinstance(node.restrict_scaling_impl, IntRestrictValue)
         if whole or isinstance(node.restrict_scaling_impl, FloatRestrictValue):
-            yield from ((*path, name) for name in COLLECTED)
-            yield (*path, "runtime_stats", "running_stats")
+            yield from ((*path, RECORD, name) for name in COLLECTED)
         if whole:
             yield (*path, LEARNED)
 
@@ -108,7 +108,7 @@ def _divisors(index: ModelIndex) -> Iterator[Path]:
         if isinstance(node, StoresScale) and isinstance(
             node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
         ):
-            yield from ((*path, LEARNED), (*path, "buffer"))
+            yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
 
 
 def _is_finite(value: Any) -> bool:
