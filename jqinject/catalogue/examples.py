@@ -14,7 +14,9 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
-from jqinject.quant.fragments import AccumulatorAwareWeightQuant, FloatBase, ParamMinMaxInitScaling
+from jqinject.quant.float_base import FloatBase
+from jqinject.quant.fragments import ParamMinMaxInitScaling
+from jqinject.quant.integer.decoupled_int import AccumulatorAwareWeightQuant
 from jqinject.quant.solver import (
     ActQuantSolver,
     BiasQuantSolver,

@@ -37,7 +37,6 @@ from jqinject.core.quantizers.codebook_quant import CodebookQuant as CodebookQua
 from jqinject.core.quantizers.codebook_quant import CodebookQuantResult as CodebookQuantResult
 from jqinject.core.quantizers.codebook_quant import CommittedQuant as CommittedQuant
 from jqinject.core.quantizers.decoupled import DecoupledIntQuant as DecoupledIntQuant
-from jqinject.core.quantizers.decoupled import DecoupledQuantResult as DecoupledQuantResult
 from jqinject.core.quantizers.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
 from jqinject.core.quantizers.decoupled import (
     DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
@@ -48,14 +47,10 @@ from jqinject.core.quantizers.float8_quant import Float8Quant as Float8Quant
 from jqinject.core.quantizers.float8_quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quantizers.float_quant import FloatQuantResult as FloatQuantResult
-from jqinject.core.quantizers.int_quant import DelayWrapper as DelayWrapper
-from jqinject.core.quantizers.int_quant import Grid as Grid
-from jqinject.core.quantizers.int_quant import IntegerGrid as IntegerGrid
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
-from jqinject.core.quantizers.int_quant import MinifloatGrid as MinifloatGrid
-from jqinject.core.quantizers.int_quant import QuantResult as QuantResult
-from jqinject.core.quantizers.int_quant import ResultWithPayload as ResultWithPayload
-from jqinject.core.quantizers.int_quant import TableGrid as TableGrid
+from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
+from jqinject.core.quantizers.quantizer import Quantized as Quantized
+from jqinject.core.quantizers.quantizer import Quantizer as Quantizer
 from jqinject.core.quantizers.rescaling_int_quant import BinaryQuant as BinaryQuant
 from jqinject.core.quantizers.rescaling_int_quant import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quantizers.rescaling_int_quant import (
@@ -77,10 +72,7 @@ from jqinject.core.rounding import RoundToOddSte as RoundToOddSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
 from jqinject.core.rounding import TrustMask as TrustMask
-from jqinject.core.scaling.amax import AmaxHistory as AmaxHistory
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
-from jqinject.core.scaling.amax import CurrentScaling as CurrentScaling
-from jqinject.core.scaling.amax import DelayedScaling as DelayedScaling
 from jqinject.core.scaling.constant import ConstScaling as ConstScaling
 from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
 from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
@@ -142,6 +134,8 @@ from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2
 from jqinject.core.statistics.extremes import AbsMinMax as AbsMinMax
 from jqinject.core.statistics.extremes import AbsPercentile as AbsPercentile
+from jqinject.core.statistics.extremes import InterpolatedAbsPercentile as InterpolatedAbsPercentile
+from jqinject.core.statistics.extremes import MinMax as MinMax
 from jqinject.core.statistics.extremes import NegativeMinOrZero as NegativeMinOrZero
 from jqinject.core.statistics.extremes import NegativePercentileOrZero as NegativePercentileOrZero
 from jqinject.core.statistics.extremes import PercentileInterval as PercentileInterval
@@ -150,7 +144,9 @@ from jqinject.core.statistics.half_quadratic import HalfQuadraticOptimizerScale 
 from jqinject.core.statistics.half_quadratic import (
     HalfQuadraticOptimizerZeroPoint as HalfQuadraticOptimizerZeroPoint,
 )
+from jqinject.core.statistics.means import RMS as RMS
 from jqinject.core.statistics.means import AbsAve as AbsAve
+from jqinject.core.statistics.means import AbsMean as AbsMean
 from jqinject.core.statistics.means import L1Norm as L1Norm
 from jqinject.core.statistics.means import L2Norm as L2Norm
 from jqinject.core.statistics.means import MeanLearnedSigmaStd as MeanLearnedSigmaStd

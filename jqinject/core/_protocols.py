@@ -2,8 +2,8 @@
 
 The architecture of a quantizer on one page.
 
-A quantizer (`TensorQuant`) maps a tensor to a `QuantResult`: the quantized numbers in float, the scale, the
-zero point and the bit width. It is composed of components, each answering one question:
+A quantizer (`TensorQuant`) maps a tensor to a `Quantized`: the quantized numbers in float, the scale, the
+zero point and the grid. It is composed of components, each answering one question:
 
     bit_width_impl()                     -> b           how many bits?
     int_scaling_impl(b)                  -> t           how many integer steps span the scale?
@@ -22,7 +22,7 @@ identical layers compile once.
 
 Components describe themselves by the facts of `facts.py`.
 
-Intermediate results are float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) * scale`.
+Intermediate results are float32; `Quantized.value` has the dtype of `x`. `value = (integer - zero_point) * scale`.
 
 Facts that components state about themselves, and their defaults.
 
@@ -51,7 +51,7 @@ class KeepsPayload(Protocol):
 class PackableResult(Protocol):
     """A result of a `tensor_quant` that knows its kind of QuantTensor."""
 
-    def quant_tensor(self, *, signed: bool, training: bool) -> Any: ...
+    def quant_tensor(self, *, training: bool) -> Any: ...
 
 
 class Rounding(Protocol):
@@ -332,8 +332,9 @@ def needs_input_format(component: Any) -> bool:
 
 
 def amax_history(quantizer: Any) -> Any:
-    """The record of amaxes that the scale of a quantizer follows; None if unstated."""
-    return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
+    """The scaling of a quantizer whose `amax_history` records amaxes; None if unstated."""
+    scaling = getattr(quantizer, "scaling_impl", None)
+    return scaling if hasattr(scaling, "amax_history") else None
 
 
 def collects_in_steps(component: Any) -> bool:

@@ -1,21 +1,87 @@
-"""Check arguments of components; each function names the component, the argument, and the cure.
+"""Checks of constructor and call arguments; each names the component, the argument, and the cure.
 
-Checks of arguments by annotation, and by the range implied by their name.
+A check takes `(value, where, name)`: the value, the component's name, and the argument's. It returns the value in plain
+form (`np.bool_` becomes `bool`), or raises. `fields` applies several to the attributes of a component:
 
-Checks of constructor and call arguments, with errors that offer a cure.
+    def __post_init__(self) -> None:
+        check.fields(self, signed=check.flag, p=check.above_zero, dim=check.optional(check.integer))
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+Check = Callable[[Any, str, str], Any]
+
+
+def fields(owner: Any, /, **checks: Check) -> None:
+    """Check attributes of a component that is under construction, and replace them by their plain form.
+
+    Args:
+        owner: the component, frozen or not.
+        checks: the check of each attribute, by name.
+
+    Raises:
+        TypeError: an attribute is of the wrong kind.
+        ValueError: an attribute is out of range.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Twice:
+        ...     signed: bool
+        ...     def __post_init__(self):
+        ...         fields(self, signed=flag)
+        >>> Twice(signed=1)
+        Traceback (most recent call last):
+        TypeError: Twice: signed must be True or False, got 1 of type int. Write signed = True or signed = False.
+    """
+    where = type(owner).__name__
+    for name, check in checks.items():
+        value = getattr(owner, name)
+        plain = check(value, where, name)
+        if plain is not value:
+            vars(owner)[name] = plain
+
+
+def optional(check: Check) -> Check:
+    """Return a check that also accepts None."""
+    return lambda value, where, name: None if value is None else check(value, where, name)
+
+
+def between(low: float, high: float, kind: Check | None = None) -> Check:
+    """Return a check of a number between two bounds, inclusive.
+
+    Args:
+        low, high: the bounds; infinite ones are open.
+        kind: the check before that of the range, such as `integer`; None means `number`.
+
+    Example:
+        >>> between(0, math.inf)(-1.0, "MeanSigmaStd", "sigma")
+        Traceback (most recent call last):
+        ValueError: MeanSigmaStd: sigma must be at least 0, got -1.0.
+    """
+
+    def check(value: Any, where: str, name: str) -> Any:
+        plain = (kind or number)(value, where, name)
+        if not low <= plain <= high:
+            expected = (
+                f"in {low} .. {high}"
+                if math.isfinite(low) and math.isfinite(high)
+                else (f"at least {low}" if math.isfinite(low) else f"at most {high}")
+            )
+            raise ValueError(f"{where}: {name} must be {expected}, got {value!r}.")
+        return plain
+
+    return check
 
 
 def flag(value: Any, where: str, name: str) -> bool:
@@ -43,7 +109,7 @@ def integer(value: Any, where: str, name: str) -> int:
     return int(value)
 
 
-def bound(value: Any, where: str, name: str) -> None:
+def bound(value: Any, where: str, name: str) -> Any:
     """A number, which may be infinite.
 
     Raises:
@@ -55,9 +121,10 @@ def bound(value: Any, where: str, name: str) -> None:
         raise TypeError(f"{where}: {name} must be a number, got {value!r} of type {type(value).__name__}.")
     if not isinstance(value, Tracer) and math.isnan(float(value)):
         raise ValueError(f"{where}: {name} must be a number, got {value!r}.")
+    return value
 
 
-def number(value: Any, where: str, name: str) -> None:
+def number(value: Any, where: str, name: str) -> Any:
     """A finite number.
 
     Raises:
@@ -67,22 +134,22 @@ def number(value: Any, where: str, name: str) -> None:
     bound(value, where, name)
     if not isinstance(value, Tracer) and math.isinf(float(value)):
         raise ValueError(f"{where}: {name} must be a finite number, got {value!r}.")
+    return value
 
 
-def integers(value: Any, where: str, name: str) -> None:
-    """A sequence of integers.
+def integers(value: Any, where: str, name: str) -> tuple[int, ...]:
+    """A sequence of integers, as a tuple.
 
     Raises:
         TypeError: when it is something else.
     """
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         raise TypeError(f"{where}: {name} must be a tuple of ints such as () or (1, 64), got {value!r}.")
-    for item in value:
-        integer(item, where, f"each of {name}")
+    return tuple(integer(item, where, f"each of {name}") for item in value)
 
 
-def numbers(value: Any, where: str, name: str) -> None:
-    """A sequence of finite numbers, at least one.
+def numbers(value: Any, where: str, name: str) -> tuple[Any, ...]:
+    """A sequence of finite numbers, at least one, as a tuple.
 
     Raises:
         TypeError: when it is something else.
@@ -92,11 +159,10 @@ def numbers(value: Any, where: str, name: str) -> None:
         raise TypeError(f"{where}: {name} must be a tuple of numbers, got {value!r}.")
     if not len(value):
         raise ValueError(f"{where}: {name} must have at least one number, got {value!r}.")
-    for item in value:
-        number(item, where, f"each of {name}")
+    return tuple(number(item, where, f"each of {name}") for item in value)
 
 
-def component(value: Any, where: str, name: str) -> None:
+def component(value: Any, where: str, name: str) -> Any:
     """A component: a callable object.
 
     Raises:
@@ -112,32 +178,21 @@ def component(value: Any, where: str, name: str) -> None:
             f"{where}: {name} must be a component, got {value!r} of type {type(value).__name__}.\n"
             f"  cure: declare its class, as in {name} = MyComponent, and its arguments as names of their own"
         )
+    return value
 
 
-def above_zero(value: Any, where: str, name: str) -> None:
-    """A positive number, or several.
+def above_zero(value: Any, where: str, name: str) -> Any:
+    """A positive finite number, or several.
 
     Raises:
-        ValueError: when one is not.
+        TypeError: when it is something else.
+        ValueError: when one is not positive, or not finite.
     """
-    if not all(item > 0 for item in (value if isinstance(value, Sequence | np.ndarray) else (value,))):
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return tuple(above_zero(item, where, name) for item in numbers(value, where, name))
+    if not number(value, where, name) > 0:
         raise ValueError(f"{where}: {name} must be above 0, got {value!r}.")
-
-
-def within(value: Any, where: str, name: str, *, ends: tuple[float, float]) -> None:
-    """A number between two bounds, inclusive.
-
-    Raises:
-        ValueError: when it is outside.
-    """
-    low, high = ends
-    if not low <= value <= high:
-        expected = (
-            f"in {low} .. {high}"
-            if math.isfinite(low) and math.isfinite(high)
-            else (f"at least {low}" if math.isfinite(low) else f"at most {high}")
-        )
-        raise ValueError(f"{where}: {name} must be {expected}, got {value!r}.")
+    return value
 
 
 MOST_STEPS = 2**24 - 1  # counters are float32, and go one further
@@ -255,9 +310,10 @@ def percentile(value: Any, where: str, name: str) -> float:
     """A percentile in 0 .. 100.
 
     Raises:
+        TypeError: when it is no number.
         ValueError: when it is outside.
     """
-    if isinstance(value, bool) or not 0.0 <= float(value) <= 100.0:
+    if not 0.0 <= number(value, where, name) <= 100.0:
         raise ValueError(f"{where}: {name} is a percentage, expected 0 .. 100, got {value!r}.")
     return float(value)
 

@@ -52,9 +52,7 @@ OPEN_ENDED = frozenset({"min_val", "max_val"})  # clamp bounds, which may be inf
 OWN_CHECK = frozenset({"bit_width", "min_bit_width", "group_size"})
 RANGES: Mapping[str, tuple[float, float]] = {
     "quant_delay_steps": (0, check.MOST_STEPS),
-    "amax_history_length": (-float("inf"), 2**20),
     "collect_stats_steps": (-float("inf"), check.MOST_STEPS),
-    "margin": (-32, 32),
     "sigma": (0, float("inf")),
     "channel_axes": (0, float("inf")),
 }
@@ -116,7 +114,7 @@ def _check_of(parameter: inspect.Parameter) -> Check | None:
     if name in ABOVE_ZERO:
         return _optional(_both(KINDS[kind], kinds.above_zero), optional)
     if name in RANGES:
-        return _optional(_both(KINDS[kind], functools.partial(kinds.within, ends=RANGES[name])), optional)
+        return _optional(kinds.between(*RANGES[name], KINDS[kind]), optional)
     return _optional(KINDS[kind], optional)
 
 

@@ -18,9 +18,8 @@ from jax.typing import ArrayLike
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.ops import clamp, exp2, log2
-from jqinject.ops.float_format import check_codes, max_float
+from jqinject.ops.minifloat import check_codes, max_float
 from jqinject.ops.reductions import magnitude
 
 
@@ -87,7 +86,6 @@ class TensorClampSte:
         return clamp.tensor_clamp_ste(x, min_val, max_val)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ScalarClampMinSte:
     """`max(x, min_val)` with gradient 1.
@@ -98,12 +96,14 @@ class ScalarClampMinSte:
 
     min_val: float
 
+    def __post_init__(self) -> None:
+        check.fields(self, min_val=check.bound)
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
         return clamp.scalar_clamp_min_ste(x, self.min_val)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ScalarSignedClampMinSte:
     """Keep `x` at least `min_val` away from zero, with gradient 1. See `jqinject.ops.signed_clamp_min_ste`.
@@ -115,6 +115,7 @@ class ScalarSignedClampMinSte:
     min_val: float
 
     def __post_init__(self) -> None:
+        check.fields(self, min_val=check.bound)
         object.__setattr__(self, "min_val", abs(self.min_val))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
@@ -122,7 +123,6 @@ class ScalarSignedClampMinSte:
         return clamp.signed_clamp_min_ste(x, self.min_val)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ScalarClamp:
     """Clamp to fixed bounds; no gradient where it clamps.
@@ -141,6 +141,7 @@ class ScalarClamp:
     max_val: float
 
     def __post_init__(self) -> None:
+        check.fields(self, min_val=check.bound, max_val=check.bound)
         check.ordered(self.min_val, self.max_val, "ScalarClamp", ("min_val", "max_val"))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
@@ -148,7 +149,6 @@ class ScalarClamp:
         return clamp.tensor_clamp(x, self.min_val, self.max_val)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ScalarClampSte:
     """Clamp to fixed bounds with gradient 1.
@@ -162,6 +162,7 @@ class ScalarClampSte:
     max_val: float
 
     def __post_init__(self) -> None:
+        check.fields(self, min_val=check.bound, max_val=check.bound)
         check.ordered(self.min_val, self.max_val, "ScalarClampSte", ("min_val", "max_val"))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
@@ -169,7 +170,6 @@ class ScalarClampSte:
         return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ClampMin:
     """`max(x, min_val)`; no gradient where it clamps.
@@ -180,9 +180,18 @@ class ClampMin:
 
     min_val: float
 
+    def __post_init__(self) -> None:
+        check.fields(self, min_val=check.bound)
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
         return clamp.tensor_clamp(x, self.min_val, float("inf"))
+
+
+_VALUES = {
+    **dict.fromkeys(("inf_values", "nan_values"), check.optional(lambda codes, where, name: tuple(codes))),
+    "max_available_float": check.optional(check.above_zero),
+}  # the checks of what FloatClamp and FloatSaturate know about codes
 
 
 def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, end: float | None) -> Any:
@@ -193,7 +202,6 @@ def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
     return min(largest, end) if isinstance(largest, float) else jnp.minimum(largest, end)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class FloatClamp:
     """Clamp to the largest minifloat, or, without saturation, turn larger values into inf or nan.
@@ -227,10 +235,8 @@ class FloatClamp:
     saturating: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("inf_values", "nan_values"):
-            codes = getattr(self, name)
-            if codes is not None:
-                object.__setattr__(self, name, tuple(codes))
+        check.fields(self, tensor_clamp_impl=check.optional(check.component), saturating=check.flag)
+        check.fields(self, signed=check.flag, **_VALUES)
         check_codes(None, self.inf_values, self.nan_values, self.saturating)
 
     @property
@@ -253,7 +259,6 @@ class FloatClamp:
         return jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, y))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class FloatSaturate:
     """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
@@ -275,10 +280,7 @@ class FloatSaturate:
     saturating = True
 
     def __post_init__(self) -> None:
-        for name in ("inf_values", "nan_values"):
-            codes = getattr(self, name)
-            if codes is not None:
-                object.__setattr__(self, name, tuple(codes))
+        check.fields(self, signed=check.flag, **_VALUES)
 
     def __call__(
         self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any

@@ -1,17 +1,15 @@
 """Components: values compared by their parts, or modules when one of the parts holds state.
 
-Setting an NNX module's attributes at once during construction.
-
-Setting one attribute of an NNX module checks it and registers it, which takes about 25 microseconds; a layer with three
-quantizers sets forty. NNX checks and registers all attributes when `__init__` returns, so during construction they can
-be set directly.
-
-Components: values while they hold no Variables, NNX modules once they do.
-
 If none of a component's parts is or holds a Variable, an array or an NNX module, the component is a *value*: frozen,
 compared and hashed by its parts, and static in every module that holds it. NNX then does not walk it at each call of a
 compiled function, and identical layers share one trace. Otherwise the same class makes an `nnx.Module`, a graph node.
 Both are instances of the class.
+
+Write a component as fields, each an argument of the constructor and an attribute (see `component`).
+
+Setting one attribute of an NNX module checks it and registers it, which takes about 25 microseconds; a layer with three
+quantizers sets forty. NNX checks and registers all attributes when `__init__` returns, so during construction they can
+be set directly.
 """
 
 from __future__ import annotations
@@ -20,12 +18,16 @@ import copyreg
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
 
 import jax
 from flax import nnx
+
+from jqinject.core import check
+
+_Class = TypeVar("_Class", bound=type)
 
 
 def assign(module: nnx.Module | Component, **attributes: Any) -> None:
@@ -102,15 +104,6 @@ def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod
     }
 
 
-class InnerModule(nnx.Module):
-    """Base of the modules that quantizers and proxies consist of: Flax's tools list them within their layer."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name, method in hidden_methods(tuple(vars(cls).items())).items():
-            setattr(cls, name, method)
-
-
 def set_view(self: Any, use_running_average: bool | None = None) -> None:
     """Switch between training and evaluation, for `nnx.view`.
 
@@ -121,8 +114,14 @@ def set_view(self: Any, use_running_average: bool | None = None) -> None:
         self.use_running_average = use_running_average
 
 
+_MODES = ("deterministic", "use_running_average")
+
+
 class ComponentMeta(type(nnx.Module)):
-    """Decides, for each instance, whether it is a value or an NNX module."""
+    """Checks components under construction, and decides whether each is a value or an NNX module."""
+
+    _defaults: Mapping[str, Any] = {}
+    """The default of each field, `dataclasses.MISSING` without one; set by `component`."""
 
     def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         """Construct an NNX module if a part is state, else a value."""
@@ -131,16 +130,77 @@ class ComponentMeta(type(nnx.Module)):
             plain = vars(cls).get("_plain")
             return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
         made = object.__new__(cls)
-        made.__init__(*args, **kwargs)
-        if any(_holds_state(part) for part in vars(made).values()):
-            return construct_module(node_class(cls), vars(made))
+        cls._pytree_meta_construct(made, *args, **kwargs)
+        if any(map(_holds_state, vars(made).values())):
+            return construct_module(vars(cls).get("_node") or node_class(cls), vars(made))
         made._seal()
         return made
+
+    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
+        """Initialize an instance; NNX calls it for modules."""
+        attributes, defaults = vars(self), cls._defaults
+        try:
+            self.__init__(*args, **kwargs)
+        finally:  # what an argument that is no component breaks is not what is reported
+            for name, default in defaults.items():
+                if name.endswith("_impl") and attributes.get(name, default) is not default:
+                    check.component(attributes[name], cls.__name__, name)
+        for name, default in defaults.items():
+            part = attributes.get(name, dataclasses.MISSING)
+            if part is default or (type(part) is type(default) and not nnx.is_data(part) and part == default):
+                attributes.pop(name, None)
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(name, bases, namespace, **kwargs)
         if not issubclass(cls, nnx.Pytree):
             jax.tree_util.register_static(cls)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
+def component(cls: _Class) -> _Class:
+    """Name each argument of a component once, as a field: the dataclass of a `Component` or an `InnerModule`.
+
+    A field is an argument of the constructor and an attribute; `dataclasses.field(init=False)` is only an attribute,
+    `dataclasses.InitVar` only an argument. `__post_init__` checks the fields and makes Variables. An attribute equal to
+    its field's default stays the class's: NNX handles each attribute of a module at every call of a compiled function.
+    (Modes, which `train` and `eval` switch, stay the instance's.)
+    What is named `..._impl` must be a component, and may be None if it has a default.
+
+    Args:
+        cls: the class.
+
+    Returns:
+        The same class. Facts about it have no annotation, so that they are not fields.
+
+    Example:
+        >>> @component
+        ... class Power(Component):
+        ...     base: float
+        ...     exponent: int = 2
+        ...     is_learned = False
+        ...     def __post_init__(self):
+        ...         check.fields(self, base=check.number, exponent=check.integer)
+        >>> Power(3.0), Power(3.0, exponent=3), Power(3.0).exponent
+        (Power(base=3.0), Power(base=3.0, exponent=3), 2)
+        >>> Power("3")
+        Traceback (most recent call last):
+        TypeError: Power: base must be a number, got '3' of type str.
+    """
+    # Frozen dataclasses assign as `object` does: nothing is checked or registered for each attribute.
+    dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    del cls.__setattr__, cls.__delattr__  # type: ignore[attr-defined]
+    fields = (field for field in dataclasses.fields(cls) if field.init and field.name not in _MODES)
+    cls._defaults = {field.name: field.default for field in fields}  # type: ignore[attr-defined]
+    return cls
+
+
+class InnerModule(nnx.Module, metaclass=ComponentMeta):
+    """Base of the modules that quantizers and proxies consist of: Flax's tools list them within their layer."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, method in hidden_methods(tuple(vars(cls).items())).items():
+            setattr(cls, name, method)
 
 
 class Component(metaclass=ComponentMeta):
@@ -177,8 +237,9 @@ class Component(metaclass=ComponentMeta):
         return made
 
     def _seal(self) -> None:
-        parts = sorted(vars(self).items())
-        vars(self)[_SEALED] = (type(self), tuple((name, type(part), part) for name, part in parts))
+        names = sorted(vars(self))
+        parts = [*map(vars(self).get, names)]
+        vars(self)[_SEALED] = (type(self), *zip(names, map(type, parts), parts, strict=True))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if _SEALED in vars(self):

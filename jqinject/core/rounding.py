@@ -20,7 +20,7 @@ goes to the number where the mask is True, and nowhere else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Protocol
 
 import jax
@@ -29,10 +29,10 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
+from jqinject.core import check
 from jqinject.core._protocols import Rounding, View
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, InnerModule, set_given
+from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.state import QuantParam
 from jqinject.ops import ste
 
@@ -109,7 +109,7 @@ class RoundHalfToZeroSte:
         return ste.round_half_to_zero_ste(x)
 
 
-@checked_arguments
+@component
 class StochasticRoundSte(InnerModule):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
 
@@ -136,26 +136,25 @@ class StochasticRoundSte(InnerModule):
         True
     """
 
-    is_nearest = True
+    rngs: InitVar[nnx.Rngs | None] = None
+    _: KW_ONLY
+    seed: InitVar[int] = 0
+    deterministic: bool = False
     noise_sharing_axes: tuple[int, ...] = ()
     random_bits: int = 32
 
-    def __init__(
-        self,
-        rngs: nnx.Rngs | None = None,
-        *,
-        seed: int = 0,
-        deterministic: bool = False,
-        noise_sharing_axes: tuple[int, ...] = (),
-        random_bits: int = 32,
-    ) -> None:
-        if random_bits not in (16, 32):
-            raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {random_bits}")
+    is_nearest = True
+
+    def __post_init__(self, rngs: nnx.Rngs | None, seed: int) -> None:
+        check.fields(
+            self, deterministic=check.flag, noise_sharing_axes=check.integers, random_bits=check.integer
+        )
+        seed = check.integer(seed, "StochasticRoundSte", "seed")
+        if self.random_bits not in (16, 32):
+            raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {self.random_bits}")
         source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]
         # A fork, always named alike: names are part of the graph.
         self.stream = nnx.RngStream(source(), tag="stochastic_round")
-        self.deterministic = deterministic
-        set_given(self, noise_sharing_axes=tuple(noise_sharing_axes), random_bits=random_bits)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
@@ -173,7 +172,7 @@ class StochasticRoundSte(InnerModule):
             self.deterministic = deterministic
 
 
-@checked_arguments
+@component
 class RoundToOddSte(Component):
     """Round to odd numbers, with gradient 1: `2 * floor(x / 2) + 1`, the nearest one.
 
@@ -191,9 +190,6 @@ class RoundToOddSte(Component):
 
     halves_to_int_impl: Rounding | None = None
 
-    def __init__(self, halves_to_int_impl: Rounding | None = None) -> None:
-        set_given(self, halves_to_int_impl=halves_to_int_impl)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""
         if self.halves_to_int_impl is None:
@@ -209,7 +205,6 @@ class LearnedRound(Protocol):
     def start_at(self, fraction: jax.Array) -> jax.Array: ...
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class LearnedRoundHardSigmoid:
     """A stretched sigmoid, clipped to 0 and 1 so that both are reached.
@@ -232,6 +227,7 @@ class LearnedRoundHardSigmoid:
     learned_round_gamma: float = -0.1
 
     def __post_init__(self) -> None:
+        check.fields(self, learned_round_zeta=check.number, learned_round_gamma=check.number)
         if not (self.learned_round_zeta > 1 and self.learned_round_gamma < 0):
             raise ValueError(
                 "LearnedRoundHardSigmoid needs learned_round_zeta > 1 and learned_round_gamma < 0, so that rounding "
@@ -256,7 +252,6 @@ class LearnedRoundHardSigmoid:
         return -jnp.log(width / (fraction - self.learned_round_gamma) - 1)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class LearnedRoundSigmoid:
     """A sigmoid, steeper at lower temperatures.
@@ -275,10 +270,7 @@ class LearnedRoundSigmoid:
     learned_round_temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.learned_round_temperature > 0:
-            raise ValueError(
-                f"LearnedRoundSigmoid: learned_round_temperature must be above 0, got {self.learned_round_temperature}"
-            )
+        check.fields(self, learned_round_temperature=check.above_zero)
 
     def share(self, value: jax.Array, hard: bool) -> jax.Array:
         """The fraction to round up, between 0 and 1; 0 or 1 if `hard`."""
@@ -323,7 +315,6 @@ def _steps(up: jax.Array) -> jax.Array:
     return up.astype(jnp.float32)
 
 
-@checked_arguments
 class LearnedRoundSte(InnerModule):
     """Rounding with a learned parameter for each element of one weight; its input has gradient 1.
 
@@ -360,13 +351,15 @@ class LearnedRoundSte(InnerModule):
         *,
         deterministic: bool = False,
     ) -> None:
+        where = "LearnedRoundSte"
         init = jnp.asarray(learned_round_init, jnp.float32)
         if isinstance(learned_round_init, np.ndarray) and not np.all(np.isfinite(learned_round_init)):
-            raise ValueError("LearnedRoundSte: learned_round_init must be finite")
+            raise ValueError(f"{where}: learned_round_init must be finite")
         self.learned_round_impl = learned_round_impl
         self.value = QuantParam(init)
-        self.deterministic = deterministic
-        set_given(self, input_view_impl=input_view_impl)
+        self.deterministic = check.flag(deterministic, where, "deterministic")
+        if input_view_impl not in (None, Identity()):
+            self.input_view_impl = check.component(input_view_impl, where, "input_view_impl")
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""
@@ -389,7 +382,6 @@ class LearnedRoundSte(InnerModule):
             self.deterministic = deterministic
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class TrustMask:
     """Numbers that rounding and clipping moved by at most `trust_steps`.
@@ -409,12 +401,14 @@ class TrustMask:
 
     trust_steps: float
 
+    def __post_init__(self) -> None:
+        check.fields(self, trust_steps=check.number)
+
     def __call__(self, steps: jax.Array, rounded: jax.Array) -> jax.Array:
         """Whether each number is passed a gradient."""
         return jnp.abs(rounded - steps) <= self.trust_steps
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class BelowMask:
     """Numbers of a magnitude below `limit_steps`.
@@ -430,6 +424,9 @@ class BelowMask:
     """
 
     limit_steps: float
+
+    def __post_init__(self) -> None:
+        check.fields(self, limit_steps=check.number)
 
     def __call__(self, steps: jax.Array, rounded: jax.Array) -> jax.Array:
         """Whether each number is passed a gradient."""

@@ -23,8 +23,8 @@ Several arrays in one Variable: NNX handles every Variable at each call of a com
         def __init__(self):
             self.record = QuantStat({"counter": float_array(0.0), "total": float_array(0.0)})
 
-A part is read and written like a Variable: `mean.counter.get_value()`, `mean.counter.set_value(...)`, `mean.counter[...]`.
-Its state path is `record.counter`; a memory also loads `counter`.
+A part is read and written like a Variable: `mean.counter.get_value()`, `mean.counter.set_value(...)`,
+`mean.counter[...]`. Its state path is `record.counter`; a memory also loads `counter`.
 
 Warnings about ranges that never saw data.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign, set_given
+from jqinject.core.component import Component, assign, component, set_given
 from jqinject.core.memory.memory import Broadcastable, Dynamic, Memory, Number, initial_number, taken
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
@@ -165,8 +165,7 @@ class _MemoryZeroPoint(Memory):
         return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class ParameterZeroPoint(_MemoryZeroPoint):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
@@ -198,8 +197,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
         self.begin(arguments, initial_number(*map(arguments.get, names), "ParameterZeroPoint", names))
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     """A zero point that is first collected from statistics, then learned: `z = |value|`.
 
@@ -247,8 +245,7 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     collected_zero_point: float | None = None
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, Dynamic):
     """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
@@ -275,8 +272,7 @@ class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, Dynamic):
     dynamic_scaling_broadcastable_fn: Broadcastable | None = None
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
     """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
@@ -311,8 +307,7 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
         return shift(z, scale, bit_width, self.int_quant, self.quantize, to_int)
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class StatsFromParameterZeroPoint(_MemoryZeroPoint):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 
@@ -357,8 +352,7 @@ class StatsFromParameterZeroPoint(_MemoryZeroPoint):
         return -(number.stored if number.statistic is None else number.statistic)
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class ParameterFromStatsFromParameterZeroPoint(_MemoryZeroPoint):
     """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
 

@@ -20,10 +20,13 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jqinject.ops.clamp import bounded, change_beside, choose
+from jqinject.ops.grid import Grid, Rounding
+from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
+Offset = jax.Array | None
 
 
 def known_zero() -> jax.Array:
@@ -75,7 +78,6 @@ class Steps:
     Attributes:
         rounding: an elementwise function without state; its gradient counts as 1.
         straight: whether the gradient passes the clamp too, instead of going to the bound where it clamps.
-        centered: whether the zero point is known to be 0.
         by_reciprocal: whether numbers are multiplied by the reciprocal of the scale; see `jqinject.ops.by_reciprocal`.
         repeated: whether the scale has the shape of the numbers, and is one for many of them nevertheless.
         payload: the dtype in which the integers are returned beside the value; None to return the value alone.
@@ -85,31 +87,30 @@ class Steps:
 
     rounding: Callable[[jax.Array], jax.Array] = nearest
     straight: bool = False
-    centered: bool = False
     by_reciprocal: bool = False
     repeated: bool = False
     payload: Any = None
     clamps_first: bool = False
 
-    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
         one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
         steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
-        return steps, self.rounding(steps if self.centered else steps + zero_point)
+        return steps, self.rounding(steps if zero_point is None else steps + zero_point)
 
     def quantized(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
     ) -> Any:
         """What the integers of `x` stand for, and with `payload` the integers beside it."""
         _, rounded = self.rounded(x, scale, zero_point)
         integers = bounded(rounded, low, high)
-        floats = (integers if self.centered else integers - zero_point) * scale
+        floats = (integers if zero_point is None else integers - zero_point) * scale
         return floats if self.payload is None else (floats, integers.astype(self.payload))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _fake_quantize(
-    how: Steps, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+    how: Steps, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
 ) -> Any:
     return how.quantized(x, scale, zero_point, low, high)
 
@@ -127,10 +128,10 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
     steps, rounded = how.rounded(x, scale, zero_point)
     integers = bounded(rounded, low, high)
-    centered = integers if how.centered else integers - zero_point
+    centered = integers if zero_point is None else integers - zero_point
     place = rounded
     if how.clamps_first:
-        place = steps if how.centered else steps + zero_point
+        place = steps if zero_point is None else steps + zero_point
     inside = None if how.straight else bounded(place, low, high) == place
     parts = []
     if along_x is not None:
@@ -158,7 +159,7 @@ _fake_quantize.defjvp(_fake_quantize_jvp, symbolic_zeros=True)
 def fake_quantize(
     x: jax.Array,
     scale: jax.Array,
-    zero_point: jax.Array,
+    zero_point: Offset,
     low: ArrayLike,
     high: ArrayLike,
     how: Steps = Steps(),
@@ -176,7 +177,7 @@ def fake_quantize(
     Args:
         x: a float32 array of any shape.
         scale: float per integer step; broadcasts to the shape of `x`.
-        zero_point: the integer that stands for 0; broadcasts to the shape of `x`.
+        zero_point: the integer that represents 0; broadcasts to the shape of `x`; None without one.
         low: the least integer, a number or an array; nowhere above `high`.
         high: the largest.
         how: rounding, and where the gradient goes.
@@ -185,11 +186,43 @@ def fake_quantize(
         An array of the shape and dtype of `x`; with `how.payload` that and the integers.
 
     Example:
-        >>> x, scale, zero_point = jnp.array([0.26, -0.8]), jnp.float32(0.5), jnp.float32(0)
-        >>> fake_quantize(x, scale, zero_point, -7, 7)
+        >>> x, scale = jnp.array([0.26, -0.8]), jnp.float32(0.5)
+        >>> fake_quantize(x, scale, None, -7, 7)
         Array([ 0.5, -1. ], dtype=float32)
-        >>> jax.grad(lambda s: fake_quantize(x, s, zero_point, -7, 7).sum())(scale)
+        >>> jax.grad(lambda s: fake_quantize(x, s, None, -7, 7).sum())(scale)
         Array(0.08000004, dtype=float32)
     """
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
     return _fake_quantize(how, x, scale, zero_point, low, high)
+
+
+def quantize_on_grid(
+    x: jax.Array,
+    grid: Grid,
+    scale: jax.Array,
+    zero_point: jax.Array | None = None,
+    rounding: Rounding = nearest,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Quantize and dequantize on any grid: `(grid.round(x / scale + zero_point) - zero_point) * scale`.
+
+    It has no gradient of its own: how it passes `x` is up to the caller and the rounding.
+
+    Args:
+        x: a float32 array.
+        grid: the numbers at scale 1.
+        scale: float per step, not 0; broadcasts with `x`.
+        zero_point: the number that stands for 0, likewise; None if there is none.
+        rounding: to whole numbers; tables have one of their own.
+        dtype: of the result, whose range it does not exceed.
+
+    Example:
+        >>> from jqinject.ops import FloatGrid, IntGrid
+        >>> x = jnp.array([0.26, -0.9, 9.0])
+        >>> quantize_on_grid(x, IntGrid(4), jnp.float32(0.5)), quantize_on_grid(x, FloatGrid(2, 1), jnp.float32(0.5))
+        (Array([ 0.5, -1. ,  3.5], dtype=float32), Array([ 0.25, -1.  ,  3.  ], dtype=float32))
+    """
+    steps = float_steps(x, scale)
+    if zero_point is None:
+        return from_float_steps(grid.round(steps, rounding), scale, dtype)
+    return from_float_steps(grid.round(steps + zero_point, rounding) - zero_point, scale, dtype)

@@ -1,13 +1,21 @@
-"""Weights as indices into a table of numbers."""
+"""Tables of numbers, and ranges that suit a normal distribution: NormalFloat4, QuEST and Quartet.
 
-from jqinject.core.clamp import TensorClamp
-from jqinject.core.quantizers.codebook_quant import CodebookQuant
-from jqinject.inject import ExtendedInjector, this
+QuEST clips a row at the number of standard deviations where the squared error of a normal distribution is least; the
+gradient passes where `gradient_mask_impl` says, for numbers that rounding moved little. What makes rows normal is a
+rotation before the quantizer, `jqinject.core.transforms.Hadamard`.
+"""
+
+from __future__ import annotations
+
+from jqinject import core
+from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import NF4
-from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
-from jqinject.quant.fragments import MaxStatsScaling
-from jqinject.quant.minifloat.nvfp4 import Fp8e4m3Scales
-from jqinject.quant.solver import WeightQuantSolver
+from jqinject.ops.grid import half_integers, largest_of, widest_gap
+from jqinject.quant import enums
+from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
+from jqinject.quant.fragments import DynamicPerRow, MaxStatsScaling
+from jqinject.quant.minifloat.blocks import Fp8e4m3Scales, MXActMixin, MXMixin
+from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
 
 
 class NF4Quant(ExtendedInjector):
@@ -16,8 +24,8 @@ class NF4Quant(ExtendedInjector):
     Source: Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".
     """
 
-    tensor_quant = CodebookQuant
-    tensor_clamp_impl = TensorClamp
+    tensor_quant = core.CodebookQuant
+    tensor_clamp_impl = core.TensorClamp
     codebook = NF4
     signed = True
 
@@ -25,8 +33,8 @@ class NF4Quant(ExtendedInjector):
 class NF4WeightPerTensorFloat(NF4Quant, MaxStatsScaling, WeightQuantSolver):
     """NormalFloat4 weights, scale = max |w| of the whole tensor, recomputed at every forward."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-    restrict_scaling_type = RestrictValueType.FP
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    restrict_scaling_type = enums.RestrictValueType.FP
 
 
 class NF4WeightPerChannelFloat(NF4WeightPerTensorFloat):
@@ -40,7 +48,7 @@ class NF4WeightPerChannelFloat(NF4WeightPerTensorFloat):
         (dtype('uint8'), 4)
     """
 
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
 class NF4WeightPerGroupFloat(NF4WeightPerChannelFloat):
@@ -57,7 +65,7 @@ class NF4WeightPerGroupFloat(NF4WeightPerChannelFloat):
     """
 
     group_size = 64
-    scaling_per_output_type = ScalingPerOutputType.GROUP
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
 
 
 class NF4WeightPerGroupFp8Scale(NF4WeightPerGroupFloat):
@@ -78,3 +86,113 @@ class NF4WeightPerGroupFp8Scale(NF4WeightPerGroupFloat):
 
     scale_quant = Fp8e4m3Scales
     restrict_scale_threshold_impl = this.scale_quant.restrict_scale_impl
+
+
+NORMAL_CLIP = {
+    1: 0.7978845587140913,
+    2: 1.4935346200015913,
+    3: 2.051068354131873,
+    4: 2.513930578568423,
+    5: 2.9160938834961225,
+    6: 3.276597282593217,
+    7: 3.6010497188221655,
+    8: 3.884938678807525,
+}
+"""Bits to the root mean squares at which QuEST clips, near the least squared error of a normal distribution."""
+
+
+class QuestQuant(ExtendedInjector):
+    """The nearest of 2^b numbers at odd multiples of half a step, up to `normal_clip` root mean squares of the row.
+
+    Declare `bit_width`; or another `codebook`, and `normal_clip`, the number of root mean squares that its largest
+    number stands for; `trust`, in root mean squares, or another `gradient_mask_impl` (None leaves it to
+    `tensor_clamp_impl`: `TensorClampSte` passes all gradients, `TensorClamp` those within the range).
+    """
+
+    tensor_quant = core.CodebookQuant
+    tensor_clamp_impl = core.TensorClamp
+    signed = True
+    bit_width = 4
+    codebook = value(half_integers)
+    normal_clip = value(lambda bit_width: NORMAL_CLIP[bit_width])
+    trust = value(lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / largest_of(codebook))
+    scaling_stats_op = enums.StatsOp.SIGMA_STD
+    sigma = this.normal_clip
+    std_dev_epsilon = 1e-8
+    restrict_scaling_type = enums.RestrictValueType.FP
+    gradient_mask_impl = core.TrustMask
+    trust_steps = value(lambda codebook, normal_clip, trust: trust * largest_of(codebook) / normal_clip)
+
+
+class QuestWeightPerChannelFloat(QuestQuant, WeightQuantSolver):
+    """QuEST's weights, 4 bits: clipped at 2.51 root mean squares of an output channel.
+
+    Source: Panferov et al., 2025, "QuEST: Stable Training of LLMs with 1-Bit Weights and Activations".
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=QuestWeightPerChannelFloat, weight_bit_width=2, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().scale.shape, len(set(fc.quant_weight().value[:, 0].tolist()))
+        ((1, 4), 4)
+    """
+
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
+
+
+class QuestActPerRowFloat(DynamicPerRow, QuestQuant, ActQuantSolver):
+    """QuEST's activations, 4 bits: clipped at 2.51 root mean squares of a row (the last axis).
+
+    Source: as of `QuestWeightPerChannelFloat`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> identity = QuantIdentity(act_quant=QuestActPerRowFloat)
+        >>> x = jnp.zeros((1, 64)).at[0, :2].set(jnp.array([1.0, 0.3]))
+        >>> jax.grad(lambda x: identity(x).sum())(x)[0, :3]  # 1 is beyond the range
+        Array([0., 1., 1.], dtype=float32)
+    """
+
+    scaling_impl = core.RuntimeDynamicStatsScaling
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+
+
+class MXQuest(ExtendedInjector):
+    """e2m1 in groups of 32 whose largest number is 2.92 standard deviations, rounded down to a power of two each.
+
+    Declare `normal_scale`, the standard deviations that 1 stands for, as Quartet's `gaussian_scale`.
+    """
+
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_stats_op = enums.StatsOp.SIGMA_STD
+    normal_scale = 2.92247856 / 6.0
+    sigma = this.normal_scale
+    about_mean = True
+    std_dev_epsilon = 1e-8
+    float_scaling_impl = None
+    float_to_int_impl = core.RoundHalfToZeroSte
+    gradient_mask_impl = core.BelowMask
+    limit_steps = 6.0
+
+
+class MXFloat4e2m1QuestWeight(MXQuest, MXMixin, Fp4e2m1Mixin, FpOCPMixin, FloatBase, WeightQuantSolver):
+    """Quartet's weights in the forward product: e2m1, a power of two of the deviation of each group of 32 inputs.
+
+    Source: Castro et al., 2025, "Quartet: Native FP4 Training Can Be Optimal for Large Language Models".
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=MXFloat4e2m1QuestWeight, rngs=nnx.Rngs(0))
+        >>> str(fc.quant_weight().format), fc.quant_weight().scale_.shape
+        ('float4_e2m1fn', (2, 1, 4))
+    """
+
+
+class MXFloat4e2m1QuestAct(MXQuest, MXActMixin, Fp4e2m1Mixin, FpOCPMixin, FloatBase, ActQuantSolver):
+    """Quartet's activations in the forward product: e2m1, a power of two of the deviation of each group of 32 features.
+
+    Source: as of `MXFloat4e2m1QuestWeight`.
+    """

@@ -1,12 +1,170 @@
-"""Fragments of minifloats, by the path that Brevitas has them under; see `jqinject.quant.fragments`."""
+"""Fragments of minifloat quantizers: what is quantized, the format, and the codes.
 
-from jqinject.quant.fragments import FloatActBase as FloatActBase
-from jqinject.quant.fragments import FloatBase as FloatBase
-from jqinject.quant.fragments import FloatWeightBase as FloatWeightBase
-from jqinject.quant.fragments import Fp4e2m1Mixin as Fp4e2m1Mixin
-from jqinject.quant.fragments import Fp6e2m3Mixin as Fp6e2m3Mixin
-from jqinject.quant.fragments import Fp6e3m2Mixin as Fp6e3m2Mixin
-from jqinject.quant.fragments import Fp8e4m3Mixin as Fp8e4m3Mixin
-from jqinject.quant.fragments import Fp8e5m2Mixin as Fp8e5m2Mixin
-from jqinject.quant.fragments import ScaledFloatActBase as ScaledFloatActBase
-from jqinject.quant.fragments import ScaledFloatWeightBase as ScaledFloatWeightBase
+A quantizer lists a format (`Fp8e4m3Mixin`, ...), perhaps codes for inf and nan (`FpOCPMixin`) or another bias
+(`FpFNUZMixin`), and a base (`ScaledFloatWeightBase`, ...). Names and numbers are those of Brevitas.
+"""
+
+from typing import Any
+
+from jqinject import core
+from jqinject.inject import ExtendedInjector, this, value
+from jqinject.ops import max_available_float as largest_below_codes
+from jqinject.quant import enums
+from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
+from jqinject.quant.solver.solve_components import selected
+
+EXPONENT_WIDTH_IMPL = {
+    enums.BitWidthImplType.CONST: core.ExponentWidthConst,
+    enums.BitWidthImplType.PARAMETER: core.BitWidthParameter,
+    enums.BitWidthImplType.STATEFUL_CONST: core.BitWidthStatefulConst,
+}
+MANTISSA_WIDTH_IMPL = EXPONENT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
+# (bits, mantissa bits, exponent bits) -> mantissas that mean inf, and nan, with the largest exponent
+OCP_CODES = {
+    (8, 3, 4): (None, ("111",)),
+    (8, 2, 5): (("00",), ("01", "11", "10")),
+}
+NO_CODES = (None, None)
+
+
+MAX_MANTISSA = {
+    enums.BitWidthImplType.CONST: core.StaticMaxMantissa,  # known beforehand where the mantissa's bits are
+    enums.BitWidthImplType.PARAMETER: core.ComputeMaxMantissa,
+    enums.BitWidthImplType.STATEFUL_CONST: core.ComputeMaxMantissa,
+}
+
+
+def _codes(index: int) -> Any:
+    return value(
+        lambda bit_width, mantissa_bit_width, exponent_bit_width: OCP_CODES.get(
+            (bit_width, mantissa_bit_width, exponent_bit_width), NO_CODES
+        )[index]
+    )
+
+
+class ExponentBitWidthClass(ExtendedInjector):
+    """The bits of the exponent: `bit_width` means those in here."""
+
+    exponent_bit_width_impl_type = (this << 1).exponent_bit_width_impl_type
+    bit_width = (this << 1).exponent_bit_width
+    bit_width_impl = selected("exponent_bit_width_impl_type", EXPONENT_WIDTH_IMPL)
+
+
+class MantissaBitWidthClass(ExtendedInjector):
+    """The bits of the mantissa: `bit_width` means those in here."""
+
+    mantissa_bit_width_impl_type = (this << 1).mantissa_bit_width_impl_type
+    bit_width = (this << 1).mantissa_bit_width
+    bit_width_impl = selected("mantissa_bit_width_impl_type", MANTISSA_WIDTH_IMPL)
+    compute_max_mantissa = selected("mantissa_bit_width_impl_type", MAX_MANTISSA)
+
+
+class FloatBase(ExtendedInjector):
+    """Minifloats of declared widths, all of whose codes are numbers; without a scale."""
+
+    tensor_quant = core.FloatQuant
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    signed = True
+    float_to_int_impl_type = enums.FloatToIntImplType.ROUND
+    scaling_min_val = 1e-10
+    float_clamp_impl = core.FloatClamp
+    tensor_clamp_impl = core.TensorClamp
+    exponent_bit_width_impl_type = enums.BitWidthImplType.CONST
+    mantissa_bit_width_impl_type = enums.BitWidthImplType.CONST
+    exponent_bit_class = ExponentBitWidthClass
+    mantissa_bit_class = MantissaBitWidthClass
+    exponent_bit_width_impl = this.exponent_bit_class.bit_width_impl
+    mantissa_bit_width_impl = this.mantissa_bit_class.bit_width_impl
+    compute_max_mantissa = this.mantissa_bit_class.compute_max_mantissa
+    exponent_bias_impl = core.StaticExponentBias
+    exponent_bias = value(lambda exponent_bit_width: 2 ** (exponent_bit_width - 1) - 1)
+
+
+class FloatWeightBase(FloatBase, WeightQuantSolver):
+    """Weights as minifloats, without a scale."""
+
+
+class FloatActBase(FloatBase, ActQuantSolver):
+    """Activations as minifloats, without a scale."""
+
+
+class ScaledFloatWeightBase(FloatBase, WeightQuantSolver):
+    """Weights as minifloats, scale = max |w| / largest number, recomputed at every forward."""
+
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_impl_type = enums.ScalingImplType.STATS
+    restrict_scaling_type = enums.RestrictValueType.FP
+    float_scaling_impl = core.FloatScaling
+
+
+class ScaledFloatActBase(FloatBase, ActQuantSolver):
+    """Activations as minifloats, a learned scale that starts from max |x| over the first 300 training batches."""
+
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    restrict_scaling_type = enums.RestrictValueType.FP
+    collect_stats_steps = 300
+    float_scaling_impl = core.FloatScaling
+
+
+class Fp8e4m3Mixin(ExtendedInjector):
+    """8 bits: 4 of exponent, 3 of mantissa."""
+
+    bit_width = 8
+    exponent_bit_width = 4
+    mantissa_bit_width = 3
+    saturating = True
+
+
+class Fp8e5m2Mixin(ExtendedInjector):
+    """8 bits: 5 of exponent, 2 of mantissa."""
+
+    bit_width = 8
+    exponent_bit_width = 5
+    mantissa_bit_width = 2
+    saturating = True
+
+
+class Fp6e3m2Mixin(ExtendedInjector):
+    """6 bits: 3 of exponent, 2 of mantissa, up to 28."""
+
+    bit_width = 6
+    exponent_bit_width = 3
+    mantissa_bit_width = 2
+    saturating = True
+
+
+class Fp6e2m3Mixin(ExtendedInjector):
+    """6 bits: 2 of exponent, 3 of mantissa, up to 7.5."""
+
+    bit_width = 6
+    exponent_bit_width = 2
+    mantissa_bit_width = 3
+    saturating = True
+
+
+class Fp4e2m1Mixin(ExtendedInjector):
+    """4 bits: 2 of exponent, 1 of mantissa, up to 6."""
+
+    bit_width = 4
+    exponent_bit_width = 2
+    mantissa_bit_width = 1
+    saturating = True
+
+
+class FpOCPMixin(ExtendedInjector):
+    """The codes for inf and nan of OCP's formats, and the largest number below them.
+
+    Source: Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)" and "Microscaling Formats (MX)".
+    """
+
+    saturating = True
+    inf_values, nan_values = _codes(0), _codes(1)
+    max_available_float = value(largest_below_codes)
+
+
+class FpFNUZMixin(ExtendedInjector):
+    """The bias of the formats without inf and negative zero (FNUZ): one higher, and the code of -0 is nan."""
+
+    saturating = True
+    exponent_bias = value(lambda exponent_bit_width: 2 ** (exponent_bit_width - 1))

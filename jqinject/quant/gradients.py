@@ -6,12 +6,10 @@ scale vanishes; `Stochastic` rounds up with a probability equal to the fraction,
 average, and to nearest in evaluation mode.
 """
 
-from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling
-from jqinject.core.scaling.number_range import FloatScaling
+from jqinject import core
 from jqinject.inject import ExtendedInjector
-from jqinject.quant.enums import FloatToIntImplType, RestrictValueType, StatsOp
-from jqinject.quant.fragments import (
-    DynamicPerRow,
+from jqinject.quant import enums
+from jqinject.quant.float_base import (
     FloatBase,
     Fp4e2m1Mixin,
     Fp6e2m3Mixin,
@@ -19,21 +17,24 @@ from jqinject.quant.fragments import (
     Fp8e4m3Mixin,
     Fp8e5m2Mixin,
     FpOCPMixin,
+)
+from jqinject.quant.fragments import (
+    DynamicPerRow,
     IntQuant,
     MaxStatsScaling,
     NarrowIntQuant,
     PerTensorFloatScaling8bit,
 )
+from jqinject.quant.minifloat.blocks import MXActMixin, fraction_bits
 from jqinject.quant.minifloat.float8 import DelayedAmaxScaling
-from jqinject.quant.minifloat.mx import MXActMixin, fraction_bits
 from jqinject.quant.solver import GradQuantSolver
 
 
 class DynamicMaxScaling(ExtendedInjector):
     """scale = max |g| / largest number, of the gradient at hand."""
 
-    scaling_impl = RuntimeDynamicStatsScaling
-    scaling_stats_op = StatsOp.MAX
+    scaling_impl = core.RuntimeDynamicStatsScaling
+    scaling_stats_op = enums.StatsOp.MAX
     scaling_min_val = 1e-30
 
 
@@ -53,7 +54,7 @@ class Int8GradPerTensorDynamic(NarrowIntQuant, DynamicMaxScaling, PerTensorFloat
 class Int8GradPerTensorStochastic(Int8GradPerTensorDynamic):
     """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand, rounded stochastically."""
 
-    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+    float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
 class Int8GradPerRowDynamic(
@@ -66,7 +67,7 @@ class Int8GradPerRowDynamic(
 class Int8GradPerRowStochastic(Int8GradPerRowDynamic):
     """8-bit narrow signed gradients, scale = max |g| / 127 of each row, rounded stochastically."""
 
-    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+    float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
 class Int8GradPerTensorDelayed(
@@ -78,14 +79,14 @@ class Int8GradPerTensorDelayed(
 class Fp8e5m2OCPGradPerTensorDynamic(Fp8e5m2Mixin, FpOCPMixin, FloatBase, DynamicMaxScaling, GradQuantSolver):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
 
-    restrict_scaling_type = RestrictValueType.FP
-    float_scaling_impl = FloatScaling
+    restrict_scaling_type = enums.RestrictValueType.FP
+    float_scaling_impl = core.FloatScaling
 
 
 class Fp8e5m2OCPGradPerTensorStochastic(Fp8e5m2OCPGradPerTensorDynamic):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand, rounded stochastically."""
 
-    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+    float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
 class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
@@ -98,8 +99,8 @@ class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
 class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, GradQuantSolver):
     """OCP's minifloats, a power of two for each group of 32 along the last axis; declare the format."""
 
-    scaling_stats_op = StatsOp.MAX
-    float_scaling_impl = FloatScaling
+    scaling_stats_op = enums.StatsOp.MAX
+    float_scaling_impl = core.FloatScaling
 
 
 class MXFloat8e4m3Grad(Fp8e4m3Mixin, MXFloatGradBase):
@@ -125,4 +126,4 @@ class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloatGradBase):
 class MXFloat4e2m1GradStochastic(Fp4e2m1Mixin, MXFloatGradBase):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis, rounded stochastically."""
 
-    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+    float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND

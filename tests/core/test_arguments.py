@@ -184,9 +184,12 @@ OUT_OF_RANGE = {
         lambda: core.ParameterFromRuntimeStatsScaling(2**24, core.AbsMax()),
         "collect_stats_steps must be at most 16777215",
     ),
-    "history": (lambda: core.AmaxHistory(10**9), "amax_history_length must be at most 1048576"),
-    "margin above": (lambda: core.CurrentScaling(margin=200), "margin must be in -32 .. 32, got 200"),
-    "margin below": (lambda: core.DelayedScaling(margin=-200), "margin must be in -32 .. 32, got -200"),
+    "history": (
+        lambda: core.AmaxScaling(amax_history_length=10**9),
+        "amax_history_length must be at most 1048576",
+    ),
+    "margin above": (lambda: core.AmaxScaling(margin=200), "margin must be in -32 .. 32, got 200"),
+    "margin below": (lambda: core.AmaxScaling(margin=-200), "margin must be in -32 .. 32, got -200"),
     "scale 0": (lambda: core.ConstScaling(0.0), "scaling_init must be positive, got 0.0"),
     "scale below 0": (lambda: core.ParameterScaling(-0.5), "scaling_init must be positive, got -0.5"),
     "one scale of several": (
@@ -238,7 +241,7 @@ def test_what_is_legitimate_passes():
     assert core.ScalarClamp(-math.inf, 0.0)(jnp.float32(-9.0)) == -9.0
     core.AbsMax(np.int64(1), keepdim=np.True_)
     core.ConstScaling(-1.0, core.SignedFloatRestrictValue())
-    core.CurrentScaling(margin=np.float32(1.5))
+    core.AmaxScaling(margin=np.float32(1.5))
 
 
 def test_the_magnitude_of_a_signed_clamp_counts():

@@ -17,7 +17,7 @@ from jqinject.core import (
     IntQuant,
     OverTensorView,
     PowerOfTwoRestrictValue,
-    QuantResult,
+    Quantized,
     RoundSte,
     StatsFromParameterScaling,
     ZeroZeroPoint,
@@ -25,7 +25,7 @@ from jqinject.core import (
 from jqinject.core._protocols import has_zero_point, is_nearest, number_format, scale_dtype
 from jqinject.model import WeightBitWidthWeightedBySize
 from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.ops import FloatFormat
+from jqinject.ops import FloatGrid, IntGrid
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8WeightPerTensorFloat,
@@ -49,7 +49,7 @@ class Fixed:
     def __call__(self, x):
         scale = jnp.float32(0.25)
         y = jnp.clip(jnp.round(x / scale), -8, 7) * scale
-        return QuantResult(y.astype(x.dtype), scale, jnp.zeros((), jnp.float32), 4)
+        return Quantized(y.astype(x.dtype), scale, None, IntGrid(4))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def test_components_of_the_users_own_are_believed():
     [
         (Int8WeightPerTensorFloat, False, None, type(None)),
         (ShiftedUint8WeightPerTensorFloat, True, None, type(None)),
-        (NVFP4Weight, False, np.dtype(jnp.float8_e4m3fn), FloatFormat),
+        (NVFP4Weight, False, np.dtype(jnp.float8_e4m3fn), FloatGrid),
         (NF4WeightPerTensorFloat, False, None, object),
     ],
 )

@@ -14,7 +14,9 @@ from hypothesis.extra import numpy as hnp
 
 import jqinject
 import jqinject.quant as quantizers
-from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, Float8Quant
+from jqinject.core import AmaxScaling, Float8Quant
+from jqinject.core.memory.history import History
+from jqinject.core.scaling.amax import scale_of_amax
 from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.ops import FLOAT8_DTYPES, float8_max, to_float8
@@ -44,28 +46,24 @@ def test_what_is_not_finite_is_not_hidden(dtype: Any) -> None:
 
 
 def test_the_history_is_a_window() -> None:
-    history = AmaxHistory(amax_history_length=3)
+    history, recent, steps = History(3), History(3, "most_recent"), jnp.zeros(3)
     seen: list[float] = []
     for amax in (1.0, 8.0, 0.0, 2.0, 3.0, 0.5):
-        history.push(jnp.float32(amax))
+        steps = history.push(steps, jnp.float32(amax))
         seen.append(amax)
-        assert float(history.amax()) == max(seen[-3:])
-        assert float(history.newest) == amax
-    recent = AmaxHistory(3, amax_compute_algo="most_recent")
-    recent.push(jnp.float32(8))
-    recent.push(jnp.float32(2))
-    assert float(recent.amax()) == 2
+        assert float(history.reduced(steps)) == max(seen[-3:])
+        assert float(history.newest(steps)) == float(recent.reduced(steps)) == amax
 
 
 @pytest.mark.parametrize("poison", [np.inf, np.nan])
 def test_a_poisoned_amax_never_enters(poison: float) -> None:
-    for scaling in (DelayedScaling(AmaxHistory(4)), CurrentScaling()):
+    for scaling in (AmaxScaling(amax_history_length=4), AmaxScaling(delayed=False, amax_history_length=1)):
         for value in (3.0, poison, 5.0):
             scale = scaling(jnp.array([1.0, value]), 448.0)
             assert np.isfinite(scale) and scale > 0
-        assert 3.0 in scaling.amax_history.amax_history.get_value() or isinstance(scaling, CurrentScaling)
-        assert np.isfinite(scaling.amax_history.amax_history.get_value()).all()
-        assert float(scaling.amax_history.newest) == 5
+        assert 3.0 in scaling.amax_history.get_value() or not scaling.delayed
+        assert np.isfinite(scaling.amax_history.get_value()).all()
+        assert float(scaling.newest) == 5
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -73,7 +71,7 @@ def test_a_poisoned_amax_never_enters(poison: float) -> None:
 def test_a_tensor_without_a_usable_amax_takes_the_scale_of_the_last_call(
     without: float, compiled: bool
 ) -> None:
-    scaling = CurrentScaling()
+    scaling = AmaxScaling(delayed=False)
     call = nnx.jit(lambda scaling, x: scaling(x, 448.0)) if compiled else lambda scaling, x: scaling(x, 448.0)
     inputs = [[5.0, -896.0], [without, 0.0], [without, 0.0], [224.0, 1.0], [without, 0.0]]
     assert [float(call(scaling, jnp.array(x))) for x in inputs] == [2.0, 2.0, 2.0, 0.5, 0.5]
@@ -83,19 +81,19 @@ def test_a_tensor_without_a_usable_amax_takes_the_scale_of_the_last_call(
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_the_history_is_rolled_by_one_before_the_newest_is_written(length: int) -> None:
-    history = AmaxHistory(length, amax_shape=(2,))
+    history, steps = History(length, rank=1), jnp.zeros((length, 2))
     expected = np.zeros((length, 2), np.float32)
     for step in range(1, 8):
-        history.push(jnp.float32([step, 10 * step]))
+        steps = history.push(steps, jnp.float32([step, 10 * step]))
         expected = np.roll(expected, -1, axis=0)
         expected[0] = step, 10 * step
-        np.testing.assert_array_equal(history.amax_history.get_value(), expected)
-    np.testing.assert_array_equal(history.amax(), expected.max(0))
+        np.testing.assert_array_equal(steps, expected)
+    np.testing.assert_array_equal(history.reduced(steps), expected.max(0))
 
 
-@pytest.mark.parametrize("kind", [DelayedScaling, CurrentScaling])
-def test_zeros_and_empty_arrays_have_a_scale(kind: Any) -> None:
-    quant = Float8Quant(kind())
+@pytest.mark.parametrize("delayed", [True, False])
+def test_zeros_and_empty_arrays_have_a_scale(delayed: bool) -> None:
+    quant = Float8Quant(AmaxScaling(delayed=delayed))
     for x in (jnp.zeros(3), jnp.zeros((0, 2)), jnp.array([1e-45], jnp.float32)):
         value, scale, *_ = quant(x)
         assert value.shape == x.shape and np.isfinite(np.asarray(value)).all() and float(scale) == 1.0
@@ -103,7 +101,7 @@ def test_zeros_and_empty_arrays_have_a_scale(kind: Any) -> None:
 
 def test_a_margin_leaves_room() -> None:
     for margin in (0, 1, 3):
-        scaling = CurrentScaling(margin=margin)
+        scaling = AmaxScaling(delayed=False, margin=margin)
         assert float(scaling(jnp.array([448.0]), 448.0)) == 2.0**margin
 
 
@@ -140,7 +138,7 @@ def test_the_payload_in_between() -> None:
 @given(numbers=NUMBERS)
 def test_the_payload_survives_the_value_in_every_dtype(dtype: Any, numbers: np.ndarray) -> None:
     x = jnp.array(numbers) / 1e3
-    quant = Float8Quant(CurrentScaling(), dtype)
+    quant = Float8Quant(AmaxScaling(delayed=False), dtype)
     for wide in (jnp.float32, jnp.bfloat16):
         value, scale, *_ = quant(x.astype(wide))
         direct = to_float8(x.astype(wide), scale, dtype)
@@ -166,8 +164,7 @@ def test_every_quantizer_declares_what_it_is_called(name: str) -> None:
     quantizer = getattr(layer, keyword).tensor_quant
     dtype = name.split(slot)[0].removeprefix("Fp8").lower()
     assert quantizer.q_dtype.name == "float8_" + {"e4m3": "e4m3fn"}.get(dtype, dtype)
-    expected = DelayedScaling if name.endswith("Delayed") else CurrentScaling
-    assert isinstance(quantizer.scaling_impl, expected)
+    assert quantizer.scaling_impl.delayed is name.endswith("Delayed")
     shape = (1, 3) if "PerChannel" in name else ()
     assert quantizer.scaling_impl.scale.get_value().shape == shape
     value, gradients = jqinject.value_and_grad(lambda m, x: jnp.sum(m(x) ** 2))(layer, jnp.ones((2, 4)))
@@ -187,7 +184,7 @@ def test_a_channel_is_quantized_as_if_it_were_alone() -> None:
     quantized = layer.quant_weight()
     np.testing.assert_allclose(quantized.scale, jnp.abs(kernel).max(0, keepdims=True) / 448, rtol=1e-6)
     for channel in range(3):
-        alone = Float8Quant(CurrentScaling())(kernel[:, channel]).quant_tensor(signed=True, training=True)
+        alone = Float8Quant(AmaxScaling(delayed=False))(kernel[:, channel]).quant_tensor(training=True)
         ours, theirs = (
             payload.astype(jnp.float32) for payload in (quantized.payload()[:, channel], alone.payload())
         )
@@ -300,8 +297,7 @@ def test_delayed_scales_and_quotients_have_the_bits_of_flax() -> None:
     amaxes = np.abs(random.normal(size=512)).astype(np.float32) + np.float32(0.1)
     expected = np.float32(1) / (np.float32(448) / amaxes)
     assert np.any(expected != amaxes / np.float32(448))
-    rule = DelayedScaling(AmaxHistory(1, "max", (512,)), scaling_shape=(512,)).rule
-    for scale in (rule.scale, jax.jit(rule.scale, static_argnums=2)):
+    for scale in (scale_of_amax, jax.jit(scale_of_amax, static_argnums=2)):
         np.testing.assert_array_equal(scale(jnp.asarray(amaxes), jnp.ones(512), 448.0), expected)
         np.testing.assert_array_equal(scale(jnp.asarray(amaxes), jnp.ones(512), 1.0), amaxes)
         unusable = jnp.asarray([0.0, jnp.inf, jnp.nan, 1e-40], jnp.float32)

@@ -118,7 +118,7 @@ def statistics(layer: QuantLinear) -> dict[str, Any]:
     for name, proxy in proxies.items():
         scaling = proxy.tensor_quant.scaling_impl
         found[f"{name}_scale"] = scaling.scale.get_value().reshape(1)
-        found[f"{name}_amax_history"] = scaling.amax_history.amax_history.get_value()
+        found[f"{name}_amax_history"] = scaling.amax_history.get_value()
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jqinject.quant.quest import NORMAL_CLIP
+from jqinject.quant.codebook import NORMAL_CLIP
 from tests.golden import _driver
 from tests.golden._config import CannotDrive
 from tests.golden.adapters import lowbit_quest

@@ -75,8 +75,7 @@ def test_parts_are_read_and_written_as_variables_are() -> None:
 
 def test_the_history_of_a_scaling_is_part_of_its_record() -> None:
     scaling = trained(**FP8).input_quant.tensor_quant.scaling_impl
-    history = scaling.amax_history
-    assert float(history.newest) == 2.0 and history.has_amax
-    history.clear()
-    assert not scaling.amax_history.has_amax
+    assert float(scaling.newest) == 2.0 and scaling.has_range()
+    scaling.begin_calibration()
+    assert not scaling.has_range()
     assert float(scaling.record.get_value()["amax_history"].sum()) == 0.0

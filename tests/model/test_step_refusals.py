@@ -28,7 +28,7 @@ from tests.model._fp8 import X, assert_same, histories, linear, loss, run, stati
             "q_dtype must be an 8-bit float dtype, one of jnp.float8_e4m3fn",
         ),
         ({"dq_dtype": jnp.int8}, TypeError, "dq_dtype must be a float dtype"),
-        ({"amax_history_length": 0}, ValueError, "must be at least 1, got 0. .*CurrentScaling"),
+        ({"amax_history_length": 0}, ValueError, "must be at least 1, got 0. .*delayed = False"),
         ({"amax_history_length": 2.5}, TypeError, "must be an int, got 2.5"),
         ({"amax_compute_algo": "mean"}, ValueError, "one of 'max', 'most_recent', got 'mean'"),
         ({"amax_history_lenght": 3}, TypeError, "did you mean 'amax_history_length'"),

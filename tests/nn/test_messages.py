@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jqinject.core import QuantResult
+from jqinject.core import Quantized
 from jqinject.nn import (
     QuantBatchNorm,
     QuantConv,
@@ -26,6 +26,7 @@ from jqinject.nn import (
     QuantScaleBias,
     QuantSimpleCell,
 )
+from jqinject.ops import IntGrid
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3WeightPerTensorCurrent,
@@ -70,7 +71,7 @@ class NoThreshold:
 
 class WrongScale:
     def __call__(self, x):
-        return QuantResult(x, jnp.ones((3,)), jnp.zeros(()), 8)
+        return Quantized(x, jnp.ones((3,)), None, IntGrid(8))
 
 
 FEATURES = {
@@ -205,7 +206,7 @@ def test_einsum_broadcasts_axes_of_length_1():
 
 OWN = {
     "no argument": ({"weight_tensor_quant": NoTensor}, TypeError, "tensor_quant = NoTensor"),
-    "no result": ({"weight_tensor_quant": PlainArray}, TypeError, "must return a QuantResult"),
+    "no result": ({"weight_tensor_quant": PlainArray}, TypeError, "must return a Quantized"),
     "a scale of another shape": (
         {"weight_tensor_quant": WrongScale},
         ValueError,

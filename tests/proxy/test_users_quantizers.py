@@ -9,8 +9,9 @@ from flax import nnx
 
 import jqinject
 from jqinject import ExtendedInjector, this, value
-from jqinject.core import BinaryQuant, QuantParam, QuantResult, QuantStat
+from jqinject.core import BinaryQuant, Quantized, QuantParam, QuantStat
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
+from jqinject.ops import IntGrid
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import IntQuantTensor
@@ -37,7 +38,7 @@ class Step(nnx.Module):
     def __call__(self, x):
         self.seen[...] += 1
         step = self.array
-        return QuantResult(jnp.round(x / step) * step, step, jnp.zeros(()), self.bit_width)
+        return Quantized(jnp.round(x / step) * step, step, None, IntGrid(self.bit_width))
 
 
 class Mine(ExtendedInjector):
@@ -118,7 +119,7 @@ def test_stacked_layers_get_a_quantizer_each():
 
         def __call__(self, x):
             step = self.step[...]
-            return QuantResult(jnp.round(x / step) * step, step, jnp.zeros(()), 8)
+            return Quantized(jnp.round(x / step) * step, step, None, IntGrid(8))
 
     quantizer = Mine.let(tensor_quant=Learned)
     stack = nnx.vmap(lambda rngs: linear_of(rngs, quantizer))(nnx.Rngs(0).split(3))

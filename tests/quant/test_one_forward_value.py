@@ -14,7 +14,7 @@ from jqinject.dot import OperandInjector
 from jqinject.inject import Binding
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat
-from jqinject.quant.fragments import AccumulatorAwareWeightQuant
+from jqinject.quant.integer.decoupled_int import AccumulatorAwareWeightQuant
 from jqinject.quant_tensor import as_array
 
 # One of each formula of scales and grids; the others are in the exhaustive table.

@@ -145,6 +145,10 @@ class SimpleMovingAverage(Memory):
         high, low = self.after((batch.high, batch.lowest), update)
         return ClippingRange(high, None if batch.low is None else low)
 
+    def has_range(self) -> bool | None:
+        """None: the quantizer answers, which knows whether its range is fixed."""
+        return None
+
     def mean(self, like: ClippingRange) -> ClippingRange:
         """The mean range, shaped as another one, which may be abstract; zeros if no batch has entered."""
         high, low = (mean.reshape(like.high.shape) for mean in self.means())

@@ -10,6 +10,7 @@ what the number is of, "scaling" or "zero_point".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -294,11 +295,6 @@ class Memory(Component):
         """The `scale_dtype` of the rule."""
         return scale_dtype(self.rule)
 
-    @property
-    def restrict_scaling_impl(self) -> Any:
-        """How stored scales are read; None for zero points."""
-        return None if self.rule is None else self.rule.restrict_scaling_impl
-
     def has_range(self) -> bool | None:
         """Whether a batch has entered; None if nothing is collected. See `StaticRange`."""
         return all_counted(self.counter.get_value()) if self._averages else None
@@ -483,8 +479,9 @@ class Memory(Component):
             count, held = self._held()
             if self.policy.kind == "mean":
                 held = tuple(jnp.zeros_like(total) for total in held)
+            else:
+                self.policy = replace(self.policy, calibrates=True)
             self._hold(jnp.zeros_like(count), held)
-            self.policy = replace(self.policy, calibrates=True)
             self.use_running_average = False
 
     def end_calibration(self) -> None:
@@ -492,7 +489,7 @@ class Memory(Component):
         if self.policy.kind == "collected":
             count = self.counter.get_value()
             self._fill((count > 0) & (count <= self.policy.limit))
-        if self._averages:
+        if self.policy.calibrates:
             self.policy = replace(self.policy, calibrates=False)
 
     def _fill(self, due: jax.Array) -> None:
@@ -616,14 +613,44 @@ class Dynamic(Memory):
         return stat if broadcasts else stat.reshape((*x.shape[:-1], 1))
 
 
+CHECKS: dict[str, check.Check] = {
+    "scaling_shape": check.integers,
+    "zero_point_shape": check.integers,
+    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
+    "force_parameter": check.flag,
+    "quantize_zero_point": check.flag,
+    "scaling_stats_input_concat_dim": check.integer,
+    "zero_point_stats_input_concat_dim": check.integer,
+    "group_dim": check.integer,
+    "shared_per_row": check.flag,
+}
+NUMBERS = re.compile(
+    "(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
+)
+
+
 def taken(memory: Memory) -> dict[str, Any]:
-    """Take a constructor's arguments out of the attributes that its dataclass has set.
+    """Take a constructor's arguments out of the attributes that its dataclass has set, and check them.
 
     Args:
         memory: under construction.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: a number is not finite or out of range.
     """
-    arguments = dict(vars(memory))
+    arguments, where = dict(vars(memory)), type(memory).__name__
     vars(memory).clear()
+    defaults = type(memory)._defaults
+    for name, value in arguments.items():
+        if value is None and defaults.get(name, 0) is None:
+            continue
+        if name.endswith("_impl"):
+            check.component(value, where, name)
+        elif name in CHECKS:
+            CHECKS[name](value, where, name)
+        elif value is not None and NUMBERS.fullmatch(name):
+            check.number(value, where, name)
     return arguments
 
 

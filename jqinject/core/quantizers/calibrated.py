@@ -25,21 +25,21 @@ from jqinject.core.memory.clipping_range import (
     scale_and_zero_point,
 )
 from jqinject.core.quantizers.float_quant import FloatQuantResult
-from jqinject.core.quantizers.int_quant import (
+from jqinject.core.quantizers.nearest_grids import (
     Grid,
     IntegerGrid,
     MinifloatGrid,
-    QuantResult,
-    ResultWithPayload,
     minifloat_dtype,
     on_grid,
 )
+from jqinject.core.quantizers.quantizer import Quantized
 from jqinject.core.state import all_counted
 from jqinject.core.statistics.ranges import AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.ops.clamp import shaped
 from jqinject.ops.cut import Cut, cut_in_place, told_if_gathered
-from jqinject.ops.fake_quant import in_range_of, known_zero
-from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.fake_quant import in_range_of
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.groups import check_divides, fitting_size, split_groups
 from jqinject.ops.power import divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand
@@ -279,31 +279,34 @@ class CalibratedQuant(Component):
         rounds_so = self.float_to_int_impl is None or is_nearest(self.float_to_int_impl)
         return self.q_dtype is None and self.group_size is None and rounds_so
 
-    def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
+    def __call__(self, x: jax.Array) -> Quantized | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
         return self._quantized(x, keep=False)
 
-    def keeping_payload(self, x: jax.Array) -> QuantResult | FloatQuantResult:
+    def keeping_payload(self, x: jax.Array) -> Quantized | FloatQuantResult:
         """Like a call; the result also has integers of at most 8 bits."""
         return self._quantized(x, keep=True)
 
     def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
-    ) -> QuantResult | FloatQuantResult:
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
+    ) -> Quantized | FloatQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        grid, x = self.grid, check.float_input(x, "CalibratedQuant")
+        x = check.float_input(x, "CalibratedQuant")
         if self.group_size is not None:
             x = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
         x32 = x.astype(jnp.float32)
-        if isinstance(grid, MinifloatGrid):
-            value = with_gradient_of(x32, jax.lax.stop_gradient(grid.nearest(x32, scale)))
-            return FloatQuantResult(value.astype(x.dtype), scale, grid.form)
-        narrow = keep and self.bit_width <= 8
-        kept = replace(grid, payload=np.dtype(np.int8) if narrow else None)
+        if self.q_dtype is not None:
+            form = FloatGrid.of_dtype(self.q_dtype)
+            numbers = MinifloatGrid(form, np.dtype(np.float32)).nearest(x32, scale)
+            value = with_gradient_of(x32, jax.lax.stop_gradient(numbers))
+            return FloatQuantResult(value.astype(x.dtype), scale, form)
+        narrow, edge = keep and self.bit_width <= 8, 2.0 ** (self.bit_width - 1)
+        integers = np.dtype(np.int8) if narrow else None
+        kept = IntegerGrid(self.narrow_range - edge, edge - 1.0, not self.has_zero_point, integers)
         made = kept.nearest(jax.lax.stop_gradient(x32), scale, zero_point)
         value, payload = made if narrow else (made, None)
         value = in_range_of(with_gradient_of(x32, value), scale, x.dtype)
-        return ResultWithPayload.of(value, scale, zero_point, self.bit_width, payload)
+        return Quantized(value, scale, zero_point, IntGrid(self.bit_width, True, self.narrow_range), payload)
 
     @property
     def grid(self) -> Any:
@@ -311,11 +314,10 @@ class CalibratedQuant(Component):
         if self.float_to_int_impl is not None and not is_nearest(self.float_to_int_impl):
             return None
         if self.q_dtype is not None:
-            return MinifloatGrid(FloatFormat.of_dtype(self.q_dtype), np.dtype(np.float32))
-        edge = 2.0 ** (self.bit_width - 1)
-        return IntegerGrid(self.narrow_range - edge, edge - 1.0, not self.has_zero_point, None)
+            return FloatGrid.of_dtype(self.q_dtype)
+        return IntGrid(self.bit_width, True, self.narrow_range)
 
-    def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
+    def _quantized(self, x: jax.Array, keep: bool) -> Quantized | FloatQuantResult:
         x, cut = self._laid(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, not self.use_running_average, cut)
@@ -323,7 +325,6 @@ class CalibratedQuant(Component):
             return self._minifloats(x, x32, found, cut)
         scale, zero_point = scale_and_zero_point(found, self.bit_width, self.range_steps)
         scale = self._restricted(scale)
-        offset = known_zero() if zero_point is None else zero_point
         # Without a zero point the extreme is a tie, rounded as in Qwix.
         padded = (
             cut is not None and cut.missing(x) and zero_point is not None
@@ -333,12 +334,13 @@ class CalibratedQuant(Component):
         grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload, cut is not None)
         if self.narrow_range and zero_point is None:
             found = ClippingRange(jax.lax.stop_gradient(scale) * (edge - 1.0))
-        made = self._rounded(grid, x32, cut, found, scale, offset)
+        made = self._rounded(grid, x32, cut, found, scale, zero_point)
         value, kept = (made, None) if payload is None else made
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
-            offset = self._kept(offset, x.ndim)
-        return ResultWithPayload.of(in_range_of(value, scale, x.dtype), scale, offset, self.bit_width, kept)
+            zero_point = self._kept(zero_point, x.ndim)
+        numbers = IntGrid(self.bit_width, True, self.narrow_range)
+        return Quantized(in_range_of(value, scale, x.dtype), scale, zero_point, numbers, kept)
 
     def _minifloats(
         self, x: jax.Array, x32: jax.Array, found: ClippingRange, cut: Cut | None
@@ -349,8 +351,8 @@ class CalibratedQuant(Component):
                 "is not symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
         assert self.q_dtype is not None
-        form = FloatFormat.of_dtype(self.q_dtype)
-        scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
+        form = FloatGrid.of_dtype(self.q_dtype)
+        scale = self._restricted(not_tiny(divide(found.high, form.largest)))
         value = self._rounded(MinifloatGrid(form, x.dtype), x32, cut, found, scale)
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
@@ -358,9 +360,7 @@ class CalibratedQuant(Component):
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
-    def _rounded(
-        self, grid: Grid, x: jax.Array, cut: Cut | None, found: ClippingRange, *where: jax.Array
-    ) -> Any:
+    def _rounded(self, grid: Grid, x: jax.Array, cut: Cut | None, found: ClippingRange, *where: Any) -> Any:
         """`x` on a grid, in groups; `x` is not yet in groups if it is cut."""
         if cut is not None:
             found, where = jax.tree.map(lambda number: cut.spread(number, x), (found, where))

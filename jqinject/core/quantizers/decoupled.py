@@ -1,73 +1,36 @@
-"""Quantizers whose rounding has a scale of its own, and truncation.
-
-Integer quantization whose scale before rounding and scale after rounding differ.
-
-Integer quantization of a weight that depends on the layer's input format.
-
-Truncating integers to fewer bits: accumulators.
-"""
+"""Quantizers whose rounding has a scale of its own, and truncation of accumulators."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.core import check
-from jqinject.core._protocols import (
-    BitWidth,
-    Clamp,
-    IntScalingImpl,
-    Rounding,
-    Scaling,
-    View,
-    ZeroPoint,
-    has_zero_point,
-    scale_dtype,
-)
+from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, ZeroPoint
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.component import Component, assign, set_given, set_view
-from jqinject.core.quantizers.int_quant import DelayWrapper, IntQuant, QuantResult, delay_of
+from jqinject.core.component import Component, set_given, set_view
+from jqinject.core.quantizers.int_quant import IntQuant
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, delay_of
+from jqinject.core.quantizers.rescaling_int_quant import int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
-from jqinject.ops import power as int_range
 from jqinject.ops import round_ste
-from jqinject.ops.fake_quant import in_range_of
+from jqinject.ops.fake_quant import Offset
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
-from jqinject.quant_tensor import IntQuantTensor, is_concrete
+from jqinject.quant_tensor import is_concrete
 
 
-class DecoupledQuantResult(NamedTuple):
-    """What a decoupled quantizer returns: a `QuantResult`, with the scale and zero point used for rounding.
-
-    Attributes:
-        value, scale, zero_point, bit_width: see `QuantResult`.
-        pre_scale: what the tensor was divided by before rounding, float32.
-        pre_zero_point: what was added before rounding, float32.
-    """
-
-    value: jax.Array
-    scale: jax.Array
-    zero_point: jax.Array
-    bit_width: int | jax.Array
-    pre_scale: jax.Array
-    pre_zero_point: jax.Array
-
-    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
-        """See `QuantResult.quant_tensor`."""
-        return QuantResult(*self[:4]).quant_tensor(signed=signed, training=training)
-
-
-@checked_arguments
-class DecoupledIntQuant(Component):
+class DecoupledIntQuant(IntQuant):
     """To integers by one scale and back by another: `y = (clamp(round(x / p + v), min_int(b), max_int(b)) - z) * s`.
 
     `p` and `v` are scale and zero point before rounding, `s` and `z` those after, `b` the bit width, all passed to the
@@ -88,52 +51,6 @@ class DecoupledIntQuant(Component):
         Array([ 0.02, -0.03,  0.07, -0.07], dtype=float32)
     """
 
-    grid: IntQuant
-    delay: DelayWrapper | None = None
-
-    def __init__(
-        self,
-        narrow_range: bool,
-        signed: bool,
-        input_view_impl: View | None = None,
-        float_to_int_impl: Rounding | None = None,
-        tensor_clamp_impl: Clamp | None = None,
-        quant_delay_steps: int | None = 0,
-    ) -> None:
-        assign(
-            self, grid=IntQuant(narrow_range, signed, input_view_impl, float_to_int_impl, tensor_clamp_impl)
-        )
-        set_given(self, delay=delay_of(quant_delay_steps, "DecoupledIntQuant"))
-
-    @property
-    def signed(self) -> bool:
-        """Whether the integers have a sign."""
-        return self.grid.signed
-
-    @property
-    def narrow_range(self) -> bool:
-        """Whether one value of the range is left out."""
-        return self.grid.narrow_range
-
-    def min_int(self, bit_width: Any) -> Any:
-        """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
-        return self.grid.min_int(bit_width)
-
-    def max_int(self, bit_width: Any) -> Any:
-        """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
-        return self.grid.max_int(bit_width)
-
-    def to_int(
-        self, pre_scale: jax.Array, pre_zero_point: jax.Array, bit_width: Any, x: jax.Array
-    ) -> jax.Array:
-        """The integers of `x`, as float32, differentiable."""
-        return self.grid.to_int(pre_scale, pre_zero_point, bit_width, x)
-
-    def from_int(self, q: jax.Array, scale: jax.Array, zero_point: jax.Array, x: jax.Array) -> jax.Array:
-        """The floats of the integers `q`, in the dtype of `x`; `x` itself while quantization is delayed."""
-        y = in_range_of((q - zero_point) * scale, scale, x.dtype)
-        return y if self.delay is None else self.delay(x, y)
-
     def __call__(
         self,
         pre_scale: jax.Array,
@@ -148,7 +65,8 @@ class DecoupledIntQuant(Component):
         return self.from_int(self.to_int(pre_scale, pre_zero_point, bit_width, x), scale, zero_point, x)
 
 
-class DecoupledQuantizer(Component):
+@dataclass(eq=False, repr=False)
+class DecoupledQuantizer(Quantizer):
     """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
 
     decoupled_int_quant: DecoupledIntQuant
@@ -159,50 +77,23 @@ class DecoupledQuantizer(Component):
     zero_point_impl: ZeroPoint
     bit_width_impl: BitWidth
 
-    def __init__(
-        self,
-        decoupled_int_quant: DecoupledIntQuant,
-        pre_scaling_impl: Any,
-        scaling_impl: Scaling,
-        int_scaling_impl: IntScalingImpl,
-        pre_zero_point_impl: ZeroPoint,
-        zero_point_impl: ZeroPoint,
-        bit_width_impl: BitWidth,
-    ) -> None:
-        assign(
-            self,
-            decoupled_int_quant=decoupled_int_quant,
-            pre_scaling_impl=pre_scaling_impl,
-            scaling_impl=scaling_impl,
-            int_scaling_impl=int_scaling_impl,
-            pre_zero_point_impl=pre_zero_point_impl,
-            zero_point_impl=zero_point_impl,
-            bit_width_impl=bit_width_impl,
-        )
+    def _grid(self) -> IntGrid:
+        return int_grid(self.decoupled_int_quant, self.bit_width_impl())
 
-    @property
-    def has_zero_point(self) -> bool:
-        """See `zero_point_impl`."""
-        return has_zero_point(self.zero_point_impl)
+    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
+        return self(x)  # without a payload
 
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
-
-    def quantized(
-        self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any
-    ) -> DecoupledQuantResult:
-        """The result for a pre-scale; `within` has the last word on the integers."""
-        bits = self.bit_width_impl()
-        steps = self.int_scaling_impl(bits)
+    def _decoupled(self, x: jax.Array, pre_threshold: jax.Array, within: Any = None) -> Quantized:
+        """The result for the threshold of a pre-scale; `within` has the last word on the integers."""
+        x32, grid, rounds = x.astype(jnp.float32), self._grid(), self.decoupled_int_quant
+        steps = self.int_scaling_impl(grid.bit_width)
         pre_scale = divide(pre_threshold, steps)
-        pre_zero_point = self.pre_zero_point_impl(x32, pre_scale, bits)
+        pre_zero_point = self.pre_zero_point_impl(x32, pre_scale, grid.bit_width)
         scale = self.scaling_impl(x32, steps)
-        zero_point = self.zero_point_impl(x32, scale, bits)
-        q = within(self.decoupled_int_quant.to_int(pre_scale, pre_zero_point, bits, x32))
-        value = self.decoupled_int_quant.from_int(q, scale, zero_point, x)
-        return DecoupledQuantResult(value, scale, zero_point, bits, pre_scale, pre_zero_point)
+        zero_point = self._zero_point(x32, scale, grid, None)
+        q = rounds.to_int(pre_scale, pre_zero_point, grid.bit_width, x32)
+        value = rounds.from_int(q if within is None else within(q), scale, zero_point, x)
+        return Quantized(value, scale, zero_point, grid, None, pre_scale, pre_zero_point)
 
 
 class DecoupledRescalingIntQuant(DecoupledQuantizer):
@@ -234,11 +125,10 @@ class DecoupledRescalingIntQuant(DecoupledQuantizer):
         ([0.6, -1.4], 0.1)
     """
 
-    def __call__(self, x: jax.Array) -> DecoupledQuantResult:
+    def __call__(self, x: jax.Array) -> Quantized:
         """`x` quantized; scales and zero points float32."""
         x = check.float_input(x, "DecoupledRescalingIntQuant")
-        x32 = x.astype(jnp.float32)
-        return self.quantized(x, x32, self.pre_scaling_impl(x32), lambda q: q)
+        return self._decoupled(x, self.pre_scaling_impl(x.astype(jnp.float32)))
 
 
 WIDEST = 32  # bits of an accumulator
@@ -248,7 +138,6 @@ class ZeroWeightsWarning(UserWarning):
     """An accumulator is so narrow that every weight is quantized to 0."""
 
 
-@checked_arguments
 class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     """Like `DecoupledRescalingIntQuant`, with a scale before rounding that depends on the layer's input format.
 
@@ -283,50 +172,33 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
 
     needs_input_format = True
 
-    def __init__(
-        self,
-        decoupled_int_quant: DecoupledIntQuant,
-        pre_scaling_impl: InputAwarePreScaling,
-        scaling_impl: Scaling,
-        int_scaling_impl: IntScalingImpl,
-        pre_zero_point_impl: ZeroPoint,
-        zero_point_impl: ZeroPoint,
-        bit_width_impl: BitWidth,
-    ) -> None:
-        if not isinstance(pre_scaling_impl, InputAwarePreScaling):
+    def __post_init__(self) -> None:
+        """Check the components, and keep the input's format."""
+        super().__post_init__()
+        if not isinstance(self.pre_scaling_impl, InputAwarePreScaling):
             raise TypeError(
-                f"DecoupledRescalingIntQuantWithInput: {type(pre_scaling_impl).__name__} does not look at the layer's "
-                "input.\n  cure: pre_scaling_impl = AccumulatorAwareParameterPreScaling, or tensor_quant = "
+                f"DecoupledRescalingIntQuantWithInput: {type(self.pre_scaling_impl).__name__} does not look at the "
+                "layer's input.\n  cure: pre_scaling_impl = AccumulatorAwareParameterPreScaling, or tensor_quant = "
                 "DecoupledRescalingIntQuant"
             )
-        super().__init__(
-            decoupled_int_quant,
-            pre_scaling_impl,
-            scaling_impl,
-            int_scaling_impl,
-            pre_zero_point_impl,
-            zero_point_impl,
-            bit_width_impl,
-        )
         self.input_format = QuantStat(float_array(0.0, (2,)))
         self.use_running_average = False
 
     def __call__(
         self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
-    ) -> DecoupledQuantResult:
+    ) -> Quantized:
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         x = check.float_input(x, "DecoupledRescalingIntQuantWithInput")
-        x32 = x.astype(jnp.float32)
         if input_bit_width is not None and input_is_signed is not None:
             self._keep(input_bit_width, input_is_signed)
-            return self._for_input(x, x32, input_bit_width, input_is_signed)
+            return self._for_input(x, input_bit_width, input_is_signed)
         kept = self.kept_input()
         if kept is not None:
-            return self._for_input(x, x32, *kept)
+            return self._for_input(x, *kept)
         # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
         bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
-        result = self._for_input(x, x32, jnp.maximum(bits, 1), sign)
-        return result._replace(value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
+        result = self._for_input(x, jnp.maximum(bits, 1), sign)
+        return replace(result, value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
 
     def kept_input(self) -> tuple[int, bool] | None:
         """Bits and sign of the input of the last training step; None in a stack or under tracing.
@@ -386,13 +258,13 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
         copy = nnx.clone(self, graph=True)
         copy.pre_scaling_impl.accumulator_bit_width = BitWidthConst(width)
-        return bool(jnp.any(copy._for_input(x, x.astype(jnp.float32), bits, signed).value))
+        return bool(jnp.any(copy._for_input(x, bits, signed).value))
 
     set_view = set_view
 
-    def _for_input(self, x: jax.Array, x32: jax.Array, bits: Any, signed: Any) -> DecoupledQuantResult:
-        pre_threshold = self.pre_scaling_impl(x32, bits, signed)
-        return self.quantized(x, x32, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed))
+    def _for_input(self, x: jax.Array, bits: Any, signed: Any) -> Quantized:
+        pre_threshold = self.pre_scaling_impl(x.astype(jnp.float32), bits, signed)
+        return self._decoupled(x, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed))
 
 
 class TruncScaling(Protocol):
@@ -455,20 +327,19 @@ class TruncIntQuant(Component):
         )
 
     def __call__(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, input_bit_width: Any, signed: bool
-    ) -> QuantResult:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, input_bit_width: Any, signed: bool
+    ) -> Quantized:
         """`x` requantized; scale and zero point float32."""
         x = check.float_input(x, "TruncIntQuant")
         x32 = x.astype(jnp.float32)
-        bits = self.bit_width_impl()
-        q = round_ste(divide(x32, scale) + zero_point)
-        divisor = self.trunc_scaling_impl(q, input_bit_width, bits, signed)
-        q = self.tensor_clamp_impl(
-            self.float_to_int_impl(divide(q, divisor)),
-            min_val=int_range.min_int(signed, self.narrow_range, bits),
-            max_val=int_range.max_int(signed, self.narrow_range, bits),
-        )
-        out_scale, out_zero = scale * divisor, divide(jnp.asarray(zero_point, jnp.float32), divisor)
-        value = ((q - out_zero) * out_scale).astype(x.dtype)
+        grid = IntGrid(self.bit_width_impl(), signed, self.narrow_range)
+        q = divide(x32, scale)
+        q = round_ste(q if zero_point is None else q + zero_point)
+        divisor = self.trunc_scaling_impl(q, input_bit_width, grid.bit_width, signed)
+        low, high = grid.bounds
+        q = self.tensor_clamp_impl(self.float_to_int_impl(divide(q, divisor)), min_val=low, max_val=high)
+        out_scale = scale * divisor
+        out_zero = None if zero_point is None else divide(jnp.asarray(zero_point, jnp.float32), divisor)
+        value = ((q if out_zero is None else q - out_zero) * out_scale).astype(x.dtype)
         value = value if self.delay is None else self.delay(x, value)
-        return QuantResult(value, out_scale, out_zero, bits)
+        return Quantized(value, out_scale, out_zero, grid)

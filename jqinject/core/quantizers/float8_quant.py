@@ -15,7 +15,6 @@ from jqinject.core._protocols import Scaling, View, groups_of, scale_dtype
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.int_quant import MinifloatGrid
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import (
     float8_dtype,
@@ -24,7 +23,7 @@ from jqinject.ops.float8_cast import (
     quantize_by_factor,
     quantize_float8,
 )
-from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import FloatQuantTensor
 
@@ -58,11 +57,10 @@ class Float8QuantResult:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.scale, self.zero_point, self.bit_width))
 
-    def quant_tensor(self, *, signed: bool, training: bool) -> FloatQuantTensor:
+    def quant_tensor(self, *, training: bool) -> FloatQuantTensor:
         """The tensor that flows between layers.
 
         Args:
-            signed: unused: floats have a sign.
             training: whether it was quantized in training mode.
         """
         return FloatQuantTensor(self.value, self.scale, self.q_dtype, training, self.payload)
@@ -77,7 +75,7 @@ class Float8Quant(Component):
     stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
 
     Args:
-        scaling_impl: the scale: `DelayedScaling`, `CurrentScaling`, or any other scaling component.
+        scaling_impl: the scale: `AmaxScaling`, or any other scaling component.
         q_dtype: dtype of the payload, one of the four 8-bit floats.
         dq_dtype: dtype of `y`; None means that of `x`.
         input_view_impl: applied to `x` first; None for no view.
@@ -91,8 +89,8 @@ class Float8Quant(Component):
     Source: Flax's `fp8_ops`.
 
     Example:
-        >>> from jqinject.core import CurrentScaling
-        >>> quant = Float8Quant(CurrentScaling(), jnp.float8_e4m3fn)
+        >>> from jqinject.core import AmaxScaling
+        >>> quant = Float8Quant(AmaxScaling(delayed=False), jnp.float8_e4m3fn)
         >>> value, scale, zero_point, bit_width = quant(jnp.array([448.0, 17.0]))
         >>> value, float(scale), bit_width
         (Array([448.,  16.], dtype=float32), 1.0, 8)
@@ -132,9 +130,9 @@ class Float8Quant(Component):
             )
 
     @property
-    def format(self) -> FloatFormat:
+    def format(self) -> FloatGrid:
         """The format of `q_dtype`."""
-        return FloatFormat.of_dtype(self.q_dtype)
+        return FloatGrid.of_dtype(self.q_dtype)
 
     @property
     def groups(self) -> tuple[int, int] | None:
@@ -161,15 +159,15 @@ class Float8Quant(Component):
         return Float8QuantResult(value, divide(1.0, factor), self.q_dtype, payload)
 
     def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> Float8QuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         return self._quantized(self.input_view_impl(check.float_input(x, "Float8Quant")), scale)
 
     @property
-    def grid(self) -> MinifloatGrid:
+    def grid(self) -> FloatGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return MinifloatGrid(self.format, np.dtype(np.float32))
+        return self.format
 
     def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
         scale = jax.lax.stop_gradient(scale)

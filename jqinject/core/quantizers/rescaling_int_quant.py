@@ -1,71 +1,101 @@
-"""Quantizers to integers, to two and to three values.
-
-Integer quantization whose scale, zero point and bit width come from components.
-
-Quantization to two values.
-
-Quantization to three values.
-"""
+"""Quantizers to integers, to two and to three values."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jqinject.core import check
 from jqinject.core._protocols import (
     BitWidth,
     Clamp,
     IntQuantizer,
     IntScalingImpl,
     Scaling,
-    Settles,
+    View,
     ZeroPoint,
     class_fact,
-    groups_of,
-    has_zero_point,
     is_nearest,
-    scale_dtype,
-    searches,
 )
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.clamp import TensorClamp
-from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.int_quant import (
-    DelayWrapper,
-    IntegerGrid,
-    IntQuant,
-    QuantResult,
-    ResultWithPayload,
-    TableGrid,
-    delay_of,
-)
-from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
-from jqinject.ops.codebook import Codebook
-from jqinject.ops.fake_quant import known_zero
+from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.component import set_given
+from jqinject.core.quantizers.int_quant import IntQuant
+from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, Quantized, Quantizer, delay_of
+from jqinject.ops.fake_quant import Offset
+from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
 
 
 @lru_cache(maxsize=1024)
-def _constant(bit_width: BitWidth) -> Any:
-    """The bit width of a constant component."""
-    return bit_width()
+def _constant(component: Any, *arguments: Any) -> Any:
+    """The number of a constant component."""
+    return component(*arguments)
+
+
+def _number(component: Any, *arguments: Any) -> Any:
+    """The number that a component gives, looked up if it is constant."""
+    constant = class_fact(type(component), "is_constant") and all(isinstance(a, int) for a in arguments)
+    return (_constant if constant else _called)(component, *arguments)
+
+
+def _called(component: Any, *arguments: Any) -> Any:
+    return component(*arguments)
 
 
 @lru_cache(maxsize=1024)
-def _constants(bit_width: BitWidth, steps: IntScalingImpl) -> tuple[Any, Any]:
-    """Bit width and integer steps of constant components."""
-    bits = bit_width()
-    return bits, steps(bits)
+def _int_grid(int_quant: IntQuantizer, bit_width: int) -> IntGrid:
+    """The grid of a stateless `int_quant`; one of a user's own says its range alone."""
+    signed = bool(int_quant.min_int(bit_width) < 0)
+    return IntGrid(bit_width, signed, bool(getattr(int_quant, "narrow_range", False)))
 
 
-@checked_arguments
-class RescalingIntQuant(Component):
+def int_grid(int_quant: IntQuantizer, bit_width: Any) -> IntGrid:
+    """The integers of an `int_quant` of so many bits.
+
+    Args:
+        int_quant: rounds and clamps.
+        bit_width: an int, or an array if learned.
+    """
+    if isinstance(bit_width, int):
+        return _int_grid(int_quant, bit_width)
+    return IntGrid(bit_width, _int_grid(int_quant, 8).signed, getattr(int_quant, "narrow_range", False))
+
+
+class _RoundedByIntQuant(Quantizer):
+    """Abstract: a quantizer whose `int_quant` rounds, to as many bits as its `bit_width_impl` says."""
+
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+
+    @property
+    def input_view_impl(self) -> View:  # type: ignore[override]
+        """The view of an `IntQuant`; one of a user's own views the tensor itself."""
+        return self.int_quant.input_view_impl if isinstance(self.int_quant, IntQuant) else Identity()
+
+    @property
+    def is_nearest(self) -> bool:
+        """See `int_quant`."""
+        return is_nearest(self.int_quant)
+
+    def _grid(self) -> IntGrid:
+        return int_grid(self.int_quant, _number(self.bit_width_impl))
+
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends | None, grid: IntGrid, keep: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        if isinstance(self.int_quant, IntQuant):
+            return self.int_quant.rounded(x, scale, zero_point, ends, grid.bit_width, keep)
+        zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
+        return self.int_quant(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
+
+
+@dataclass(eq=False, repr=False)
+class RescalingIntQuant(_RoundedByIntQuant):
     """Integer quantization whose scale, zero point and bit width come from components.
 
     `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
@@ -102,135 +132,21 @@ class RescalingIntQuant(Component):
     int_scaling_impl: IntScalingImpl
     zero_point_impl: ZeroPoint
     bit_width_impl: BitWidth
-    searches: bool = False
 
-    def __init__(
-        self,
-        int_quant: IntQuantizer,
-        scaling_impl: Scaling,
-        int_scaling_impl: IntScalingImpl,
-        zero_point_impl: ZeroPoint,
-        bit_width_impl: BitWidth,
-    ) -> None:
-        assign(
-            self,
-            int_quant=int_quant,
-            scaling_impl=scaling_impl,
-            int_scaling_impl=int_scaling_impl,
-            zero_point_impl=zero_point_impl,
-            bit_width_impl=bit_width_impl,
-        )
-        set_given(self, searches=searches(scaling_impl) or searches(zero_point_impl))
+    def _threshold(self, grid: IntGrid) -> Any:
+        return _number(self.int_scaling_impl, grid.bit_width)
 
     @property
-    def has_zero_point(self) -> bool:
-        """See `zero_point_impl`."""
-        return has_zero_point(self.zero_point_impl)
-
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
-
-    @property
-    def groups(self) -> tuple[int, int] | None:
-        """The groups of `int_quant`."""
-        return groups_of(self.int_quant)
-
-    @property
-    def is_nearest(self) -> bool:
-        """See `int_quant`."""
-        return is_nearest(self.int_quant)
-
-    def __call__(self, x: jax.Array) -> QuantResult:
-        """`x` quantized; scale and zero point float32."""
-        return self._quantized(x, keep=False)
-
-    def keeping_payload(self, x: jax.Array) -> QuantResult:
-        """Like a call; the result also has the integers."""
-        return self._quantized(x, keep=True)
-
-    def _quantized(self, x: jax.Array, keep: bool) -> QuantResult:
-        if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
-            x = check.float_input(x, "RescalingIntQuant")
-        x32 = x.astype(jnp.float32)
-        bit_width, threshold = self._bits()
-        scale, zero_point = self._measured(x32, bit_width, threshold)
-        if isinstance(self.int_quant, IntQuant):
-            scale, zero_point = self.int_quant.beside(x32, scale, zero_point)
-            if keep:
-                value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x)
-                return ResultWithPayload.of(value, scale, zero_point, bit_width, payload)
-            return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
-        value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
-        return QuantResult(value, scale, zero_point, bit_width)
-
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
-        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        x, bit_width = check.float_input(x, "RescalingIntQuant"), self._bits()[0]
-        payload = None
-        if keep and isinstance(self.int_quant, IntQuant):
-            value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x)
-        else:
-            value = self.int_quant(scale, zero_point, bit_width, x)
-        return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
-
-    @property
-    def grid(self) -> IntegerGrid | None:
+    def grid(self) -> IntGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
             return None
-        bits = self._bits()[0]
-        low, high = self.int_quant.min_int(bits), self.int_quant.max_int(bits)
-        return IntegerGrid(float(low), float(high), not self.has_zero_point, None, divides=True)
-
-    def _bits(self) -> tuple[Any, Any]:
-        """Bit width, and the number of integer steps."""
-        width, steps = self.bit_width_impl, self.int_scaling_impl
-        if class_fact(type(width), "is_constant") and class_fact(type(steps), "is_constant"):
-            return _constants(width, steps)
-        bits = width()
-        return bits, steps(bits)
-
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> QuantResult:
-        """`x` quantized with the scale made from `statistic`; the zero point is not searched.
-
-        Args:
-            x: float32.
-            statistic: replaces the searched one.
-        """
-        _, threshold = self._bits()
-        scale = scale_of(self.scaling_impl, x, threshold, Candidate(statistic))
-        return self.try_zero_point(x, scale, None)
-
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> QuantResult:
-        """`x` quantized with the zero point made from `statistic`.
-
-        Args:
-            x: float32.
-            scale: the scale.
-            statistic: replaces the searched one; None for the start of the search.
-        """
-        bit_width = self.bit_width_impl()
-        zero_point = zero_point_of(self.zero_point_impl, x, scale, bit_width, Candidate(statistic))
-        return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
-
-    def _measured(self, x: jax.Array, bit_width: Any, threshold: Any) -> tuple[jax.Array, jax.Array]:
-        """Scale and zero point."""
-        scaling, zero_point = self.scaling_impl, self.zero_point_impl
-        if not self.searches:
-            scale = scaling(x, threshold)
-            is_zero = class_fact(type(zero_point), "has_zero_point") is False
-            return scale, known_zero() if is_zero else zero_point(x, scale, bit_width)
-        scale = scale_of(scaling, x, threshold, Search(self))
-        tried = scale
-        if x.size and searches(zero_point) and isinstance(scaling, Settles):
-            tried = scaling.settle(scale, threshold)
-        return scale, zero_point_of(zero_point, x, scale, bit_width, Search(self, tried))
+        grid = self._grid()
+        return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
 
 
-@checked_arguments
-class PrescaledRestrictIntQuant(Component):
+@dataclass(eq=False, repr=False)
+class PrescaledRestrictIntQuant(_RoundedByIntQuant):
     """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
     weight scale.
 
@@ -248,23 +164,14 @@ class PrescaledRestrictIntQuant(Component):
         Array([ 0.25, -0.25], dtype=float32)
     """
 
-    has_zero_point = False
     int_quant: IntQuantizer
     bit_width_impl: BitWidth
+    has_zero_point = False
+    scale_dtype = None
 
-    def __init__(self, int_quant: IntQuantizer, bit_width_impl: BitWidth) -> None:
-        assign(self, int_quant=int_quant, bit_width_impl=bit_width_impl)
-
-    def __call__(self, x: jax.Array, scale: jax.Array) -> QuantResult:
-        """`x` quantized by `scale`; zero point float32."""
-        if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
-            x = check.float_input(x, "PrescaledRestrictIntQuant")
-        scale = jnp.asarray(scale).astype(jnp.float32)
-        width = self.bit_width_impl
-        bit_width = _constant(width) if class_fact(type(width), "is_constant") else width()
-        zero_point = known_zero()
-        value = self.int_quant(scale, zero_point, bit_width, x).astype(x.dtype)
-        return QuantResult(value, scale, zero_point, bit_width)
+    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:
+        """`x` quantized by `scale`."""
+        return self.by_scale(x, jnp.asarray(scale).astype(jnp.float32))
 
 
 def _require_signed(signed: bool, where: str) -> None:
@@ -272,8 +179,31 @@ def _require_signed(signed: bool, where: str) -> None:
         raise ValueError(f"{where} quantizes to -scale and +scale: it needs signed=True, got {signed!r}.")
 
 
+class _SignQuant(Quantizer):
+    """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
+
+    bits: int = 1
+    delay: DelayWrapper | None = None
+
+    def _grid(self) -> IntGrid:
+        return IntGrid(self.bits)
+
+    def _measure(self, x: jax.Array, grid: IntGrid) -> tuple[jax.Array, None, None]:
+        return self.scaling_impl(x), None, None
+
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """-1, 0 and 1, float32."""
+        raise NotImplementedError
+
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends | None, grid: IntGrid, keep: bool
+    ) -> tuple[jax.Array, None]:
+        y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
+        return y if self.delay is None else self.delay(x, y), None
+
+
 @checked_arguments
-class BinaryQuant(Component):
+class BinaryQuant(_SignQuant):
     """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
 
     Differs from Brevitas: nan stays nan (there: -scale).
@@ -293,43 +223,22 @@ class BinaryQuant(Component):
         Array([ 0.5, -0.5,  0.5], dtype=float32)
     """
 
-    has_zero_point = False
-    delay: DelayWrapper | None = None
-
     def __init__(self, scaling_impl: Scaling, signed: bool = True, quant_delay_steps: int | None = 0) -> None:
-        _require_signed(signed, "BinaryQuant")
+        _require_signed(signed, type(self).__name__)
         self.scaling_impl = scaling_impl
-        set_given(self, delay=delay_of(quant_delay_steps, "BinaryQuant"))
-
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
-
-    def __call__(self, x: jax.Array) -> QuantResult:
-        """`x` quantized; zero point 0, bit width 1."""
-        x = check.float_input(x, "BinaryQuant")
-        x32 = x.astype(jnp.float32)
-        scale = self.scaling_impl(x32)
-        return QuantResult(self._rounded(x, scale), scale, known_zero(), 1)
-
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
-        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        x = check.float_input(x, "BinaryQuant")
-        return QuantResult(self._rounded(x, scale), scale, known_zero(), 1)
+        set_given(self, delay=delay_of(quant_delay_steps, type(self).__name__))
 
     @property
     def grid(self) -> TableGrid:
-        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(Codebook((-1.0, 1.0)))
+        """The numbers at scale 1 that it rounds to nearest on."""
+        return TableGrid((-1.0, 1.0))
 
-    def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        y = (binary_sign_ste(x.astype(jnp.float32)) * scale).astype(x.dtype)
-        return y if self.delay is None else self.delay(x, y)
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return binary_sign_ste(x)
 
 
 @checked_arguments
-class ClampedBinaryQuant(Component):
+class ClampedBinaryQuant(_SignQuant):
     """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
 
     Differs from Brevitas: nan stays nan (there: -scale).
@@ -351,8 +260,7 @@ class ClampedBinaryQuant(Component):
         Array([0.5, 0. , 0. ], dtype=float32)
     """
 
-    has_zero_point = False
-    delay: DelayWrapper | None = None
+    tensor_clamp_impl: Clamp = TensorClamp()
 
     def __init__(
         self,
@@ -361,29 +269,17 @@ class ClampedBinaryQuant(Component):
         signed: bool = True,
         quant_delay_steps: int | None = 0,
     ) -> None:
-        _require_signed(signed, "ClampedBinaryQuant")
+        _require_signed(signed, type(self).__name__)
         self.scaling_impl = scaling_impl
-        self.tensor_clamp_impl = tensor_clamp_impl or TensorClamp()
-        set_given(self, delay=delay_of(quant_delay_steps, "ClampedBinaryQuant"))
+        delay = delay_of(quant_delay_steps, type(self).__name__)
+        set_given(self, tensor_clamp_impl=tensor_clamp_impl, delay=delay)
 
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
-
-    def __call__(self, x: jax.Array) -> QuantResult:
-        """`x` quantized; zero point 0, bit width 1."""
-        x = check.float_input(x, "ClampedBinaryQuant")
-        x32 = x.astype(jnp.float32)
-        scale = self.scaling_impl(x32)
-        y = (binary_sign_ste(self.tensor_clamp_impl(x32, -scale, scale)) * scale).astype(x.dtype)
-        if self.delay is not None:
-            y = self.delay(x, y)
-        return QuantResult(y, scale, known_zero(), 1)
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return binary_sign_ste(self.tensor_clamp_impl(x, -scale, scale))
 
 
 @checked_arguments
-class TernaryQuant(Component):
+class TernaryQuant(_SignQuant):
     """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is nonzero.
 
     Args:
@@ -401,8 +297,7 @@ class TernaryQuant(Component):
         Array([ 0., -1.,  1.], dtype=float32)
     """
 
-    has_zero_point = False
-    delay: DelayWrapper | None = None
+    bits = 2
 
     def __init__(self, scaling_impl: Scaling, threshold: float, quant_delay_steps: int | None = None) -> None:
         if not math.isfinite(threshold) or threshold < 0:
@@ -414,28 +309,10 @@ class TernaryQuant(Component):
         set_given(self, delay=delay_of(quant_delay_steps, "TernaryQuant"))
 
     @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
-
-    def __call__(self, x: jax.Array) -> QuantResult:
-        """`x` quantized; zero point 0, bit width 2."""
-        x = check.float_input(x, "TernaryQuant")
-        scale = self.scaling_impl(x.astype(jnp.float32))
-        return QuantResult(self._rounded(x, scale), scale, known_zero(), 2)
-
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
-        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        x = check.float_input(x, "TernaryQuant")
-        return QuantResult(self._rounded(x, scale), scale, known_zero(), 2)
-
-    @property
     def grid(self) -> TableGrid:
-        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(Codebook((-1.0, 0.0, 1.0)))
+        """The numbers at scale 1 that it rounds to nearest on."""
+        return TableGrid((-1.0, 0.0, 1.0))
 
-    def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        mask = (jnp.abs(x32) > self.threshold * scale).astype(jnp.float32)
-        y = (mask * ternary_sign_ste(x32) * scale).astype(x.dtype)
-        return y if self.delay is None else self.delay(x, y)
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        mask = (jnp.abs(x) > self.threshold * scale).astype(jnp.float32)
+        return mask * ternary_sign_ste(x)

@@ -7,7 +7,6 @@ Scales computed from the given tensor at every call, in training and evaluation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,8 +15,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import assign
+from jqinject.core.component import assign, component
 from jqinject.core.memory.memory import Broadcastable, Dynamic, initial_number, taken
 from jqinject.core.scaling.rule import FloatRestrictValue, MemoryScaling
 from jqinject.ops.groups import block_of
@@ -43,8 +41,7 @@ class _InitialScaling(MemoryScaling):
         self.begin(arguments, stored)
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class ConstScaling(_InitialScaling):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
@@ -72,8 +69,7 @@ class ConstScaling(_InitialScaling):
     scaling_min_val: float | None = None
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class ParameterScaling(_InitialScaling):
     """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
 
@@ -110,8 +106,7 @@ class ParameterScaling(_InitialScaling):
     scaling_min_val: float | None = None
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class RuntimeDynamicStatsScaling(MemoryScaling, Dynamic):
     """The statistic of the given tensor: `s = restrict(stat(view(x))) / threshold`. No state.
 
@@ -142,8 +137,7 @@ class RuntimeDynamicStatsScaling(MemoryScaling, Dynamic):
     dynamic_scaling_broadcastable_fn: Broadcastable | None = None
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class RuntimeDynamicGroupStatsScaling(MemoryScaling, Dynamic):
     """A scale for each group of the given tensor: `s = restrict(stat(groups(x))) / threshold`. No state.
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -33,8 +32,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import set_given
+from jqinject.core.component import component, set_given
 from jqinject.core.memory.memory import Number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.scaling.rule import MemoryScaling
@@ -44,8 +42,7 @@ from jqinject.ops.clamp import choose
 from jqinject.ops.ste import with_gradient_of
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class StatsFromParameterScaling(MemoryScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
@@ -104,8 +101,7 @@ class ParameterFromStatsFromParameterScaling(StatsFromParameterScaling):
     kind = "filled"
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class RuntimeStatsScaling(MemoryScaling):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) / threshold`.
 
@@ -166,8 +162,7 @@ class _CollectedScaling(MemoryScaling):
         return choose(due, self.rule.scale(Number(stored=self.value.get_value()), threshold), scale)
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class ParameterFromRuntimeStatsScaling(_CollectedScaling):
     """A scale that is first collected from statistics, then learned.
 
@@ -248,8 +243,7 @@ def _root(number: Any) -> Any:
     return jax.lax.stop_gradient(jnp.sqrt(number))
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class LearnedStepScaling(_LearnedStep):
     """A learned step, `s = restrict(value)`, with LSQ's start and LSQ's gradient.
 
@@ -305,8 +299,7 @@ class LearnedStepScaling(_LearnedStep):
         return max(sum(sizes), 1) / max(self.value.get_value().size, 1)
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
     """A learned step of activations, with LSQ's start and LSQ's gradient.
 

@@ -18,7 +18,6 @@ Scales of blocks in two levels, from the given tensor at every call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -27,11 +26,11 @@ import numpy as np
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign
+from jqinject.core.component import Component, assign, component
 from jqinject.core.memory.memory import Dynamic, taken
 from jqinject.core.views import GroupingView
-from jqinject.ops.float_grid import to_float_grid
 from jqinject.ops.groups import block_of, elements_axis
+from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
@@ -287,8 +286,7 @@ class Candidates(NamedTuple):
     shared: jax.Array
 
 
-@checked_arguments
-@dataclass(eq=False, repr=False)
+@component
 class RuntimeDynamicTwoLevelScaling(Dynamic):
     """A scale for each block of the given tensor: a minifloat, times a float32 number that all share. No state.
 

@@ -121,7 +121,7 @@ class OperandProxy(InnerModule):
             return x
         if not self.contracts_payload:
             return quantizer(x).value
-        return quantizer.keeping_payload(x).quant_tensor(signed=True, training=False)
+        return quantizer.keeping_payload(x).quant_tensor(training=False)
 
 
 @lru_cache(maxsize=512)

@@ -18,7 +18,7 @@ from flax import nnx
 
 from jqinject.core import GradSlot, StaticRange
 from jqinject.core._protocols import collects_in_steps
-from jqinject.core.quantizers.int_quant import DelayWrapper
+from jqinject.core.quantizers.quantizer import DelayWrapper
 from jqinject.core.state import QuantParam, warn_of_unheard
 from jqinject.inject import Binding
 from jqinject.ops.clamp import known_zeros

@@ -27,7 +27,7 @@ from jqinject.quant import (
     ShiftedUint8DynamicActPerRowFloat,
     ShiftedUint8DynamicActPerTensorFloat,
 )
-from jqinject.quant.minifloat.nvfp4 import Fp8e4m3Scales
+from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 LARGEST = 448.0

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling, GradStat, QuantParam, QuantStat, StaticRange
+from jqinject.core import AmaxScaling, GradStat, QuantParam, QuantStat, StaticRange
 from jqinject.core.memory.memory import Memory
 from jqinject.core.state import state_parts
 from jqinject.ops.processes import on_host
@@ -56,11 +56,7 @@ def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
     nodes = [(path, node) for path, node in nnx.iter_graph(quantizer, graph=True)]
     for path, node in nodes:
         if isinstance(node, AmaxScaling):
-            yield History(
-                slot, ".".join(map(str, (*path, "amax_history"))), "steps", _steps(node.amax_history)
-            )
-        elif isinstance(node, AmaxHistory) and isinstance(node, nnx.Module):
-            yield History(slot, ".".join(map(str, path)), "steps", _steps(node))
+            yield History(slot, ".".join(map(str, (*path, "amax_history"))), "steps", _steps(node))
     placeholders = tuple(_placeholders(nodes))
     for path, node in nodes:
         unfilled = any(path[: len(above)] == above for above in placeholders)
@@ -91,10 +87,10 @@ def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-def _steps(history: AmaxHistory) -> tuple[float, ...]:
+def _steps(scaling: AmaxScaling) -> tuple[float, ...]:
     """The largest amax of each step, oldest first, without the leading zeros of steps not yet taken."""
-    held = on_host(history.amax_history.get_value()).astype(np.float64)
-    axis = held.ndim - 1 - len(history.amax_shape)
+    held = on_host(scaling.amax_history.get_value()).astype(np.float64)
+    axis = held.ndim - 1 - scaling.history.rank
     steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)
     largest = np.roll(steps.max(axis=1, initial=0.0), -1)  # element 0 is the newest, element 1 the oldest
     return tuple(np.trim_zeros(largest, "f").tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.core.memory.memory import Memory
 from jqinject.core.state import kind_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 
@@ -23,11 +24,11 @@ STORED_SCALES = ("scale", "committed_scale")
 COUNTERS = ("counter", "count", "countdown")
 
 
-@runtime_checkable
-class StoresScale(Protocol):
-    """A component of scales that says how its stored scales are read."""
-
-    restrict_scaling_impl: Any
+def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
+    """The components that store scales, and how these are restricted."""
+    for path, node in index.places:
+        if isinstance(node, Memory) and node.rule is not None:
+            yield path, node.rule.restrict_scaling_impl
 
 
 def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
@@ -78,8 +79,8 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
     """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
     learned = {
         (*path, LEARNED)
-        for path, node in index.places
-        if isinstance(node, StoresScale) and isinstance(node.restrict_scaling_impl, FloatRestrictValue)
+        for path, restriction in _scalings(index)
+        if isinstance(restriction, FloatRestrictValue)
     }
     return [
         path
@@ -92,11 +93,9 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
 
 def _scales(index: ModelIndex) -> Iterator[Path]:
     """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
-    for path, node in index.places:
-        if not isinstance(node, StoresScale):
-            continue
-        whole = isinstance(node.restrict_scaling_impl, IntRestrictValue)
-        if whole or isinstance(node.restrict_scaling_impl, FloatRestrictValue):
+    for path, restriction in _scalings(index):
+        whole = isinstance(restriction, IntRestrictValue)
+        if whole or isinstance(restriction, FloatRestrictValue):
             yield from ((*path, RECORD, name) for name in COLLECTED)
         if whole:
             yield (*path, LEARNED)
@@ -104,10 +103,8 @@ def _scales(index: ModelIndex) -> Iterator[Path]:
 
 def _divisors(index: ModelIndex) -> Iterator[Path]:
     """Paths of stored scales that are bounded away from 0 before they are stored, and not stored as logarithms."""
-    for path, node in index.places:
-        if isinstance(node, StoresScale) and isinstance(
-            node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
-        ):
+    for path, restriction in _scalings(index):
+        if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
             yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
 
 

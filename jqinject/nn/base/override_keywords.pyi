@@ -53,10 +53,8 @@ class InputActNames(TypedDict, total=False):
     input_about_mean: bool
     input_affine_rescaling: bool
     input_amax_compute_algo: Literal["max", "most_recent"]
-    input_amax_history: Component
     input_amax_history_length: int
     input_amax_of_gradient: bool
-    input_amax_shape: tuple[int, ...]
     input_averaging_impl: Component
     input_axis_name: AxisName
     input_batch_axes: tuple[int, ...]
@@ -79,6 +77,7 @@ class InputActNames(TypedDict, total=False):
     input_collected_range: float | None
     input_collected_zero_point: float | None
     input_compute_max_mantissa: Component
+    input_delayed: bool
     input_dq_dtype: DType
     input_dynamic_scaling_broadcastable_fn: Component
     input_exponent_bias: int
@@ -209,10 +208,8 @@ class OutputActNames(TypedDict, total=False):
     output_about_mean: bool
     output_affine_rescaling: bool
     output_amax_compute_algo: Literal["max", "most_recent"]
-    output_amax_history: Component
     output_amax_history_length: int
     output_amax_of_gradient: bool
-    output_amax_shape: tuple[int, ...]
     output_averaging_impl: Component
     output_axis_name: AxisName
     output_batch_axes: tuple[int, ...]
@@ -235,6 +232,7 @@ class OutputActNames(TypedDict, total=False):
     output_collected_range: float | None
     output_collected_zero_point: float | None
     output_compute_max_mantissa: Component
+    output_delayed: bool
     output_dq_dtype: DType
     output_dynamic_scaling_broadcastable_fn: Component
     output_exponent_bias: int
@@ -365,10 +363,8 @@ class GradGradNames(TypedDict, total=False):
     grad_about_mean: bool
     grad_affine_rescaling: bool
     grad_amax_compute_algo: Literal["max", "most_recent"]
-    grad_amax_history: Component
     grad_amax_history_length: int
     grad_amax_of_gradient: bool
-    grad_amax_shape: tuple[int, ...]
     grad_axis_name: AxisName
     grad_bipolar_search: bool
     grad_bit_width: int
@@ -381,6 +377,7 @@ class GradGradNames(TypedDict, total=False):
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
+    grad_delayed: bool
     grad_dq_dtype: DType
     grad_dynamic_scaling_broadcastable_fn: Component
     grad_exponent_bias: int
@@ -477,10 +474,8 @@ class ActNames(TypedDict, total=False):
     about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
-    amax_history: Component
     amax_history_length: int
     amax_of_gradient: bool
-    amax_shape: tuple[int, ...]
     averaging_impl: Component
     axis_name: AxisName
     batch_axes: tuple[int, ...]
@@ -503,6 +498,7 @@ class ActNames(TypedDict, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
     exponent_bias: int
@@ -635,10 +631,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_accumulator_bit_width_impl: Component
     weight_affine_rescaling: bool
     weight_amax_compute_algo: Literal["max", "most_recent"]
-    weight_amax_history: Component
     weight_amax_history_length: int
     weight_amax_of_gradient: bool
-    weight_amax_shape: tuple[int, ...]
     weight_averaging_impl: Component
     weight_axis_name: AxisName
     weight_batch_axes: tuple[int, ...]
@@ -658,6 +652,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_codebook: Any
     weight_compute_max_mantissa: Component
     weight_decoupled_int_quant: Component
+    weight_delayed: bool
     weight_dq_dtype: DType
     weight_expanded_groupwise_shape: tuple[int, ...]
     weight_exponent_bias: int
@@ -791,7 +786,6 @@ class WeightWeightNames(TypedDict, total=False):
     weight_trust: float
     weight_trust_steps: float
     weight_upstream_shape: tuple[int, ...]
-    weight_weight_ndims: int
     weight_zero_point_affine_rescaling_init: float | None
     weight_zero_point_affine_shifting_init: float | None
     weight_zero_point_impl: Component
@@ -877,10 +871,8 @@ class IoActNames(TypedDict, total=False):
     io_about_mean: bool
     io_affine_rescaling: bool
     io_amax_compute_algo: Literal["max", "most_recent"]
-    io_amax_history: Component
     io_amax_history_length: int
     io_amax_of_gradient: bool
-    io_amax_shape: tuple[int, ...]
     io_averaging_impl: Component
     io_axis_name: AxisName
     io_batch_axes: tuple[int, ...]
@@ -903,6 +895,7 @@ class IoActNames(TypedDict, total=False):
     io_collected_range: float | None
     io_collected_zero_point: float | None
     io_compute_max_mantissa: Component
+    io_delayed: bool
     io_dq_dtype: DType
     io_dynamic_scaling_broadcastable_fn: Component
     io_exponent_bias: int
@@ -1033,10 +1026,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_about_mean: bool
     gate_acc_affine_rescaling: bool
     gate_acc_amax_compute_algo: Literal["max", "most_recent"]
-    gate_acc_amax_history: Component
     gate_acc_amax_history_length: int
     gate_acc_amax_of_gradient: bool
-    gate_acc_amax_shape: tuple[int, ...]
     gate_acc_averaging_impl: Component
     gate_acc_axis_name: AxisName
     gate_acc_batch_axes: tuple[int, ...]
@@ -1059,6 +1050,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_collected_range: float | None
     gate_acc_collected_zero_point: float | None
     gate_acc_compute_max_mantissa: Component
+    gate_acc_delayed: bool
     gate_acc_dq_dtype: DType
     gate_acc_dynamic_scaling_broadcastable_fn: Component
     gate_acc_exponent_bias: int
@@ -1189,10 +1181,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_about_mean: bool
     sigmoid_affine_rescaling: bool
     sigmoid_amax_compute_algo: Literal["max", "most_recent"]
-    sigmoid_amax_history: Component
     sigmoid_amax_history_length: int
     sigmoid_amax_of_gradient: bool
-    sigmoid_amax_shape: tuple[int, ...]
     sigmoid_averaging_impl: Component
     sigmoid_axis_name: AxisName
     sigmoid_batch_axes: tuple[int, ...]
@@ -1215,6 +1205,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_collected_range: float | None
     sigmoid_collected_zero_point: float | None
     sigmoid_compute_max_mantissa: Component
+    sigmoid_delayed: bool
     sigmoid_dq_dtype: DType
     sigmoid_dynamic_scaling_broadcastable_fn: Component
     sigmoid_exponent_bias: int
@@ -1345,10 +1336,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_about_mean: bool
     tanh_affine_rescaling: bool
     tanh_amax_compute_algo: Literal["max", "most_recent"]
-    tanh_amax_history: Component
     tanh_amax_history_length: int
     tanh_amax_of_gradient: bool
-    tanh_amax_shape: tuple[int, ...]
     tanh_averaging_impl: Component
     tanh_axis_name: AxisName
     tanh_batch_axes: tuple[int, ...]
@@ -1371,6 +1360,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_collected_range: float | None
     tanh_collected_zero_point: float | None
     tanh_compute_max_mantissa: Component
+    tanh_delayed: bool
     tanh_dq_dtype: DType
     tanh_dynamic_scaling_broadcastable_fn: Component
     tanh_exponent_bias: int
@@ -1501,10 +1491,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_about_mean: bool
     cell_state_affine_rescaling: bool
     cell_state_amax_compute_algo: Literal["max", "most_recent"]
-    cell_state_amax_history: Component
     cell_state_amax_history_length: int
     cell_state_amax_of_gradient: bool
-    cell_state_amax_shape: tuple[int, ...]
     cell_state_averaging_impl: Component
     cell_state_axis_name: AxisName
     cell_state_batch_axes: tuple[int, ...]
@@ -1527,6 +1515,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_collected_range: float | None
     cell_state_collected_zero_point: float | None
     cell_state_compute_max_mantissa: Component
+    cell_state_delayed: bool
     cell_state_dq_dtype: DType
     cell_state_dynamic_scaling_broadcastable_fn: Component
     cell_state_exponent_bias: int
@@ -1657,10 +1646,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_about_mean: bool
     in_proj_input_affine_rescaling: bool
     in_proj_input_amax_compute_algo: Literal["max", "most_recent"]
-    in_proj_input_amax_history: Component
     in_proj_input_amax_history_length: int
     in_proj_input_amax_of_gradient: bool
-    in_proj_input_amax_shape: tuple[int, ...]
     in_proj_input_averaging_impl: Component
     in_proj_input_axis_name: AxisName
     in_proj_input_batch_axes: tuple[int, ...]
@@ -1683,6 +1670,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_collected_range: float | None
     in_proj_input_collected_zero_point: float | None
     in_proj_input_compute_max_mantissa: Component
+    in_proj_input_delayed: bool
     in_proj_input_dq_dtype: DType
     in_proj_input_dynamic_scaling_broadcastable_fn: Component
     in_proj_input_exponent_bias: int
@@ -1815,10 +1803,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_accumulator_bit_width_impl: Component
     in_proj_weight_affine_rescaling: bool
     in_proj_weight_amax_compute_algo: Literal["max", "most_recent"]
-    in_proj_weight_amax_history: Component
     in_proj_weight_amax_history_length: int
     in_proj_weight_amax_of_gradient: bool
-    in_proj_weight_amax_shape: tuple[int, ...]
     in_proj_weight_averaging_impl: Component
     in_proj_weight_axis_name: AxisName
     in_proj_weight_batch_axes: tuple[int, ...]
@@ -1838,6 +1824,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_codebook: Any
     in_proj_weight_compute_max_mantissa: Component
     in_proj_weight_decoupled_int_quant: Component
+    in_proj_weight_delayed: bool
     in_proj_weight_dq_dtype: DType
     in_proj_weight_expanded_groupwise_shape: tuple[int, ...]
     in_proj_weight_exponent_bias: int
@@ -1971,7 +1958,6 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_trust: float
     in_proj_weight_trust_steps: float
     in_proj_weight_upstream_shape: tuple[int, ...]
-    in_proj_weight_weight_ndims: int
     in_proj_weight_zero_point_affine_rescaling_init: float | None
     in_proj_weight_zero_point_affine_shifting_init: float | None
     in_proj_weight_zero_point_impl: Component
@@ -2057,10 +2043,8 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_about_mean: bool
     in_proj_grad_affine_rescaling: bool
     in_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
-    in_proj_grad_amax_history: Component
     in_proj_grad_amax_history_length: int
     in_proj_grad_amax_of_gradient: bool
-    in_proj_grad_amax_shape: tuple[int, ...]
     in_proj_grad_axis_name: AxisName
     in_proj_grad_bipolar_search: bool
     in_proj_grad_bit_width: int
@@ -2073,6 +2057,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
+    in_proj_grad_delayed: bool
     in_proj_grad_dq_dtype: DType
     in_proj_grad_dynamic_scaling_broadcastable_fn: Component
     in_proj_grad_exponent_bias: int
@@ -2169,10 +2154,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_about_mean: bool
     out_proj_input_affine_rescaling: bool
     out_proj_input_amax_compute_algo: Literal["max", "most_recent"]
-    out_proj_input_amax_history: Component
     out_proj_input_amax_history_length: int
     out_proj_input_amax_of_gradient: bool
-    out_proj_input_amax_shape: tuple[int, ...]
     out_proj_input_averaging_impl: Component
     out_proj_input_axis_name: AxisName
     out_proj_input_batch_axes: tuple[int, ...]
@@ -2195,6 +2178,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_collected_range: float | None
     out_proj_input_collected_zero_point: float | None
     out_proj_input_compute_max_mantissa: Component
+    out_proj_input_delayed: bool
     out_proj_input_dq_dtype: DType
     out_proj_input_dynamic_scaling_broadcastable_fn: Component
     out_proj_input_exponent_bias: int
@@ -2327,10 +2311,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_accumulator_bit_width_impl: Component
     out_proj_weight_affine_rescaling: bool
     out_proj_weight_amax_compute_algo: Literal["max", "most_recent"]
-    out_proj_weight_amax_history: Component
     out_proj_weight_amax_history_length: int
     out_proj_weight_amax_of_gradient: bool
-    out_proj_weight_amax_shape: tuple[int, ...]
     out_proj_weight_averaging_impl: Component
     out_proj_weight_axis_name: AxisName
     out_proj_weight_batch_axes: tuple[int, ...]
@@ -2350,6 +2332,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_codebook: Any
     out_proj_weight_compute_max_mantissa: Component
     out_proj_weight_decoupled_int_quant: Component
+    out_proj_weight_delayed: bool
     out_proj_weight_dq_dtype: DType
     out_proj_weight_expanded_groupwise_shape: tuple[int, ...]
     out_proj_weight_exponent_bias: int
@@ -2483,7 +2466,6 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_trust: float
     out_proj_weight_trust_steps: float
     out_proj_weight_upstream_shape: tuple[int, ...]
-    out_proj_weight_weight_ndims: int
     out_proj_weight_zero_point_affine_rescaling_init: float | None
     out_proj_weight_zero_point_affine_shifting_init: float | None
     out_proj_weight_zero_point_impl: Component
@@ -2569,10 +2551,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_about_mean: bool
     out_proj_output_affine_rescaling: bool
     out_proj_output_amax_compute_algo: Literal["max", "most_recent"]
-    out_proj_output_amax_history: Component
     out_proj_output_amax_history_length: int
     out_proj_output_amax_of_gradient: bool
-    out_proj_output_amax_shape: tuple[int, ...]
     out_proj_output_averaging_impl: Component
     out_proj_output_axis_name: AxisName
     out_proj_output_batch_axes: tuple[int, ...]
@@ -2595,6 +2575,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_collected_range: float | None
     out_proj_output_collected_zero_point: float | None
     out_proj_output_compute_max_mantissa: Component
+    out_proj_output_delayed: bool
     out_proj_output_dq_dtype: DType
     out_proj_output_dynamic_scaling_broadcastable_fn: Component
     out_proj_output_exponent_bias: int
@@ -2725,10 +2706,8 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_about_mean: bool
     out_proj_grad_affine_rescaling: bool
     out_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
-    out_proj_grad_amax_history: Component
     out_proj_grad_amax_history_length: int
     out_proj_grad_amax_of_gradient: bool
-    out_proj_grad_amax_shape: tuple[int, ...]
     out_proj_grad_axis_name: AxisName
     out_proj_grad_bipolar_search: bool
     out_proj_grad_bit_width: int
@@ -2741,6 +2720,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
+    out_proj_grad_delayed: bool
     out_proj_grad_dq_dtype: DType
     out_proj_grad_dynamic_scaling_broadcastable_fn: Component
     out_proj_grad_exponent_bias: int
@@ -2837,10 +2817,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_about_mean: bool
     q_scaled_affine_rescaling: bool
     q_scaled_amax_compute_algo: Literal["max", "most_recent"]
-    q_scaled_amax_history: Component
     q_scaled_amax_history_length: int
     q_scaled_amax_of_gradient: bool
-    q_scaled_amax_shape: tuple[int, ...]
     q_scaled_averaging_impl: Component
     q_scaled_axis_name: AxisName
     q_scaled_batch_axes: tuple[int, ...]
@@ -2863,6 +2841,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_collected_range: float | None
     q_scaled_collected_zero_point: float | None
     q_scaled_compute_max_mantissa: Component
+    q_scaled_delayed: bool
     q_scaled_dq_dtype: DType
     q_scaled_dynamic_scaling_broadcastable_fn: Component
     q_scaled_exponent_bias: int
@@ -2993,10 +2972,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_about_mean: bool
     k_transposed_affine_rescaling: bool
     k_transposed_amax_compute_algo: Literal["max", "most_recent"]
-    k_transposed_amax_history: Component
     k_transposed_amax_history_length: int
     k_transposed_amax_of_gradient: bool
-    k_transposed_amax_shape: tuple[int, ...]
     k_transposed_averaging_impl: Component
     k_transposed_axis_name: AxisName
     k_transposed_batch_axes: tuple[int, ...]
@@ -3019,6 +2996,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_collected_range: float | None
     k_transposed_collected_zero_point: float | None
     k_transposed_compute_max_mantissa: Component
+    k_transposed_delayed: bool
     k_transposed_dq_dtype: DType
     k_transposed_dynamic_scaling_broadcastable_fn: Component
     k_transposed_exponent_bias: int
@@ -3149,10 +3127,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_about_mean: bool
     softmax_input_affine_rescaling: bool
     softmax_input_amax_compute_algo: Literal["max", "most_recent"]
-    softmax_input_amax_history: Component
     softmax_input_amax_history_length: int
     softmax_input_amax_of_gradient: bool
-    softmax_input_amax_shape: tuple[int, ...]
     softmax_input_averaging_impl: Component
     softmax_input_axis_name: AxisName
     softmax_input_batch_axes: tuple[int, ...]
@@ -3175,6 +3151,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_collected_range: float | None
     softmax_input_collected_zero_point: float | None
     softmax_input_compute_max_mantissa: Component
+    softmax_input_delayed: bool
     softmax_input_dq_dtype: DType
     softmax_input_dynamic_scaling_broadcastable_fn: Component
     softmax_input_exponent_bias: int
@@ -3305,10 +3282,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_about_mean: bool
     attn_output_weights_affine_rescaling: bool
     attn_output_weights_amax_compute_algo: Literal["max", "most_recent"]
-    attn_output_weights_amax_history: Component
     attn_output_weights_amax_history_length: int
     attn_output_weights_amax_of_gradient: bool
-    attn_output_weights_amax_shape: tuple[int, ...]
     attn_output_weights_averaging_impl: Component
     attn_output_weights_axis_name: AxisName
     attn_output_weights_batch_axes: tuple[int, ...]
@@ -3331,6 +3306,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_collected_range: float | None
     attn_output_weights_collected_zero_point: float | None
     attn_output_weights_compute_max_mantissa: Component
+    attn_output_weights_delayed: bool
     attn_output_weights_dq_dtype: DType
     attn_output_weights_dynamic_scaling_broadcastable_fn: Component
     attn_output_weights_exponent_bias: int
@@ -3461,10 +3437,8 @@ class VActNames(TypedDict, total=False):
     v_about_mean: bool
     v_affine_rescaling: bool
     v_amax_compute_algo: Literal["max", "most_recent"]
-    v_amax_history: Component
     v_amax_history_length: int
     v_amax_of_gradient: bool
-    v_amax_shape: tuple[int, ...]
     v_averaging_impl: Component
     v_axis_name: AxisName
     v_batch_axes: tuple[int, ...]
@@ -3487,6 +3461,7 @@ class VActNames(TypedDict, total=False):
     v_collected_range: float | None
     v_collected_zero_point: float | None
     v_compute_max_mantissa: Component
+    v_delayed: bool
     v_dq_dtype: DType
     v_dynamic_scaling_broadcastable_fn: Component
     v_exponent_bias: int
@@ -3617,10 +3592,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_about_mean: bool
     sdpa_output_affine_rescaling: bool
     sdpa_output_amax_compute_algo: Literal["max", "most_recent"]
-    sdpa_output_amax_history: Component
     sdpa_output_amax_history_length: int
     sdpa_output_amax_of_gradient: bool
-    sdpa_output_amax_shape: tuple[int, ...]
     sdpa_output_averaging_impl: Component
     sdpa_output_axis_name: AxisName
     sdpa_output_batch_axes: tuple[int, ...]
@@ -3643,6 +3616,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_collected_range: float | None
     sdpa_output_collected_zero_point: float | None
     sdpa_output_compute_max_mantissa: Component
+    sdpa_output_delayed: bool
     sdpa_output_dq_dtype: DType
     sdpa_output_dynamic_scaling_broadcastable_fn: Component
     sdpa_output_exponent_bias: int
@@ -3846,10 +3820,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_about_mean: bool
     lhs_affine_rescaling: bool
     lhs_amax_compute_algo: Literal["max", "most_recent"]
-    lhs_amax_history: Component
     lhs_amax_history_length: int
     lhs_amax_of_gradient: bool
-    lhs_amax_shape: tuple[int, ...]
     lhs_averaging_impl: Component
     lhs_axis_name: AxisName
     lhs_batch_axes: tuple[int, ...]
@@ -3872,6 +3844,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_collected_range: float | None
     lhs_collected_zero_point: float | None
     lhs_compute_max_mantissa: Component
+    lhs_delayed: bool
     lhs_dq_dtype: DType
     lhs_dynamic_scaling_broadcastable_fn: Component
     lhs_exponent_bias: int
@@ -4002,10 +3975,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_about_mean: bool
     rhs_affine_rescaling: bool
     rhs_amax_compute_algo: Literal["max", "most_recent"]
-    rhs_amax_history: Component
     rhs_amax_history_length: int
     rhs_amax_of_gradient: bool
-    rhs_amax_shape: tuple[int, ...]
     rhs_averaging_impl: Component
     rhs_axis_name: AxisName
     rhs_batch_axes: tuple[int, ...]
@@ -4028,6 +3999,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_collected_range: float | None
     rhs_collected_zero_point: float | None
     rhs_compute_max_mantissa: Component
+    rhs_delayed: bool
     rhs_dq_dtype: DType
     rhs_dynamic_scaling_broadcastable_fn: Component
     rhs_exponent_bias: int
@@ -4158,10 +4130,8 @@ class CacheActNames(TypedDict, total=False):
     cache_about_mean: bool
     cache_affine_rescaling: bool
     cache_amax_compute_algo: Literal["max", "most_recent"]
-    cache_amax_history: Component
     cache_amax_history_length: int
     cache_amax_of_gradient: bool
-    cache_amax_shape: tuple[int, ...]
     cache_averaging_impl: Component
     cache_axis_name: AxisName
     cache_batch_axes: tuple[int, ...]
@@ -4184,6 +4154,7 @@ class CacheActNames(TypedDict, total=False):
     cache_collected_range: float | None
     cache_collected_zero_point: float | None
     cache_compute_max_mantissa: Component
+    cache_delayed: bool
     cache_dq_dtype: DType
     cache_dynamic_scaling_broadcastable_fn: Component
     cache_exponent_bias: int
@@ -4347,10 +4318,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
-    amax_history: Component
     amax_history_length: int
     amax_of_gradient: bool
-    amax_shape: tuple[int, ...]
     averaging_impl: Component
     axis_name: AxisName
     batch_axes: tuple[int, ...]
@@ -4373,6 +4342,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
     exponent_bias: int
@@ -4502,10 +4472,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
-    amax_history: Component
     amax_history_length: int
     amax_of_gradient: bool
-    amax_shape: tuple[int, ...]
     averaging_impl: Component
     axis_name: AxisName
     batch_axes: tuple[int, ...]
@@ -4528,6 +4496,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
     exponent_bias: int
@@ -4691,10 +4660,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
-    amax_history: Component
     amax_history_length: int
     amax_of_gradient: bool
-    amax_shape: tuple[int, ...]
     averaging_impl: Component
     axis_name: AxisName
     batch_axes: tuple[int, ...]
@@ -4717,6 +4684,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
     exponent_bias: int
@@ -4852,10 +4820,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
-    amax_history: Component
     amax_history_length: int
     amax_of_gradient: bool
-    amax_shape: tuple[int, ...]
     averaging_impl: Component
     axis_name: AxisName
     batch_axes: tuple[int, ...]
@@ -4878,6 +4844,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
     exponent_bias: int
@@ -5010,10 +4977,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
-    amax_history: Component
     amax_history_length: int
     amax_of_gradient: bool
-    amax_shape: tuple[int, ...]
     averaging_impl: Component
     axis_name: AxisName
     batch_axes: tuple[int, ...]
@@ -5036,6 +5001,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
     exponent_bias: int

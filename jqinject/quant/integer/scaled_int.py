@@ -1,18 +1,30 @@
-"""Integers with a float scale: weights, activations and biases."""
+"""Integers whose scale comes from statistics: float or power of two, with or without zero point, in groups; biases."""
 
-from jqinject.core.clamp import TensorClamp
+from jqinject import core
 from jqinject.quant.fragments import (
     BatchQuantStatsScaling1d,
     BatchQuantStatsScaling2d,
+    HQOActZeroPoint,
     HQOSymmetricScale,
+    HQOWeightZeroPoint,
     IntQuant,
     MaxStatsScaling,
+    MinMaxStatsScaling,
+    MSEActZeroPoint,
+    MSEAsymmetricScale,
     MSESymmetricScale,
+    MSEWeightZeroPoint,
     NarrowIntQuant,
+    ParamFromRuntimePercentileIntervalScaling,
     ParamFromRuntimePercentileScaling,
     ParamMinMaxInitScaling,
     PerChannelFloatScaling8bit,
+    PerChannelPoTScaling8bit,
+    PerGroupFloatScaling8bit,
     PerTensorFloatScaling8bit,
+    PerTensorPoTScaling8bit,
+    ShiftedMinUintQuant,
+    ShiftedParamFromPercentileUintQuant,
     UintQuant,
 )
 from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, WeightQuantSolver
@@ -101,7 +113,7 @@ class Uint8ActPerTensorFloatBatchQuant2d(
 class IntBias(IntQuant, BiasQuantSolver):
     """Signed biases in the steps of the accumulator: scale = input scale * weight scale. Declare `bit_width`."""
 
-    tensor_clamp_impl = TensorClamp
+    tensor_clamp_impl = core.TensorClamp
     requires_input_scale = True
 
 
@@ -159,3 +171,189 @@ class Int8WeightPerTensorFloatHQO(HQOSymmetricScale, Int8WeightPerTensorFloat):
 
 class Int8WeightPerChannelFloatHQO(HQOSymmetricScale, Int8WeightPerChannelFloat):
     """8-bit narrow signed weights, a learned scale of each output channel from half-quadratic optimization."""
+
+
+class Int8WeightPerTensorFixedPoint(
+    NarrowIntQuant, MaxStatsScaling, PerTensorPoTScaling8bit, WeightQuantSolver
+):
+    """8-bit narrow signed weights, scale = 2^ceil(log2(max |w|)) / 128 of the whole tensor."""
+
+
+class Int8WeightPerChannelFixedPoint(
+    NarrowIntQuant, MaxStatsScaling, PerChannelPoTScaling8bit, WeightQuantSolver
+):
+    """8-bit narrow signed weights, scale = 2^ceil(log2(max |w|)) / 128 of each output channel."""
+
+
+class Int8ActPerTensorFixedPoint(
+    IntQuant, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit, ActQuantSolver
+):
+    """8-bit signed activations, a learned power-of-two scale that starts from the 99.999th percentile of |x|."""
+
+
+class Int8ActPerTensorFixedPointMinMaxInit(
+    IntQuant, ParamMinMaxInitScaling, PerTensorPoTScaling8bit, ActQuantSolver
+):
+    """8-bit signed activations, a learned power-of-two scale that starts from `min_val` and `max_val`."""
+
+
+class Uint8ActPerTensorFixedPoint(
+    UintQuant, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit, ActQuantSolver
+):
+    """8-bit unsigned activations, a learned power-of-two scale that starts from the 99.999th percentile of |x|."""
+
+
+class Uint8ActPerTensorFixedPointMaxInit(
+    UintQuant, ParamMinMaxInitScaling, PerTensorPoTScaling8bit, ActQuantSolver
+):
+    """8-bit unsigned activations, a learned power-of-two scale that starts from `max_val`."""
+
+    min_val = 0.0
+
+
+class Int8BiasPerTensorFixedPointInternalScaling(
+    IntQuant, MaxStatsScaling, PerTensorPoTScaling8bit, BiasQuantSolver
+):
+    """8-bit biases with a power-of-two scale of their own."""
+
+    requires_input_scale = False
+
+
+class Int8WeightPerTensorFixedPointMSE(MSESymmetricScale, Int8WeightPerTensorFixedPoint):
+    """8-bit narrow signed weights, a learned power-of-two scale that starts where the squared error is least."""
+
+
+class Int8WeightPerChannelFixedPointMSE(MSESymmetricScale, Int8WeightPerChannelFixedPoint):
+    """8-bit narrow signed weights, a learned power-of-two scale of each output channel, started likewise."""
+
+
+class Int8ActPerTensorFixedPointMSE(MSESymmetricScale, Int8ActPerTensorFixedPoint):
+    """8-bit signed activations, a learned power-of-two scale that starts from those with the least squared error."""
+
+
+class Uint8ActPerTensorFixedPointMSE(MSESymmetricScale, Uint8ActPerTensorFixedPoint):
+    """8-bit unsigned activations, a learned power-of-two scale that starts from those with the least squared error."""
+
+
+class ShiftedUint8WeightPerTensorFloat(
+    ShiftedMinUintQuant, MinMaxStatsScaling, PerTensorFloatScaling8bit, WeightQuantSolver
+):
+    """8-bit unsigned weights between the minimum and maximum of the whole tensor, zero point at the minimum."""
+
+
+class ShiftedUint8WeightPerChannelFloat(
+    ShiftedMinUintQuant, MinMaxStatsScaling, PerChannelFloatScaling8bit, WeightQuantSolver
+):
+    """8-bit unsigned weights between the minimum and maximum of each output channel."""
+
+
+class ShiftedUint8ActPerTensorFloat(
+    ShiftedParamFromPercentileUintQuant,
+    ParamFromRuntimePercentileIntervalScaling,
+    PerTensorFloatScaling8bit,
+    ActQuantSolver,
+):
+    """8-bit unsigned activations; learned scale and zero point that start from two percentiles of x."""
+
+
+class ShiftedUint8ActPerTensorFixedPoint(
+    ShiftedParamFromPercentileUintQuant,
+    ParamFromRuntimePercentileIntervalScaling,
+    PerTensorPoTScaling8bit,
+    ActQuantSolver,
+):
+    """8-bit unsigned activations; learned power-of-two scale and zero point that start from two percentiles of x."""
+
+
+class ShiftedUint8WeightPerTensorFloatMSE(
+    MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedUint8WeightPerTensorFloat
+):
+    """8-bit unsigned weights; learned scale and zero point that start where the squared error is least."""
+
+
+class ShiftedUint8WeightPerChannelFloatMSE(
+    MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedUint8WeightPerChannelFloat
+):
+    """8-bit unsigned weights; learned scale and zero point of each output channel, started likewise."""
+
+
+class ShiftedUint8ActPerTensorFloatMSE(MSEAsymmetricScale, MSEActZeroPoint, ShiftedUint8ActPerTensorFloat):
+    """8-bit unsigned activations; learned scale and zero point that start from those with the least squared error."""
+
+
+class ShiftedUint8ActPerTensorFixedPointMSE(
+    MSEAsymmetricScale, MSEActZeroPoint, ShiftedUint8ActPerTensorFixedPoint
+):
+    """8-bit unsigned activations; learned power-of-two scale and zero point, started likewise."""
+
+
+class ShiftedUint8WeightPerTensorFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightPerTensorFloat):
+    """8-bit unsigned weights; a learned zero point, not an integer, that starts from half-quadratic optimization."""
+
+    quantize_zero_point = False
+
+
+class ShiftedUint8WeightPerChannelFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightPerChannelFloat):
+    """8-bit unsigned weights; a learned zero point of each output channel, not an integer, started likewise."""
+
+    quantize_zero_point = False
+
+
+class ShiftedUint8ActPerTensorFloatHQO(HQOActZeroPoint, ShiftedUint8ActPerTensorFloat):
+    """8-bit unsigned activations; a learned zero point, not an integer, from half-quadratic optimization."""
+
+    quantize_zero_point = False
+
+
+class IntWeightSymmetricGroupQuant(
+    NarrowIntQuant, MaxStatsScaling, PerGroupFloatScaling8bit, WeightQuantSolver
+):
+    """Narrow signed weights, scale = max |w| / 127 of each group of `group_size` inputs; 8 bits unless declared.
+
+    Declare `group_size`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(
+        ...     64, 4, weight_quant=IntWeightSymmetricGroupQuant, weight_group_size=32, weight_bit_width=4,
+        ...     rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().scale_.shape, fc.quant_weight().bit_width
+        ((2, 1, 4), 4)
+    """
+
+
+class IntWeightSymmetricGroupQuantMSE(MSESymmetricScale, IntWeightSymmetricGroupQuant):
+    """Narrow signed weights; a learned scale for each group, which starts where the squared error is least."""
+
+
+class ShiftedUint8WeightGroupQuantFloat(
+    ShiftedMinUintQuant, MinMaxStatsScaling, PerGroupFloatScaling8bit, WeightQuantSolver
+):
+    """8-bit unsigned weights between the minimum and maximum of each group of `group_size` inputs.
+
+    Declare `group_size`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(
+        ...     64, 4, weight_quant=ShiftedUint8WeightGroupQuantFloat, weight_group_size=16, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().zero_point_.shape
+        (4, 1, 4)
+    """
+
+
+class ShiftedUint8WeightGroupQuantFloatMSE(
+    MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedUint8WeightGroupQuantFloat
+):
+    """8-bit unsigned weights; learned scale and zero point for each group, which start where the squared error is
+    least."""
+
+
+class ShiftedUint8WeightPerGroupFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightGroupQuantFloat):
+    """8-bit unsigned weights; a learned zero point (not an integer) for each group of 32 inputs, which starts from
+    half-quadratic optimization."""
+
+    group_size = 32
+    quantize_zero_point = False

@@ -6,8 +6,8 @@ quantized, what shares a scale, and where the scale comes from.
 
 import jax.numpy as jnp
 
-from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, Float8Quant
-from jqinject.inject import ExtendedInjector, this
+from jqinject.core import AmaxScaling, Float8Quant
+from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import ScalingPerOutputType, StatsOp
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 
@@ -48,9 +48,8 @@ class AmaxStatsScaling(ExtendedInjector):
 
     scaling_stats_op = StatsOp.MAX
     scaling_per_output_type = ScalingPerOutputType.TENSOR
-    amax_history = AmaxHistory
+    scaling_impl = AmaxScaling
     amax_compute_algo = "max"
-    amax_shape = this.scaling_shape
     scaling_init = 1.0
     margin = 0
 
@@ -58,14 +57,14 @@ class AmaxStatsScaling(ExtendedInjector):
 class DelayedAmaxScaling(AmaxStatsScaling):
     """scale = max of the last 1024 steps' amaxes / largest number of the format; known before the tensor."""
 
-    scaling_impl = DelayedScaling
+    delayed = True
     amax_history_length = 1024
 
 
 class CurrentAmaxScaling(AmaxStatsScaling):
     """scale = amax of the tensor itself / largest number of the format; the last amax is recorded."""
 
-    scaling_impl = CurrentScaling
+    delayed = False
     amax_history_length = 1
 
 

@@ -1,60 +1,162 @@
-"""How a tensor is laid out: which axes hold channels, which one is cut into groups, and what statistics reduce.
+"""Facts of the layer, or of the layers that share a quantizer, and the shapes that follow from them.
 
-Views put the channels first and everything else in axis 1.
+Views put the channels first and everything else in axis 1. `by_output` and `of_statistic` make the rows that depend on
+what shares a scale; the other functions read the layer.
 """
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
 
 from flax import nnx
 
-from jqinject.core.clamp import Identity
-from jqinject.core.views import (
-    DynamicOverSubChannelBlockView,
-    OverOutputChannelView,
-    OverSubChannelBlockView,
-    OverTensorView,
-)
+from jqinject import core
 from jqinject.inject import choices, this, value
 from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
-from jqinject.quant.enums import ScalingPerOutputType, StatsOp, chooses
-from jqinject.quant.solver.layers import (
-    agreed,
-    as_tuple,
-    channels_of,
-    check_groups_of_scales,
-    group_dim_of,
-    shape_of_bias,
-    weight_shape_of,
-)
+from jqinject.quant import enums
 
 CHANNEL_REDUCE_DIM = 1
 
 
-@value
-def stats_reduce_dim(scaling_stats_op, scaling_per_output):
-    """The axis that statistics reduce; None for all of them."""
-    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
-        return this.group_elements_axis
-    return CHANNEL_REDUCE_DIM if _has_channels(scaling_stats_op, scaling_per_output) else None
+def by_output(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
+    """Return the `@value` function that chooses by what shares a scale (`scaling_per_output`).
+
+    Args:
+        tensor: the choice if the whole tensor shares one, or if nothing is declared; a value, a component or a link.
+        channel: the choice for each channel.
+        group: the choice for each group.
+
+    Example:
+        >>> from jqinject.inject import ExtendedInjector
+        >>> class Q(ExtendedInjector):
+        ...     scaling_per_output = "channel"
+        ...     axis = by_output(tensor=None, channel=1)
+        >>> Q.axis
+        1
+    """
+    table = {"channel": channel, "group": group}
+
+    def select(scaling_per_output):
+        return table.get(scaling_per_output and scaling_per_output.lower(), tensor)
+
+    return choices(*_classes(tensor, channel, group))(select)
 
 
-def _has_channels(scaling_stats_op, scaling_per_output):
-    """Whether a statistic is taken of each channel."""
-    return chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) or chooses(
-        scaling_stats_op, StatsOp.MAX_AVE
-    )
+def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
+    """As `by_output`, for what is reduced: the mean of the channels' maxima (`max_ave`) is taken of channels too."""
+    table = {"channel": channel, "group": group}
+
+    def select(scaling_stats_op, scaling_per_output):
+        of_channels = enums.chooses(scaling_stats_op, enums.StatsOp.MAX_AVE)
+        return table.get(
+            scaling_per_output and scaling_per_output.lower(), channel if of_channels else tensor
+        )
+
+    return choices(*_classes(tensor, channel, group))(select)
 
 
-@value
-def keepdim(scaling_per_output):
-    """Whether statistics keep the axis that they reduce."""
-    return chooses(scaling_per_output, ScalingPerOutputType.GROUP)
+def _classes(*options: Any) -> list[type]:
+    return [option for option in options if isinstance(option, type)]
 
 
-@choices(OverOutputChannelView, OverTensorView)
-def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
-    """How a tensor is laid out for statistics."""
-    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
-        return this.input_view_impl
-    return OverOutputChannelView if _has_channels(scaling_stats_op, scaling_per_output) else OverTensorView
+def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A fact about the channel axis, or about several (which they are, how many channels each has)."""
+    return fact if isinstance(fact, tuple) else (fact,)
+
+
+def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    """How many channels a layer's weight has along its channel axis, or along each of several."""
+    if isinstance(output_channel_dim, int):
+        return layer.weight_shape[output_channel_dim]
+    sizes = tuple(map(layer.weight_shape.__getitem__, output_channel_dim))
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def group_dim_of(layer: Any) -> int:
+    """The axis of a layer's weight that groups lie along: the last that holds no output channels (the inputs).
+
+    Raises:
+        ValueError: every axis holds output channels.
+    """
+    channels = as_tuple(layer.output_channel_dim)
+    others = [axis for axis in range(len(layer.weight_shape)) if axis not in channels]
+    if not others:
+        raise ValueError(
+            f"the weight of a {type(layer).__name__} has no axis for groups: all of its {len(layer.weight_shape)} hold "
+            "output channels.\n  cure: a quantizer per tensor or per channel, or group_dim = ..."
+        )
+    return others[-1]
+
+
+def weight_shape_of(module: Any) -> tuple[int, ...]:
+    """The shape of a layer's weight, on which layers that share a quantizer have to agree."""
+    return agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
+
+
+def check_groups_of_scales(shape: tuple[int, ...], group_size: int, group_dim: int) -> None:
+    """Reject groups that scales do not fill, as a group of scales is never padded.
+
+    Args:
+        shape: of the scales that a nested injector quantizes.
+        group_size: how many scales share a scale of their own.
+        group_dim: the axis of the scales that is cut into groups.
+
+    Raises:
+        ValueError: the scales have no such axis, or `group_size` does not divide it.
+    """
+    if not -len(shape) <= group_dim < len(shape):
+        raise ValueError(
+            f"scales of shape {shape}, quantized in groups by a nested injector, have no axis {group_dim} to cut into "
+            "groups.\n  cure: group_dim = 0, or another axis of the scales, in the nested injector"
+        )
+    length = shape[group_dim]
+    if length % group_size:
+        sizes = ", ".join(str(size) for size in range(2, length + 1) if length % size == 0)
+        divisors = f"group_size = {sizes} (what divides {length}), or " if sizes else ""
+        raise ValueError(
+            f"groups of {group_size} scales do not fill axis {group_dim} of scales of shape {shape}, which a nested "
+            f"injector quantizes: it has {length}.\n  cure: in the nested injector {divisors}group_dim = "
+            "another axis, or scaling_per_output_type = 'tensor'"
+        )
+
+
+def shape_of_bias(layer: Any) -> tuple[int, ...]:
+    """The shape of a layer's bias; without one, that of its output channels."""
+    if layer.bias is None:
+        return as_tuple(channels_of(layer, layer.output_channel_dim))
+    return tuple(layer.bias.shape)
+
+
+def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
+    """A fact about a layer; layers that share a quantizer have to agree on it.
+
+    Args:
+        module: a layer, or a tuple of layers.
+        fact: reads the fact from one layer.
+        name: the fact's name, for the error text.
+
+    Raises:
+        ValueError: the layers disagree.
+    """
+    if not isinstance(module, tuple):
+        return fact(module)
+    facts = [fact(layer) for layer in module]
+    if facts.count(facts[0]) < len(facts):
+        shown = ", ".join(f"{type(m).__name__}: {f}" for m, f in zip(module, facts, strict=True))
+        raise ValueError(
+            f"layers that share a per-channel quantizer need the same {name}, got {shown}. "
+            "Give each layer a quantizer of its own, or share one with scaling_per_output_type = 'tensor'."
+        )
+    return facts[0]
+
+
+# What statistics reduce, and how they see the tensor.
+
+stats_reduce_dim = of_statistic(channel=CHANNEL_REDUCE_DIM, group=this.group_elements_axis)
+scaling_stats_input_view_shape_impl = of_statistic(
+    core.OverTensorView, core.OverOutputChannelView, this.input_view_impl
+)
+keepdim = by_output(tensor=False, channel=False, group=True)
 
 
 @value
@@ -65,23 +167,22 @@ def declared_permute_dims(scaling_stats_permute_dims=None):
 
 # Weights: facts of the layer.
 
-
-@value
-def weight_ndims(module):
-    """How many axes the weight has."""
-    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+scaling_shape_of_weight = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
+weight_concat_dim = by_output(tensor=0, channel=1, group=this.group_elements_axis)
+# quantized group scales have one more axis than the weight: their channels are those of the scale's shape
+weight_channel_shape = by_output(channel=this.scaling_shape)
 
 
 @value
 def output_channel_dim(module):
     """The weight's axis, or axes, of output channels."""
-    return agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim")
+    return agreed(module, attrgetter("output_channel_dim"), "output_channel_dim")
 
 
 @value
 def output_channel_axes(module):
     """The weight's axes of output channels, as a tuple."""
-    return as_tuple(agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim"))
+    return as_tuple(agreed(module, attrgetter("output_channel_dim"), "output_channel_dim"))
 
 
 @value
@@ -96,12 +197,15 @@ def weight_channel_axes(output_channel_dim):
     return len(as_tuple(output_channel_dim))
 
 
+def _number_of_axes(module: Any) -> int:
+    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+
+
 @value
 def weight_permute_dims(module, output_channel_dim):
     """The permutation that puts the channels of a weight first; None if they are first already."""
-    ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
-    axes = list(range(ndim))
-    channels = sorted(axes[axis] for axis in as_tuple(output_channel_dim))
+    axes = list(range(_number_of_axes(module)))
+    channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
     if channels == axes[: len(channels)]:
         return None
     if len(channels) > 1:
@@ -111,45 +215,18 @@ def weight_permute_dims(module, output_channel_dim):
 
 
 @value
-def weight_channel_shape(scaling_per_output):
-    """The channels of quantized group scales, which have one more axis than the weight: those of the scale's shape."""
-    return this.scaling_shape if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) else None
-
-
-@value
-def weight_per_output_channel_shape(weight_ndims, output_channel_dim, out_channels):
+def weight_per_output_channel_shape(module, output_channel_dim, out_channels):
     """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
-    shape = [1] * weight_ndims
+    shape = [1] * _number_of_axes(module)
     for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
         shape[axis] = size
     return tuple(shape)
 
 
-@value
-def weight_concat_dim(scaling_per_output):
-    """The axis along which statistics join the weights of layers that share a quantizer."""
-    if chooses(scaling_per_output, ScalingPerOutputType.GROUP):
-        return this.group_elements_axis
-    return 1 if chooses(scaling_per_output, ScalingPerOutputType.CHANNEL) else 0
+# Groups: the axis of the inputs is cut into groups, of activations that of the features.
 
-
-# Groups.
-
-
-@choices(Identity, OverSubChannelBlockView)
-def weight_input_view_impl(scaling_per_output):
-    """`input_view_impl` of weights: per group, the axis of the inputs is cut into groups."""
-    return OverSubChannelBlockView if chooses(scaling_per_output, ScalingPerOutputType.GROUP) else Identity
-
-
-@choices(Identity, DynamicOverSubChannelBlockView)
-def act_input_view_impl(scaling_per_output):
-    """`input_view_impl` of activations: per group, the features are cut into groups."""
-    return (
-        DynamicOverSubChannelBlockView
-        if chooses(scaling_per_output, ScalingPerOutputType.GROUP)
-        else Identity
-    )
+weight_input_view_impl = by_output(core.Identity, core.Identity, core.OverSubChannelBlockView)
+act_input_view_impl = by_output(core.Identity, core.Identity, core.DynamicOverSubChannelBlockView)
 
 
 @value
@@ -167,7 +244,7 @@ def block_width(group_size=None):
 @value
 def weight_block_dim(module):
     """The axis of a weight along which the groups of a block are neighbours: its last one of output channels."""
-    return agreed(module, lambda layer: as_tuple(layer.output_channel_dim)[-1], "output_channel_dim")
+    return as_tuple(agreed(module, attrgetter("output_channel_dim"), "output_channel_dim"))[-1]
 
 
 @value
@@ -217,7 +294,9 @@ def expanded_groupwise_shape(
 ):
     """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes (groups, elements)."""
     if group_size is None:
-        return this.group_size if chooses(scaling_per_output, ScalingPerOutputType.GROUP) else None
+        return (
+            this.group_size if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP) else None
+        )
     size, width = block_of(group_size, "a group-wise weight quantizer")
     if upstream_shape is not None or quantized_shape != weight_shape_of(module):
         check_groups_of_scales(quantized_shape, size, group_dim)
@@ -248,6 +327,8 @@ def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
 
 # Activations: a layer that knows how many channels flow through a slot declares them; otherwise the user does.
 
+scaling_shape_of_act = by_output(tensor=(), channel=this.per_channel_broadcastable_shape, group=())
+
 
 @value
 def per_channel_broadcastable_shape(activation_channel_shape=None):
@@ -264,16 +345,10 @@ def per_channel_broadcastable_shape(activation_channel_shape=None):
 @value
 def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
     """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
-    per_channel = chooses(scaling_per_output, ScalingPerOutputType.CHANNEL)
+    per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
     if per_channel and scaling_stats_permute_dims is None:
         return this.per_channel_broadcastable_shape
     return None
-
-
-@value
-def act_per_output_channel_shape():
-    """`scaling_per_output_channel_shape` of activations: another name for `per_channel_broadcastable_shape`."""
-    return this.per_channel_broadcastable_shape
 
 
 # All axes of a bias are channels, so it needs no view.

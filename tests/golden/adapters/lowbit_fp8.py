@@ -272,7 +272,7 @@ def delayed(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
         rows["scale_inv_used"].append(np.asarray(scale)[None])
         rows["scale_after"].append(np.float32(largest) / np.asarray(scaling.known_scale(1.0))[None])
         # There the newest amax moves to the end at once, and its place is cleared.
-        history = np.roll(np.asarray(scaling.amax_history.amax_history.get_value()), -1)
+        history = np.roll(np.asarray(scaling.amax_history.get_value()), -1)
         history[0] = 0
         rows["amax_history_after"].append(history)
     return {name: np.stack(found) for name, found in rows.items()}

@@ -68,7 +68,7 @@ def quant_of(case: Case, **more: Any) -> Any:
 
 def binary_parameter(case: Case, inputs: Any, s: float) -> dict[str, Any]:
     result = BinaryQuant(ParameterScaling(s))(jnp.asarray(inputs["x"]))
-    return fields_of(result.quant_tensor(signed=True, training=True))
+    return fields_of(result.quant_tensor(training=True))
 
 
 def param_from_max_load_quantized(case: Case, inputs: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
     shared = [axis for axis in range(x.ndim) if axis not in axes]
     if is_microscaled(qtype):
         made = CalibratedQuant(range_of(method), channelwise_axes=axes, **form_of(qtype))(x)
-        return made.quant_tensor(signed=True, training=False)
+        return made.quant_tensor(training=False)
     name, *numbers = method.split(",")
     factors = [float(number) for number in numbers]
     ranged = name == "minmax" or (name == "fixed" and len(factors) == 2 and sum(factors) != 0)
@@ -82,14 +82,14 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
             x, int(qtype.removeprefix("int")), shared, None if name == "minmax" else factors, nudge
         )
     if qtype == "nf4":
-        return CodebookQuant(ScaleOver(method, tuple(axes)), NF4)(x).quant_tensor(signed=True, training=False)
+        return CodebookQuant(ScaleOver(method, tuple(axes)), NF4)(x).quant_tensor(training=False)
     if x.dtype == jnp.bfloat16:  # Qwix divides in bfloat16
         bound = 2.0 ** (bits_of(qtype) - 1)
         scale = jnp.max(jnp.abs(x), shared, keepdims=True) / jnp.bfloat16(bound - 0.5)
         payload = jnp.clip(jnp.round(x / scale), -bound, bound - 1).astype(jnp.int8)
         return IntQuantTensor.from_int(payload, scale.astype(jnp.float32), dtype=x.dtype)
     made = CalibratedQuant(Nudged(range_of(method), nudge), channelwise_axes=axes, **form_of(qtype))(x)
-    return made.quant_tensor(signed=True, training=False)
+    return made.quant_tensor(training=False)
 
 
 def _affine(

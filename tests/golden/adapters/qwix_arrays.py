@@ -185,7 +185,7 @@ def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
     tiled, axes = in_tiles(x, spec)
     one_axis = len(spec.tiles) == 1 and spec.qtype != "nf4"
     made = in_groups(x, spec) if one_axis else quantizer_of(spec, axes)(tiled)
-    tensor = made.quant_tensor(signed=True, training=False)
+    tensor = made.quant_tensor(training=False)
     # One scale a tile, whose own axis is gone.
     kept = [s for s, long in zip(tensor.scale.shape, _kept(x, spec), strict=True) if long]
     minifloats = isinstance(tensor, FloatQuantTensor)
@@ -235,7 +235,7 @@ def viewed(case: Case, inputs: Arrays) -> dict[str, Any]:
     spec = array_of(case["config"])
     ((axis, size),) = spec.tiles.items()
     x = jnp.asarray(inputs["x"])
-    grouped = in_groups(x, spec).quant_tensor(signed=True, training=False)
+    grouped = in_groups(x, spec).quant_tensor(training=False)
     whole = GroupwiseIntQuantTensor.of(grouped, _tile(size, x.shape[axis]), axis)
     found: dict[str, Any] = {}
     for output in case["outputs"]:
@@ -250,7 +250,7 @@ def reshaped(case: Case, inputs: Arrays) -> dict[str, Any]:
     """A tensor with a scale for each channel, its axes split."""
     spec = array_of(case["config"])
     assert list(inputs["x"].shape) == spec.shape
-    tensor = quantizer_of(spec, spec.axes)(jnp.asarray(inputs["x"])).quant_tensor(signed=True, training=False)
+    tensor = quantizer_of(spec, spec.axes)(jnp.asarray(inputs["x"])).quant_tensor(training=False)
     found: dict[str, Any] = {}
     for name, output in case["outputs"].items():
         prefix, _, what = name.partition("/")

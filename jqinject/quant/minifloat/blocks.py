@@ -1,45 +1,48 @@
-"""OCP microscaling (MX): groups of 32 numbers that share a power of two as scale."""
+"""Numbers in small groups: OCP microscaling (MX), 32 that share a power of two; NVFP4, 16 that share an e4m3 number.
 
-from jqinject.core.rounding import FloorSte
-from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling
-from jqinject.core.scaling.number_range import MaxIntScaling, PowerOfTwoIntScaling
-from jqinject.core.scaling.powers_of_two import SharedExponentScaling, midmax_mantissa_bias
-from jqinject.core.scaling.rule import PowerOfTwoRestrictValue
+`NVFP4Weight` and `NVFP4Act` are Brevitas's, whose gradients go through the scales. `NVFP4Training...` are for the
+operands of a `Scheme`: the arithmetic of TransformerEngine, bit for bit, and gradients that pass unchanged.
+"""
+
+from jqinject import core
+from jqinject.core.scaling.powers_of_two import midmax_mantissa_bias
 from jqinject.inject import ExtendedInjector, choices, this, value
-from jqinject.quant.enums import RestrictValueType, ScaleRounding, ScalingPerOutputType
-from jqinject.quant.fragments import (
+from jqinject.quant import enums
+from jqinject.quant.float_base import (
+    FloatBase,
     Fp4e2m1Mixin,
     Fp6e2m3Mixin,
     Fp6e3m2Mixin,
     Fp8e4m3Mixin,
     Fp8e5m2Mixin,
     FpOCPMixin,
+    ScaledFloatActBase,
+    ScaledFloatWeightBase,
+)
+from jqinject.quant.fragments import (
     IntQuant,
     MaxStatsScaling,
     MinMaxStatsScaling,
     MSEAsymmetricScale,
     MSESymmetricScale,
     MSEWeightZeroPoint,
-    ScaledFloatActBase,
-    ScaledFloatWeightBase,
     ShiftedMinUintQuant,
 )
-from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
-from jqinject.quant.solver.tables import pick_or_none
+from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 
 
 class RestrictThresholdMixin(ExtendedInjector):
     """How the largest number of the format becomes a power of two: rounded down."""
 
-    restrict_value_float_to_int_impl = FloorSte
-    restrict_scaling_impl = PowerOfTwoRestrictValue
+    restrict_value_float_to_int_impl = core.FloorSte
+    restrict_scaling_impl = core.PowerOfTwoRestrictValue
 
 
-@choices(MaxIntScaling, PowerOfTwoIntScaling)
-def int_scaling_impl(scale_rounding=None):
+@choices(core.MaxIntScaling, core.PowerOfTwoIntScaling)
+def steps_to_largest(scale_rounding=None):
     """Integer steps to the largest number; rounded up, a power of two is one step beyond it, which is clamped."""
-    beyond = {ScaleRounding.CEIL: PowerOfTwoIntScaling}
-    return pick_or_none(ScaleRounding, scale_rounding, beyond, "scale_rounding") or MaxIntScaling
+    beyond = enums.chooses(scale_rounding, enums.ScaleRounding.CEIL)
+    return core.PowerOfTwoIntScaling if beyond else core.MaxIntScaling
 
 
 @value
@@ -63,11 +66,11 @@ class MXMixin(ExtendedInjector):
 
     threshold_mixin = RestrictThresholdMixin
     group_size = 32
-    restrict_scaling_type = RestrictValueType.POWER_OF_TWO
-    restrict_value_float_to_int_impl = FloorSte
-    scaling_per_output_type = ScalingPerOutputType.GROUP
+    restrict_scaling_type = enums.RestrictValueType.POWER_OF_TWO
+    restrict_value_float_to_int_impl = core.FloorSte
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
     restrict_threshold_impl = this.threshold_mixin.restrict_scaling_impl
-    int_scaling_impl = int_scaling_impl
+    int_scaling_impl = steps_to_largest
     midmax_mantissa_bit_bias = value(midmax_mantissa_bias)
 
 
@@ -75,10 +78,10 @@ class MXActMixin(MXMixin):
     """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
     the tensor at hand."""
 
-    @choices(RuntimeDynamicGroupStatsScaling, SharedExponentScaling)
+    @choices(core.RuntimeDynamicGroupStatsScaling, core.SharedExponentScaling)
     def scaling_impl(scale_rounding=None):
         """As `scale_rounding` says."""
-        return RuntimeDynamicGroupStatsScaling if scale_rounding is None else SharedExponentScaling
+        return core.RuntimeDynamicGroupStatsScaling if scale_rounding is None else core.SharedExponentScaling
 
 
 class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
@@ -176,3 +179,101 @@ class MXFloat6e2m3Act(MXActMixin, Fp6e2m3Mixin, FpOCPMixin, ScaledFloatActBase):
 
 class MXFloat4e2m1Act(MXActMixin, Fp4e2m1Mixin, FpOCPMixin, ScaledFloatActBase):
     """e2m1 activations (4 bits), a power of two for each group of 32 features."""
+
+
+class Fp8e4m3Scales(FpOCPMixin, Fp8e4m3Mixin, ScaledFloatActBase):
+    """How scales are quantized: e4m3, one float32 scale = largest / 448 for all of them."""
+
+    scaling_impl = core.RuntimeDynamicStatsScaling
+    restrict_value_float_to_int_impl = this.tensor_quant
+    restrict_scale_impl = core.QuantRestrictValue
+
+
+class NVFP4Mixin(Fp4e2m1Mixin):
+    """Groups of 16 e2m1 numbers; scale = max |x| / 6 of a group, in e4m3."""
+
+    group_size = 16
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+    scale_quant = Fp8e4m3Scales
+    restrict_scale_threshold_impl = this.scale_quant.restrict_scale_impl
+
+
+class NVFP4Weight(NVFP4Mixin, FpOCPMixin, ScaledFloatWeightBase):
+    """e2m1 weights (4 bits), an e4m3 scale for each group of 16 inputs, one float32 scale for these.
+
+    Source: NVIDIA's NVFP4.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=NVFP4Weight, rngs=nnx.Rngs(0))
+        >>> str(fc.quant_weight().format), fc.quant_weight().scale_.shape
+        ('float4_e2m1fn', (4, 1, 4))
+    """
+
+
+class NVFP4Act(NVFP4Mixin, FpOCPMixin, ScaledFloatActBase):
+    """e2m1 activations (4 bits), an e4m3 scale for each group of 16 features, one float32 scale for these.
+
+    Source: NVIDIA's NVFP4.
+    """
+
+    scaling_impl = core.RuntimeDynamicGroupStatsScaling
+
+
+NVFP4TrainingSigns = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""The signs of TransformerEngine's random Hadamard transform of 16 numbers."""
+
+
+class NVFP4TwoLevels(Fp4e2m1Mixin, FpOCPMixin, FloatBase):
+    """e2m1 numbers in blocks of 16 that lie along what a product sums over; an e4m3 scale for each block, one float32
+    scale for these.
+
+    | name | what it does |
+    |---|---|
+    | `block_scale_impl` | how both scales follow from magnitudes, in which order of float32 operations: `NVFP4Scales` |
+    | `shared_per_row` | a shared scale for each row instead of the tensor |
+    | `float_to_int_impl_type` | how numbers are rounded: "round" or "stochastic_round" |
+
+    `block_scale_impl = FourOverSixScales` picks of two scales, `LeastNormalScales` rounds as torchao does.
+    """
+
+    group_size = 16
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_impl = core.RuntimeDynamicTwoLevelScaling
+    block_scale_impl = core.NVFP4Scales
+
+
+class NVFP4TrainingWeight(NVFP4TwoLevels, WeightQuantSolver):
+    """e2m1 weights (4 bits) in blocks of 16 inputs, scales as TransformerEngine computes them.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=NVFP4TrainingWeight, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().scale_.shape, fc.quant_weight().codes().dtype
+        ((4, 1, 4), dtype('uint8'))
+    """
+
+
+class NVFP4TrainingAct(NVFP4TwoLevels, ActQuantSolver):
+    """e2m1 activations (4 bits) in blocks of 16 features, scales as TransformerEngine computes them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> identity = QuantIdentity(act_quant=NVFP4TrainingAct)
+        >>> identity(jnp.array([0.1, -1.2, 2.4, 6.0]))
+        Array([ 0., -1.,  2.,  6.], dtype=float32)
+    """
+
+
+class NVFP4TrainingGrad(NVFP4TwoLevels, GradQuantSolver):
+    """e2m1 gradients (4 bits) in blocks of 16 along the last axis, in a `Scheme` along what is summed over."""
+
+
+class NVFP4TrainingGradStochastic(NVFP4TrainingGrad):
+    """e2m1 gradients (4 bits) in blocks of 16, rounded stochastically, so that a mean over many is right."""
+
+    float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND

@@ -1,0 +1,325 @@
+"""The one result of quantization, and the skeleton that every quantizer with a scale shares.
+
+    grid        = the numbers of this call                    `_grid`
+    scale       = scaling_impl(x, number that it maps to)     `_threshold`
+    zero_point  = zero_point_impl(x, scale, bits)             None without one
+    value       = round(x) by these, in the quantizer's view  `_round`
+
+A quantizer states the four parts on the right; layout, search, payload and result are written here. A scaling whose
+scale and zero point come from one range (`RangeScaling`) finds both at once, and the gradient then goes through the
+ends of that range instead of the scale.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core import check
+from jqinject.core._protocols import Scaling, Settles, View, class_fact, groups_of, scale_dtype, searches
+from jqinject.core.check import MOST_STEPS
+from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.clamp import Identity
+from jqinject.core.component import Component
+from jqinject.core.state import QuantStat, float_array
+from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
+from jqinject.core.views import beside, cut_of, in_layout
+from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import Grid, TableGrid
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quantized:
+    """What every quantizer returns: a pytree.
+
+    It unpacks as Brevitas's results do: value, scale, zero point and bit width; of minifloats value, scale, zero point,
+    the three widths, and the codes for inf and nan; of a decoupled quantizer also the scale and zero point before
+    rounding.
+
+    Attributes:
+        value: the quantized tensor in float, dtype and shape of the input (groups may lie along two axes).
+        scale: float per step of the grid, float32, broadcasts with `value`.
+        zero_point: the integer that represents 0, float32, broadcasts with `value`; None without one.
+        grid: the numbers: integers (`IntGrid`), minifloats or a table.
+        payload: the numbers in the grid's storage dtype; None if not kept.
+        pre_scale, pre_zero_point: what a decoupled quantizer divides by and adds before rounding, float32; else None.
+        scale_dtype: a dtype of 8 bits that holds the scale; None if unknown.
+        levels: the numbers and both scales of a scale in two levels; else None.
+
+    Example:
+        >>> from jqinject.ops import IntGrid
+        >>> value, scale, zero_point, bit_width = Quantized(jnp.ones(2), jnp.float32(0.5), None, IntGrid(4))
+        >>> zero_point, bit_width
+        (Array(0., dtype=float32), 4)
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None
+    grid: Grid
+    payload: jax.Array | None = None
+    pre_scale: jax.Array | None = None
+    pre_zero_point: jax.Array | None = None
+    scale_dtype: np.dtype | None = field(default=None, metadata={"static": True})
+    levels: Levels | None = None
+
+    @property
+    def bit_width(self) -> Any:
+        """Bits of one number: a Python int when constant, else a float32 scalar."""
+        return self.grid.bit_width
+
+    def __iter__(self) -> Iterator[Any]:
+        form, pre = self.grid, self.pre_scale
+        numbers = (self.value, self.scale, _shown(self.zero_point))
+        if not isinstance(form, FloatGrid):
+            return iter(
+                (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
+            )
+        widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
+        return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
+
+    def quant_tensor(self, *, training: bool) -> Any:
+        """The tensor that flows between layers.
+
+        Args:
+            training: whether it was quantized in training mode.
+
+        Returns:
+            The QuantTensor of the grid's kind.
+        """
+        grid = self.grid
+        if isinstance(grid, TableGrid):
+            return CodebookQuantTensor(self.value, self.scale, grid, training)
+        if not isinstance(grid, FloatGrid):
+            zero_point = _shown(self.zero_point)
+            form = (grid.bit_width, grid.signed)
+            return IntQuantTensor(self.value, self.scale, zero_point, *form, training, self.payload)
+        tensor = FloatQuantTensor(self.value, self.scale, grid, training, self.payload)
+        tensor = tensor if self.scale_dtype is None else tensor.with_scale_dtype(self.scale_dtype)
+        return tensor if self.levels is None else tensor.with_levels(self.levels)
+
+
+def _shown(zero_point: jax.Array | None) -> jax.Array:
+    """The zero point as an array, also of a grid without one: concrete then, while a program is traced too."""
+    return known_zero() if zero_point is None else zero_point
+
+
+class Ends(NamedTuple):
+    """The range that clipping follows, where the gradient goes through its ends instead of the scale.
+
+    Attributes:
+        high: the upper end, float32, broadcasts against the view.
+        low: the lower end; None for `-high`.
+    """
+
+    high: jax.Array
+    low: jax.Array | None = None
+
+
+@checked_arguments
+class DelayWrapper(Component):
+    """Returns `x` in the first `quant_delay_steps` calls, `y` after.
+
+    Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
+
+    Args:
+        quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
+
+    Raises:
+        TypeError: when it is neither None nor an integer.
+
+    Example:
+        >>> delay = DelayWrapper(1)
+        >>> [float(delay(jnp.float32(0.3), jnp.float32(0.25))) for _ in range(2)]
+        [0.30000001192092896, 0.25]
+    """
+
+    is_scale_free = True
+    countdown: QuantStat | None = None
+
+    def __init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, "DelayWrapper")
+        if steps > 0:
+            self.countdown = QuantStat(float_array(steps))
+
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """`x` while the delay lasts, else `y`."""
+        if self.countdown is None:
+            return y
+        left = self.countdown.get_value()
+        self.countdown.set_value(jnp.maximum(left - 1, 0))
+        return jnp.where(left > 0, x, y)
+
+
+def delay_steps(quant_delay_steps: int | None, where: str) -> int:
+    """The number of delayed calls, at least 0.
+
+    Raises:
+        TypeError: when it is neither None nor an integer.
+        ValueError: when a counter cannot hold it.
+    """
+    if quant_delay_steps is None:
+        return 0
+    try:
+        steps = operator.index(quant_delay_steps)
+    except TypeError:
+        raise TypeError(
+            f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
+        ) from None
+    if steps > MOST_STEPS:
+        raise ValueError(f"{where}: quant_delay_steps must be at most {MOST_STEPS}, got {steps}.")
+    return max(steps, 0)
+
+
+def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
+    """A `DelayWrapper`, or None without a delay."""
+    steps = delay_steps(quant_delay_steps, where)
+    return DelayWrapper(steps) if steps else None
+
+
+class Quantizer(Component):
+    """Abstract: a quantizer whose scale comes from a component; see the module for its four parts.
+
+    Attributes:
+        scaling_impl: the scale.
+        zero_point_impl: the zero point; None without one.
+        input_view_impl: applied to the tensor before it is rounded.
+    """
+
+    scaling_impl: Scaling
+    input_view_impl: View = Identity()
+
+    def __post_init__(self) -> None:
+        """Check the components of a dataclass."""
+        for each in fields(self):  # type: ignore[arg-type]
+            if each.name.endswith(("_impl", "int_quant")):
+                check.component(getattr(self, each.name), type(self).__name__, each.name)
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether the zero point may differ from 0: what the component that finds it says."""
+        finder = self.scaling_impl if self._by_range else self._zero_point_impl
+        return finder is not None and getattr(finder, "has_zero_point", True)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """The `scale_dtype` of the scaling."""
+        return scale_dtype(self.scaling_impl)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The groups of `input_view_impl`."""
+        return groups_of(self.input_view_impl)
+
+    def __call__(self, x: jax.Array) -> Quantized:
+        """`x` quantized; scale and zero point float32."""
+        return self._measured(x, keep=False)
+
+    def keeping_payload(self, x: jax.Array) -> Quantized:
+        """Like a call; the result also has the payload, if the grid has one of at most 8 bits."""
+        return self._measured(x, keep=True)
+
+    def by_scale(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None, keep: bool = False
+    ) -> Quantized:
+        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
+        x = check.float_input(x, type(self).__name__)
+        return self._quantize(x, scale, zero_point, None, self._grid(), keep)
+
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> Quantized:
+        """`x` quantized with a candidate in place of the searched statistic.
+
+        Args:
+            x: float32.
+            candidate: for the scale, or with a scale for the zero point.
+        """
+        grid, of_zero = self._grid(), candidate
+        scale = candidate.scale
+        if scale is None:
+            scale = scale_of(self.scaling_impl, x, self._threshold(grid), candidate)
+            of_zero = Candidate(None)
+        return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
+
+    def _grid(self) -> Any:
+        """The grid of this call."""
+        raise NotImplementedError
+
+    def _threshold(self, grid: Any) -> Any:
+        """The number of the grid that the scale maps the statistic to; None for 1."""
+        return None
+
+    def _round(
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
+        ends: Ends | None,
+        grid: Any,
+        keep: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
+        raise NotImplementedError
+
+    @property
+    def _zero_point_impl(self) -> Any:
+        """The component that finds the zero point; None without one."""
+        return vars(self).get("zero_point_impl")
+
+    @property
+    def _by_range(self) -> bool:
+        """Whether the gradient goes through the ends of the range that scale and zero point come from."""
+        return bool(class_fact(type(self.scaling_impl), "by_range"))
+
+    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
+        if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
+            x = check.float_input(x, type(self).__name__)
+        grid = self._grid()
+        return self._quantize(x, *self._measure(x.astype(jnp.float32), grid), grid=grid, keep=keep)
+
+    def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, Ends | None]:
+        """Scale, zero point, and the range whose ends get the gradient."""
+        scaling, threshold = self.scaling_impl, self._threshold(grid)
+        if self._by_range:
+            return scaling.measure(x, threshold, grid)  # type: ignore[attr-defined]
+        scale = scale_of(scaling, x, threshold, Search(self))
+        tried = scale
+        if x.size and searches(self._zero_point_impl) and isinstance(scaling, Settles):
+            tried = scaling.settle(scale, threshold)
+        return scale, self._zero_point(x, scale, grid, Search(self, tried)), None
+
+    def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Any, task: Any) -> jax.Array | None:
+        finder = self._zero_point_impl
+        if finder is None or class_fact(type(finder), "has_zero_point") is False:
+            return None
+        return zero_point_of(finder, x, scale, grid.bit_width, task)
+
+    def _quantize(
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
+        ends: Ends | None,
+        grid: Any,
+        keep: bool,
+    ) -> Quantized:
+        view = self.input_view_impl
+        if type(view) is Identity:
+            value, payload = self._round(x, scale, zero_point, ends, grid, keep)
+            return Quantized(value, scale, zero_point, grid, payload)
+        cut = cut_of(view, x) if keep and zero_point is not None else None
+        if cut is not None and cut.missing(x):
+            keep = False  # padding zeros would become integers other than the zero point
+        scale, zero_point = beside(view, x, scale, zero_point)
+        rounded = partial(self._round, grid=grid, keep=keep)
+        value, payload = in_layout(view, rounded, x, scale, zero_point, ends)
+        return Quantized(value, scale, zero_point, grid, payload)

@@ -1,0 +1,370 @@
+"""The fragments that quantizers are composed of: each declares a few related choices, none is a quantizer by itself.
+
+A quantizer lists which numbers it has (`IntQuant`, `UintQuant`, ..., or the format of a minifloat, see `float_base`),
+where its scale comes from (`MaxStatsScaling`, ...), what shares a scale and which values it may take
+(`PerTensorFloatScaling8bit`, ...), and its role (`WeightQuantSolver`, ...). Names and numbers are Brevitas's.
+
+Searched scales and zero points have the least squared error (MSE), or are half-quadratic (HQO). List one before the
+quantizer that it changes: `class Q(MSESymmetricScale, Int8WeightPerTensorFloat): ...`. The search initializes a learned
+scale or zero point, and stops once that is filled.
+"""
+
+from jqinject import core
+from jqinject.inject import ExtendedInjector, this
+from jqinject.quant import enums
+from jqinject.quant.solver.solve_shapes import by_output
+
+
+class IntQuant(ExtendedInjector):
+    """Signed integers, the full range."""
+
+    quant_type = enums.QuantType.INT
+    bit_width_impl_type = enums.BitWidthImplType.CONST
+    float_to_int_impl_type = enums.FloatToIntImplType.ROUND
+    narrow_range = False
+    signed = True
+    zero_point_impl = core.ZeroZeroPoint
+
+
+class NarrowIntQuant(IntQuant):
+    """Signed integers without the smallest one, so that the range is symmetric about 0."""
+
+    narrow_range = True
+
+
+class UintQuant(IntQuant):
+    """Unsigned integers."""
+
+    signed = False
+
+
+class ShiftedMinUintQuant(IntQuant):
+    """Unsigned integers with a zero point at the minimum of a parameter."""
+
+    signed = False
+    quantize_zero_point = True
+    zero_point_stats_impl = core.NegativeMinOrZero
+    zero_point_shape = this.scaling_shape
+    zero_point_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
+    zero_point_stats_input_concat_dim = this.scaling_stats_input_concat_dim
+    zero_point_impl = core.StatsFromParameterZeroPoint
+
+
+class ShiftedParamFromPercentileUintQuant(IntQuant):
+    """Unsigned integers whose learned zero point starts from a low percentile of an activation."""
+
+    signed = False
+    quantize_zero_point = True
+    zero_point_impl = core.ParameterFromRuntimeZeroPoint
+    zero_point_stats_impl = core.NegativePercentileOrZero
+    low_percentile_q = 0.001
+    zero_point_shape = this.scaling_shape
+    zero_point_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
+
+
+class SignedBinaryClampedConst(ExtendedInjector):
+    """-scale and scale, with a constant scale; no gradient outside [-scale, scale]."""
+
+    tensor_quant = core.ClampedBinaryQuant
+    scaling_impl_type = enums.ScalingImplType.CONST
+    restrict_scaling_type = enums.RestrictValueType.FP
+    float_to_int_impl_type = enums.FloatToIntImplType.ROUND
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    narrow_range = True
+    signed = True
+
+
+class MaxStatsScaling(ExtendedInjector):
+    """scale = max |x| / integer steps, recomputed at every forward."""
+
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_min_val = 1e-10
+
+
+class MinMaxStatsScaling(ExtendedInjector):
+    """scale = (max x - min(min x, 0)) / integer steps, recomputed at every forward."""
+
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_stats_op = enums.StatsOp.MIN_MAX
+    scaling_min_val = 1e-10
+
+
+class ParamFromRuntimePercentileScaling(ExtendedInjector):
+    """A learned scale that starts from the 99.999th percentile of |x| over the first 300 training batches."""
+
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_op = enums.StatsOp.PERCENTILE
+    high_percentile_q = 99.999
+    collect_stats_steps = 300
+    scaling_min_val = 1e-10
+
+
+class ParamFromRuntimePercentileIntervalScaling(ExtendedInjector):
+    """A learned scale that starts from the width between two percentiles of x over the first 300 training batches."""
+
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_op = enums.StatsOp.PERCENTILE_INTERVAL
+    high_percentile_q = 99.999
+    low_percentile_q = 0.001
+    collect_stats_steps = 300
+    scaling_min_val = 1e-10
+
+
+class ParamFromRuntimeMinMaxScaling(ExtendedInjector):
+    """A learned scale that starts from the range of x over the first 300 training batches."""
+
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_op = enums.StatsOp.MIN_MAX
+    collect_stats_steps = 300
+    scaling_min_val = 1e-10
+
+
+class LearnedStepFromWeight(ExtendedInjector):
+    """A learned step that starts at 2 mean |w| / sqrt(largest integer), with LSQ's gradient."""
+
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_impl = core.LearnedStepScaling
+    int_scaling_impl = core.MaxIntScaling
+    tensor_clamp_impl = core.ClampBeforeRounding
+    scaling_stats_op = enums.StatsOp.AVE
+    scaling_min_val = 1e-10
+
+
+class LearnedStepFromInput(ExtendedInjector):
+    """A learned step that starts at 2 mean |x| / sqrt(largest integer) of the first batch, with LSQ's gradient."""
+
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_impl = core.LearnedActStepScaling
+    int_scaling_impl = core.MaxIntScaling
+    tensor_clamp_impl = core.ClampBeforeRounding
+    scaling_stats_op = enums.StatsOp.AVE
+    collect_stats_steps = 1
+    scaling_min_val = 1e-10
+
+
+class BatchQuantStatsScaling1d(ExtendedInjector):
+    """The mean over channels of max |x|, averaged over all training batches; examples are (batch, channels, length).
+
+    The permutation is that of Brevitas's layout; for channels-last data declare
+    `scaling_stats_permute_dims = (2, 0, 1)`. A learned factor comes with `scaling_affine_rescaling_init = 1.0`, not
+    without (as in Brevitas, against its docstring).
+    """
+
+    scaling_impl_type = enums.ScalingImplType.AFFINE_STATS
+    scaling_stats_op = enums.StatsOp.MAX_AVE
+    scaling_stats_momentum = None
+    scaling_stats_permute_dims = (1, 0, 2)
+    scaling_min_val = 1e-10
+
+
+class BatchQuantStatsScaling2d(BatchQuantStatsScaling1d):
+    """The same for (batch, channels, height, width); on channels-last data declare (3, 0, 1, 2)."""
+
+    scaling_stats_permute_dims = (1, 0, 2, 3)
+
+
+class ParamMinMaxInitScaling(ExtendedInjector):
+    """A learned scale that starts from max(|min_val|, |max_val|), which the user declares."""
+
+    scaling_impl_type = enums.ScalingImplType.PARAMETER
+
+
+class PerTensorFloatScaling8bit(ExtendedInjector):
+    """One float scale for the tensor, 8 bits."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    restrict_scaling_type = enums.RestrictValueType.FP
+    bit_width = 8
+
+
+class PerChannelFloatScaling8bit(ExtendedInjector):
+    """A float scale for each output channel, 8 bits."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
+    restrict_scaling_type = enums.RestrictValueType.FP
+    bit_width = 8
+
+
+class PerGroupFloatScaling8bit(ExtendedInjector):
+    """A float scale for each group of `group_size` inputs or features, which you declare; 8 bits."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+    restrict_scaling_type = enums.RestrictValueType.FP
+    bit_width = 8
+
+
+class PerTensorPoTScaling8bit(ExtendedInjector):
+    """One power-of-two scale for the tensor, rounded up, 8 bits."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    restrict_scaling_type = enums.RestrictValueType.POWER_OF_TWO
+    bit_width = 8
+    restrict_value_float_to_int_impl = core.CeilSte
+
+
+class PerChannelPoTScaling8bit(ExtendedInjector):
+    """A power-of-two scale for each output channel, rounded up, 8 bits."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
+    restrict_scaling_type = enums.RestrictValueType.POWER_OF_TWO
+    bit_width = 8
+    restrict_value_float_to_int_impl = core.CeilSte
+
+
+class PerTensorConstScaling2bit(ExtendedInjector):
+    """One constant scale for the tensor, 2 bits."""
+
+    scaling_impl_type = enums.ScalingImplType.CONST
+    restrict_scaling_type = enums.RestrictValueType.FP
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    bit_width = 2
+
+
+class DynamicPerRow(ExtendedInjector):
+    """A scale for each row, the numbers along the last axis."""
+
+    scaling_stats_input_view_shape_impl = core.Identity
+    stats_reduce_dim = -1
+    keepdim = True
+
+
+class DynamicPerGroup(ExtendedInjector):
+    """A scale for each group of `group_size` features, which you declare, from the tensor at hand."""
+
+    scaling_impl = core.RuntimeDynamicGroupStatsScaling
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+
+
+class _MSESubInjector(ExtendedInjector):
+    """A search in a namespace of its own, so that the searches of a scale and of a zero point do not clash."""
+
+    stats_impl = core.MSE
+    mse_iters = 20
+    mse_base_op = core.MSEUniformStepBase
+    mse_search_method = "grid"
+    scaling_per_output = (this << 1).scaling_per_output
+    stats_reduce_dim = (this << 1).stats_reduce_dim
+    keepdim = (this << 1).keepdim
+    permute_dims = (this << 1).permute_dims
+    axis_name = (this << 1).axis_name
+    inner_stats_input_view_shape_impl = (this << 1).inner_stats_input_view_shape_impl
+
+
+class MSESymmetricScaleSubInjector(_MSESubInjector):
+    """The search of a symmetric scale, from max |x|."""
+
+    mse_init_op = core.AbsMax
+    bipolar_search = (this << 1).bipolar_search
+
+
+class MSEAsymmetricScaleSubInjector(_MSESubInjector):
+    """The search of a scale beside a zero point, from max x - min(min x, 0)."""
+
+    mse_init_op = core.AbsMinMax
+    bipolar_search = (this << 1).bipolar_search
+
+
+class MSEZeroPointSubInjector(_MSESubInjector):
+    """The search of a zero point, from min(min x, 0)."""
+
+    mse_init_op = core.NegativeMinOrZero
+
+
+class MSEActZeroPointSubInjector(MSEZeroPointSubInjector):
+    """The same, batch after batch: the scale of the next batch is searched with the last zero point."""
+
+    memory_shape = (this << 1).zero_point_shape
+
+
+# a search is given tensors without a view
+inner_view_impl = by_output(core.OverTensorView, core.OverOutputChannelView, this.input_view_impl)
+
+
+class MSESymmetricScale(ExtendedInjector):
+    """A learned scale that starts where the squared error of quantization is least, among `max |x| * k / 20`.
+
+    Override what the search does within it: `class Mine(MSESymmetricScale, ...): mse_scale = MySearch`, with
+    `class MySearch(MSESymmetricScaleSubInjector): mse_iters = 50`.
+    """
+
+    mse_scale = MSESymmetricScaleSubInjector
+    axis_name = None
+    inner_stats_input_view_shape_impl = inner_view_impl
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_input_view_shape_impl = core.Identity
+    scaling_stats_impl = this.mse_scale.stats_impl
+
+
+class MSEAsymmetricScale(ExtendedInjector):
+    """A learned scale that starts where the squared error is least, from the range of x down to a 20th of it."""
+
+    mse_scale = MSEAsymmetricScaleSubInjector
+    axis_name = None
+    inner_stats_input_view_shape_impl = inner_view_impl
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_input_view_shape_impl = core.Identity
+    scaling_stats_impl = this.mse_scale.stats_impl
+
+
+class MSEWeightZeroPoint(ExtendedInjector):
+    """A learned zero point of a weight that starts where the squared error of quantization is least."""
+
+    mse_zero_point = MSEZeroPointSubInjector
+    axis_name = None
+    inner_stats_input_view_shape_impl = inner_view_impl
+    zero_point_impl = core.ParameterFromStatsFromParameterZeroPoint
+    zero_point_stats_input_view_shape_impl = core.Identity
+    zero_point_stats_impl = this.mse_zero_point.stats_impl
+
+
+class MSEActZeroPoint(ExtendedInjector):
+    """A learned zero point of an activation that starts from those with the least squared error in each batch."""
+
+    mse_zero_point = MSEActZeroPointSubInjector
+    axis_name = None
+    inner_stats_input_view_shape_impl = inner_view_impl
+    zero_point_impl = core.ParameterFromRuntimeZeroPoint
+    zero_point_stats_input_view_shape_impl = core.Identity
+    zero_point_stats_impl = this.mse_zero_point.stats_impl
+
+
+class HQOSymmetricScale(ExtendedInjector):
+    """A learned scale that half-quadratic optimization finds, from max |x| on."""
+
+    hqo_init_op_scale = core.AbsMax
+    inner_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    stats_impl_scale = core.HalfQuadraticOptimizerScale
+    scaling_stats_impl = this.stats_impl_scale
+
+
+class HQOAsymmetricScale(ExtendedInjector):
+    """A learned scale that half-quadratic optimization finds, from max x - min(min x, 0) on."""
+
+    hqo_init_op_scale = core.AbsMinMax
+    inner_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
+    stats_impl_scale = core.HalfQuadraticOptimizerScale
+    scaling_stats_impl = this.stats_impl_scale
+
+
+class HQOWeightZeroPoint(ExtendedInjector):
+    """A learned zero point of a weight that half-quadratic optimization finds, from min(min w, 0) on."""
+
+    hqo_init_op_zp = core.NegativeMinOrZero
+    inner_stats_input_view_shape_impl = this.zero_point_stats_input_view_shape_impl
+    zero_point_impl = core.ParameterFromStatsFromParameterZeroPoint
+    stats_impl_zp = core.HalfQuadraticOptimizerZeroPoint
+    zero_point_stats_impl = this.stats_impl_zp
+
+
+class HQOActZeroPoint(ExtendedInjector):
+    """A learned zero point of an activation, from those that half-quadratic optimization finds in each batch."""
+
+    hqo_init_op_zp = core.NegativeMinOrZero
+    inner_stats_input_view_shape_impl = this.zero_point_stats_input_view_shape_impl
+    memory_shape = this.zero_point_shape
+    zero_point_impl = core.ParameterFromRuntimeZeroPoint
+    stats_impl_zp = core.HalfQuadraticOptimizerZeroPoint
+    zero_point_stats_impl = this.stats_impl_zp

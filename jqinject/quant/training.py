@@ -1,0 +1,459 @@
+"""Schemes of training: int8, FP8, MXFP8, MXFP4, NVFP4 and Quartet, and the quantizers of their operands.
+
+FP8 has scales for a tensor, a row or a block: TransformerEngine's recipes and DeepSeek's blocks. MX has blocks of 32
+along what each product sums over, so every operand is quantized for its product.
+
+Source: Open Compute Project, "Microscaling Formats (MX)" 1.0; NVIDIA TransformerEngine's `MXFP8BlockScaling`, whose
+codes and scales these are; NVIDIA, "Pretraining Large Language Models with NVFP4", 2025; Castro et al., 2025, "Quartet:
+Native FP4 Training Can Be Optimal for Large Language Models", algorithm 1.
+"""
+
+from jqinject import core
+from jqinject.dot import OperandInjector, Scheme
+from jqinject.dot.schemes.config import ConfigV4
+from jqinject.dot.schemes.scheme import Kept
+from jqinject.inject import ExtendedInjector, this, value
+from jqinject.quant import enums
+from jqinject.quant.codebook import MXFloat4e2m1QuestAct
+from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, Fp8e4m3Mixin, Fp8e5m2Mixin, FpOCPMixin
+from jqinject.quant.fragments import DynamicPerRow
+from jqinject.quant.minifloat.blocks import (
+    MXActMixin,
+    NVFP4TrainingAct,
+    NVFP4TrainingGrad,
+    NVFP4TrainingSigns,
+    NVFP4TrainingWeight,
+)
+from jqinject.quant.minifloat.float8 import (
+    Fp8e4m3,
+    Fp8e4m3ActPerTensorDelayed,
+    Fp8e4m3WeightPerTensorDelayed,
+    Fp8e5m2,
+    Fp8e5m2GradPerTensorDelayed,
+)
+from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
+
+
+class StraightThrough(ExtendedInjector):
+    """Gradients pass unchanged, numbers and infinities saturate, the payload is kept."""
+
+    straight_through = True
+    float_clamp_impl = core.FloatSaturate
+
+
+class MXTraining(StraightThrough, FpOCPMixin, FloatBase):
+    """Blocks of 32, a power of two for each, rounded up so that nothing saturates; declare the format.
+
+    `scale_rounding` rounds otherwise: `"floor"`, `"ceil"`, `"even"`.
+    """
+
+    group_size = 32
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_stats_op = enums.StatsOp.MAX
+    float_scaling_impl = core.FloatScaling
+    scaling_impl = core.SharedExponentScaling
+    scale_rounding = enums.ScaleRounding.RCEIL
+
+
+class MXFP8TrainingWeight(Fp8e4m3Mixin, MXTraining, WeightQuantSolver):
+    """e4m3 weights in blocks of 32 along what is summed over, a power of two for each, rounded up.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=MXFP8TrainingWeight, rngs=nnx.Rngs(0))
+        >>> str(fc.quant_weight().format), fc.quant_weight().scale_.shape
+        ('float8_e4m3fn', (2, 1, 4))
+    """
+
+
+class MXFP8TrainingAct(Fp8e4m3Mixin, MXTraining, ActQuantSolver):
+    """e4m3 activations in blocks of 32 along the last axis, a power of two for each, rounded up."""
+
+
+class MXFP8TrainingGrad(Fp8e4m3Mixin, MXTraining, GradQuantSolver):
+    """e4m3 gradients in blocks of 32 along the last axis, a power of two for each, rounded up."""
+
+
+class MXFP8e5m2TrainingGrad(Fp8e5m2Mixin, MXTraining, GradQuantSolver):
+    """e5m2 gradients in blocks of 32 along the last axis, a power of two for each, rounded up."""
+
+
+class MXFP4TrainingWeight(Fp4e2m1Mixin, MXTraining, WeightQuantSolver):
+    """e2m1 weights in blocks of 32 along what is summed over, a power of two for each, rounded up."""
+
+
+class MXFP4TrainingAct(Fp4e2m1Mixin, MXTraining, ActQuantSolver):
+    """e2m1 activations in blocks of 32 along the last axis, a power of two for each, rounded up."""
+
+
+class MXFP4TrainingGrad(Fp4e2m1Mixin, MXTraining, GradQuantSolver):
+    """e2m1 gradients in blocks of 32 along the last axis, a power of two for each, rounded stochastically."""
+
+    float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
+
+
+class MXFP8Training(Scheme):
+    """MXFP8: every operand in e4m3, in blocks of 32 along its product's sum, powers of two rounded up.
+
+    Gradients in e5m2: `MXFP8Training.let(dgrad_grad=MXFP8e5m2TrainingGrad, wgrad_grad=MXFP8e5m2TrainingGrad)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.dot import QDotGeneral
+        >>> layer = nnx.Linear(64, 32, dot_general=QDotGeneral(MXFP8Training), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 64))).shape
+        (2, 32)
+    """
+
+    fprop_lhs = wgrad_lhs = MXFP8TrainingAct
+    fprop_rhs = dgrad_rhs = MXFP8TrainingWeight
+    dgrad_grad = wgrad_grad = MXFP8TrainingGrad
+
+
+class MXFP4Training(Scheme):
+    """MXFP4: every operand in e2m1, in blocks of 32 along its product's sum; gradients rounded stochastically.
+
+    It needs random numbers: `rngs=` where it is used.
+    """
+
+    fprop_lhs = wgrad_lhs = MXFP4TrainingAct
+    fprop_rhs = dgrad_rhs = MXFP4TrainingWeight
+    dgrad_grad = wgrad_grad = MXFP4TrainingGrad
+
+
+class Fp8OfTensor(ExtendedInjector):
+    """8-bit floats, numbers multiplied by max / amax of the tensor at hand; no state. Declare `q_dtype`."""
+
+    tensor_quant = core.Float8Quant
+    by_factor = True
+    signed = True
+    scaling_impl_type = enums.ScalingImplType.STATS
+    restrict_scaling_type = enums.RestrictValueType.FP
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+
+
+class Fp8TrainingWeight(Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
+    """e4m3 weights, one scale, of the weight at hand.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=Fp8TrainingWeight, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().payload().dtype, fc.quant_weight().scale.shape
+        (dtype(float8_e4m3fn), ())
+    """
+
+
+class Fp8TrainingAct(Fp8e4m3, Fp8OfTensor, ActQuantSolver):
+    """e4m3 activations, one scale, of the tensor at hand."""
+
+    scaling_impl = core.RuntimeDynamicStatsScaling
+
+
+class Fp8TrainingGrad(Fp8e5m2, Fp8OfTensor, GradQuantSolver):
+    """e5m2 gradients, one scale, of the gradient at hand."""
+
+    scaling_impl = core.RuntimeDynamicStatsScaling
+
+
+class Fp8RowTrainingWeight(Fp8TrainingWeight):
+    """e4m3 weights, a scale for each output channel: all numbers that are summed together."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
+
+
+class Fp8RowTrainingAct(DynamicPerRow, Fp8TrainingAct):
+    """e4m3 activations, a scale for each row: all numbers that are summed together."""
+
+
+class Fp8RowTrainingGrad(DynamicPerRow, Fp8e4m3, Fp8TrainingGrad):
+    """e4m3 gradients, a scale for each row: all numbers that are summed together."""
+
+
+class Fp8Block(StraightThrough, FpOCPMixin, FloatBase):
+    """Minifloats in blocks with a float32 scale = max |x| / largest number for each."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_stats_op = enums.StatsOp.MAX
+    restrict_scaling_type = enums.RestrictValueType.FP
+    scaling_min_val = None
+    float_scaling_impl = core.FloatScaling
+    scaling_impl = core.RuntimeDynamicGroupStatsScaling
+
+
+class Fp8BlockTrainingWeight(Fp8e4m3Mixin, Fp8Block, WeightQuantSolver):
+    """e4m3 weights in blocks of 128 x 128, a float32 scale for each."""
+
+    group_size = (128, 128)
+
+
+class Fp8BlockTrainingAct(Fp8e4m3Mixin, Fp8Block, ActQuantSolver):
+    """e4m3 activations in blocks of 128 along the last axis, a float32 scale for each."""
+
+    group_size = 128
+
+
+class Fp8BlockTrainingGrad(Fp8e4m3Mixin, Fp8Block, GradQuantSolver):
+    """e4m3 gradients in blocks of 128 along the last axis, a float32 scale for each."""
+
+    group_size = 128
+
+
+class Fp8DelayedTraining(Scheme):
+    """One scale for each tensor, from the amaxes of earlier steps: e4m3, gradients in e5m2.
+
+    It keeps histories: take gradients by `jqinject.value_and_grad`.
+
+    Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; TransformerEngine's `DelayedScaling`.
+    """
+
+    fprop_lhs = Fp8e4m3ActPerTensorDelayed
+    fprop_rhs = Fp8e4m3WeightPerTensorDelayed
+    dgrad_grad = wgrad_grad = Fp8e5m2GradPerTensorDelayed
+
+
+class Fp8CurrentTraining(Scheme):
+    """One scale for each tensor, of the tensor at hand: e4m3, gradients in e5m2. Backward products take the payloads
+    of the forward product.
+
+    Source: TransformerEngine's `Float8CurrentScaling`; torchao's tensorwise recipe.
+    """
+
+    fprop_lhs = Fp8TrainingAct
+    fprop_rhs = Fp8TrainingWeight
+    dgrad_grad = wgrad_grad = Fp8TrainingGrad
+
+
+class Fp8RowTraining(Scheme):
+    """A scale for each row and column of what is summed over, of the tensor at hand, all e4m3; every operand is
+    quantized along its own product's sum.
+
+    Source: torchao's rowwise recipe.
+    """
+
+    fprop_lhs = wgrad_lhs = Fp8RowTrainingAct
+    fprop_rhs = dgrad_rhs = Fp8RowTrainingWeight
+    dgrad_grad = wgrad_grad = Fp8RowTrainingGrad
+
+
+class Fp8BlockTraining(Scheme):
+    """Activations and gradients in blocks of 1 x 128, weights in blocks of 128 x 128, which fit both of their products.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report"; TransformerEngine's `Float8BlockScaling`.
+    """
+
+    fprop_lhs = wgrad_lhs = Fp8BlockTrainingAct
+    fprop_rhs = Fp8BlockTrainingWeight
+    dgrad_grad = wgrad_grad = Fp8BlockTrainingGrad
+
+
+class Int8Training(ConfigV4):
+    """AQT's int8 training: `y = x w` and `dx = g w^T` are products of int8 numbers, `dw` is in float.
+
+    Every operand is quantized for its product, scale = max |x| / 127.5 over what is summed; the gradient is rounded
+    stochastically, so it needs random numbers: `rngs=` where it is used. `Int8Training.let(drhs_bits=8)` makes `dw` a
+    product of int8 numbers too.
+
+    Source: Google's AQT, `config_v4()`; Abdolrashidi et al., 2021, "Pareto-Optimal Quantized ResNet Is Mostly 4-bit".
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(16, 4, scheme=Int8Training, rngs=nnx.Rngs(0))
+    """
+
+
+class TernaryWeight(OperandInjector):
+    """-1, 0 or 1 times the mean magnitude of the weight, to nearest; the gradient passes unchanged."""
+
+    bits = 2
+    calibration = core.AbsMeanRange
+    calibration_axes = "tensor"
+    preserve_max_val = True
+
+
+class Int8PerToken(OperandInjector):
+    """int8 activations, scale = max |x| / 127 of all numbers that are summed; the gradient passes unchanged."""
+
+    bits = 8
+    preserve_max_val = True
+
+
+class BitNet158(Scheme):
+    """BitNet b1.58: ternary weights times int8 activations; gradients of the quantized product in float.
+
+    Source: Ma et al., 2024, "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits".
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.dot import dot_general
+        >>> x, w = jnp.array([[127.0, 2.4]]), jnp.array([[3.0], [-0.1]])
+        >>> dot_general(x, w, (((1,), (0,)), ((), ())), config=BitNet158)  # 127 * 1 * mean |w|
+        Array([[196.84999]], dtype=float32)
+    """
+
+    fprop_lhs = Int8PerToken
+    fprop_rhs = TernaryWeight
+
+
+NVFP4_BLOCK = 16
+
+
+class NVFP4RotatedInput(NVFP4TrainingAct):
+    """`x` of the product for the weight's gradient."""
+
+    pre_transform = (this << 1).hadamard
+
+
+class NVFP4Gradient(NVFP4TrainingGrad):
+    """`g` of the product for the input's gradient."""
+
+    float_to_int_impl_type = (this << 1).gradient_rounding
+    random_bits = (this << 1).random_bits
+
+
+class NVFP4RotatedGradient(NVFP4Gradient):
+    """`g` of the product for the weight's gradient."""
+
+    pre_transform = (this << 1).hadamard
+
+
+class NVFP4WeightInBlocks(NVFP4TrainingWeight):
+    """`w`, in the blocks that the scheme says."""
+
+    group_size = (this << 1).weight_block
+
+
+@value
+def weight_of_dgrad(weight_block):
+    """`dgrad_rhs`: of square blocks what the forward product took, else the weight quantized along its outputs."""
+    square = isinstance(weight_block, tuple) and weight_block[0] == weight_block[1]
+    return Kept.FPROP if square else this.fprop_rhs
+
+
+class NVFP4Training(Scheme):
+    """Training in 4 bits: inputs and gradients in blocks of 16 along what each product sums over, weights in 16 x 16.
+
+    | name | what it does | default |
+    |---|---|---|
+    | `weight_block` | blocks of weights: square, the same for both products; 16: along the sum | `(16, 16)` |
+    | `hadamard` | what turns both operands of `dw`; None for nothing | `Hadamard(16, NVFP4TrainingSigns)` |
+    | `gradient_rounding` | how gradients are rounded: "stochastic_round", "round" | "stochastic_round" |
+    | `random_bits` | of each random number: 16, or 32, which take twice the time | 16 |
+
+    Its numbers are TransformerEngine's; block scales are e4m3, and one float32 scale is shared by a tensor. Gradients
+    pass the quantizers unchanged. Rounding stochastically needs random numbers: `rngs=` of a `QDotGeneral`, in a layer
+    that of the layer. The rows of a batch (their last axis before the features) have to be a multiple of 16 while
+    training, for the transform. For the backward pass 4.5 bits are kept of a number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.dot import QDotGeneral
+        >>> op = QDotGeneral(NVFP4Training, rngs=nnx.Rngs(0))
+        >>> layer = nnx.Linear(32, 16, dot_general=op, rngs=nnx.Rngs(1))
+        >>> grads = nnx.grad(lambda m, x: m(x).sum())(layer, jnp.ones((16, 32)))
+        >>> bool(jnp.isfinite(grads.kernel[...]).all())
+        True
+    """
+
+    weight_block = (NVFP4_BLOCK, NVFP4_BLOCK)
+    hadamard = core.Hadamard(NVFP4_BLOCK, NVFP4TrainingSigns)
+    gradient_rounding = "stochastic_round"
+    random_bits = 16
+    fprop_lhs = NVFP4TrainingAct
+    fprop_rhs = NVFP4WeightInBlocks
+    dgrad_grad = NVFP4Gradient
+    dgrad_rhs = weight_of_dgrad
+    wgrad_lhs = NVFP4RotatedInput
+    wgrad_grad = NVFP4RotatedGradient
+
+
+QUARTET_GROUP = 32
+
+
+class QuartetThreeQuarters(StraightThrough, MXActMixin, Fp4e2m1Mixin, FpOCPMixin, FloatBase):
+    """e2m1 in groups of 32 of at most 6: scale = 4/3 of the power of two at or below a quarter of the group's largest.
+
+    Three quarters of a number are rounded in steps of that power of two, so rounding up never goes beyond 6, and what
+    is rounded stochastically is right on average. Products of two such numbers get the paper's 16/9 from both scales.
+    """
+
+    scaling_stats_op = enums.StatsOp.MAX
+    float_scaling_impl = core.FloatScaling
+    restrict_scale_threshold_impl = core.ScaledRestrictValue
+    scale_factor = 4 / 3
+    float_to_int_impl_type = (this << 1).gradient_rounding
+
+
+class QuartetForward(StraightThrough, MXFloat4e2m1QuestAct):
+    """`x` and `w` of the forward product, transformed."""
+
+    pre_transform = (this << 1).hadamard
+
+
+class QuartetBackward(QuartetThreeQuarters, ActQuantSolver):
+    """`w` and `x` of the backward products: what the forward product saw, transformed along the other axis."""
+
+    pre_transform = (this << 1).hadamard
+
+
+class QuartetGradient(QuartetThreeQuarters, GradQuantSolver):
+    """`g` of both backward products."""
+
+    pre_transform = (this << 1).hadamard
+
+
+@value
+def signs_of(hadamard, random_signs):
+    """Whether signs are drawn; without a transform there is nothing to draw them for."""
+    return random_signs and hadamard is not None
+
+
+class Quartet(Scheme):
+    """Training in MXFP4, 4.25 bits for every operand: groups of 32 along what each product sums over.
+
+    | name | what it does | default |
+    |---|---|---|
+    | `hadamard` | what both operands of each product go through; None for nothing | `Hadamard(32)` |
+    | `random_signs` | whether random signs, new ones at each call, come before it in the backward products | True |
+    | `gradient_rounding` | how the backward products' operands are rounded: "stochastic_round", "round" | \
+"stochastic_round" |
+
+    Forward, with `H` the Hadamard matrix of each 32 features and `Q` rounding to nearest with the scale of
+    `MXFloat4e2m1QuestAct`, `y = Q(x H) Q(H^T w)`. Backward, with `R` a Hadamard matrix with random signs and `S`
+    stochastic rounding with 4/3 of a power of two as scale,
+
+        dx = (M_x * (S(g R) S(R^T (H^T w)_q^T))) H^T,    dw = H (M_w * (S((x H)_q^T R) S(R^T g)))
+
+    where `(...)_q` is what the forward product saw, and the masks `M` are 0 where it clipped a number (6 or more in
+    steps of its scale). Without masks and rounding these are the gradients of `y = x w`. On average over keys they are
+    `dw = H (M_w * ((x H)_q^T g))` and `dx = (M_x * (g (H^T w)_q^T)) H^T`, as in the paper: shorter than `x^T g` and
+    `g w^T`, 0.86 to 0.91 of them for normal numbers. About half of this are the masks, half the numbers that the
+    forward product clipped. Inputs, outputs and rows of a
+    batch (the last axis before the features) have to be multiples of 32 while training. It needs random numbers:
+    `rngs=` where it is used.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = QuantLinear(64, 32, scheme=Quartet, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((32, 64))).shape
+        (32, 32)
+    """
+
+    hadamard = core.Hadamard(QUARTET_GROUP)
+    random_signs = True
+    gradient_rounding = "stochastic_round"
+    fprop_lhs = fprop_rhs = QuartetForward
+    dgrad_grad = wgrad_grad = QuartetGradient
+    dgrad_rhs = wgrad_lhs = QuartetBackward
+    dgrad_source = wgrad_source = "dequantized"
+    dgrad_random_signs = wgrad_random_signs = signs_of
