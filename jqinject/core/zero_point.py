@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.component import Component, assign, component, set_given
 from jqinject.core.memory.memory import Broadcastable, Dynamic, Memory, Number, initial_number, taken
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
@@ -67,7 +67,7 @@ def shift(
     return divide(z, scale) + least
 
 
-@checked_arguments
+@component
 class ScaleShiftQuantZeroPoint(Component):
     """A zero point whose distance in floats is itself quantized: `quantized(z) / scale + min_int`.
 
@@ -88,18 +88,12 @@ class ScaleShiftQuantZeroPoint(Component):
         4.0
     """
 
+    zp_int_quant: Callable[[jax.Array], tuple[Any, ...]]
+    int_quant: IntQuantizer
     zero_point_dequantized_shape: tuple[int, ...] | None = None
 
-    def __init__(
-        self,
-        zp_int_quant: Callable[[jax.Array], tuple[Any, ...]],
-        int_quant: IntQuantizer,
-        zero_point_dequantized_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.zp_int_quant = zp_int_quant
-        self.int_quant = int_quant
-        if zero_point_dequantized_shape is not None:
-            self.zero_point_dequantized_shape = tuple(zero_point_dequantized_shape)
+    def __post_init__(self) -> None:
+        check.fields(self, zero_point_dequantized_shape=check.optional(check.integers))
 
     def __call__(self, zero_point: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point of a range that reaches `zero_point` below zero, float32."""
@@ -127,7 +121,7 @@ class _MemoryZeroPoint(Memory):
     """
 
     of = "zero_point"
-    int_quant: IntQuantizer
+    int_quant: Any
     quantize: bool
 
     def __post_init__(self) -> None:
@@ -194,7 +188,8 @@ class ParameterZeroPoint(_MemoryZeroPoint):
 
     def __post_init__(self) -> None:
         arguments, names = taken(self), ("zero_point_init", "zero_point_shape")
-        self.begin(arguments, initial_number(*map(arguments.get, names), "ParameterZeroPoint", names))
+        init, shape = (arguments[name] for name in names)
+        self.begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
 
 
 @component

@@ -39,8 +39,7 @@ from jqinject.core._protocols import (
     never_negative,
     scale_dtype,
 )
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign, set_given
+from jqinject.core.component import Component, assign, component, set_given
 from jqinject.core.memory.memory import Memory, Number, taken
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.search import Task
@@ -113,7 +112,6 @@ class SignedFloatRestrictValue:
         return x
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ScaledRestrictValue:
     """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
@@ -127,6 +125,9 @@ class ScaledRestrictValue:
     """
 
     scale_factor: float
+
+    def __post_init__(self) -> None:
+        check.fields(self, scale_factor=check.number)
 
     def restrict_init_float(self, x: float) -> float:
         """`x / scale_factor`."""
@@ -164,7 +165,7 @@ class LogFloatRestrictValue:
         return _finite_power(x, _MOST_LOG2)
 
 
-@checked_arguments
+@component
 class PowerOfTwoRestrictValue(Component):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
@@ -179,8 +180,7 @@ class PowerOfTwoRestrictValue(Component):
 
     scale_dtype = np.dtype(jnp.float8_e8m0fnu)
 
-    def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
-        self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()
+    restrict_value_float_to_int_impl: Rounding | None = None
 
     def restrict_init_float(self, x: float) -> float:
         """`log2(x)`; raises ValueError unless `x > 0`."""
@@ -192,10 +192,10 @@ class PowerOfTwoRestrictValue(Component):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**round(x)`."""
-        return _finite_power(self.float_to_int_impl(x), 127.0)
+        return _finite_power((self.restrict_value_float_to_int_impl or RoundSte())(x), 127.0)
 
 
-@checked_arguments
+@component
 class IntRestrictValue(Component):
     """Whole numbers, with a straight-through gradient.
 
@@ -207,8 +207,7 @@ class IntRestrictValue(Component):
         3.0
     """
 
-    def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
-        self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()
+    restrict_value_float_to_int_impl: Rounding | None = None
 
     def restrict_init_float(self, x: float) -> float:
         """`x`."""
@@ -220,7 +219,7 @@ class IntRestrictValue(Component):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`round(x)`."""
-        return self.float_to_int_impl(x)
+        return (self.restrict_value_float_to_int_impl or RoundSte())(x)
 
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)

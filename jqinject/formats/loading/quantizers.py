@@ -117,6 +117,7 @@ def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...])
     )
     for part, numbers in parts:
         if isinstance(part, Memory) and part.kind == "collected" and None not in numbers:
+            assert part.value is not None
             held = part.value.get_value()
             each = np.asarray(numbers, np.float32).reshape((*depth, *(1,) * (held.ndim - len(depth))))
             part.commit(jnp.broadcast_to(jnp.asarray(each), held.shape))
