@@ -95,7 +95,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             size is None
             or dim is None
             or len(summed) < 2
-            or not getattr(self.tensor_quant, "group_padding", True)
+            or not getattr(getattr(self.tensor_quant, "input_view_impl", None), "group_padding", True)
         ):
             return
         shape = tuple(layer.weight_shape)[-layer.weight_ndim :]

@@ -124,7 +124,7 @@ def test_however_it_is_compiled(quantizer):
         (Int8ActPerTensorFloat, "it learns a parameter"),
         (
             Int8ActPerTensorAbsMax,
-            "its SimpleMovingAverage|its CalibratedQuant keeps a statistic that forward",
+            "its SimpleMovingAverage|its RangeScaling keeps a statistic that forward",
         ),
         (Fp8e4m3ActPerTensorDelayed, "statistic that forward passes move|recorded by forward passes"),
     ],

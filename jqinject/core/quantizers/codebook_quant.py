@@ -205,10 +205,10 @@ class CommittedQuant(InnerModule):
         TypeError: the quantizer does not round to nearest on a grid that it knows.
 
     Example:
-        >>> from jqinject.core import CalibratedQuant
-        >>> quant = CommittedQuant(CalibratedQuant(bit_width=4), jnp.array([7.0, -7.5]))
-        >>> quant(jnp.array([2.6, -4.1])).value
-        Array([ 3., -4.], dtype=float32)
+        >>> from jqinject.core import ConstScaling
+        >>> quant = CommittedQuant(CodebookQuant(ConstScaling(2.0), (-1.0, 0.0, 1.0)), jnp.array([1.6]))
+        >>> quant(jnp.array([1.6, -4.1])).value
+        Array([ 2., -2.], dtype=float32)
     """
 
     quantizer: Any

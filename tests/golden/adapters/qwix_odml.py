@@ -90,7 +90,7 @@ def outputs(y: Any) -> dict[str, Any]:
     return {f"y{i}": leaf for i, leaf in enumerate(leaves)} | ({"y": leaves[0]} if len(leaves) == 1 else {})
 
 
-ENDS = {"count": "count", "sum_of_min": "sum_of_min"}
+ENDS = {"count": "counter", "sum_of_min": "sum_of_min"}
 
 
 def average_of(model: Any, name: str) -> Any:
@@ -104,7 +104,7 @@ def average_of(model: Any, name: str) -> Any:
     places = [site] if site in model.op_quant else twins
     if not places:
         raise CannotDrive(f"no site has the statistics {name}; there are {sorted(model.op_quant)}")
-    return model.op_quant[places[0]].tensor_quant.averaging_impl
+    return model.op_quant[places[0]].tensor_quant.scaling_impl.averaging_impl
 
 
 def statistics(model: Any, wanted: Any) -> dict[str, Any]:
