@@ -24,7 +24,6 @@ from jqinject.core.memory.clipping_range import (
     range_of_batch,
     scale_and_zero_point,
 )
-from jqinject.core.quantizers.float_quant import FloatQuantResult
 from jqinject.core.quantizers.nearest_grids import (
     Grid,
     IntegerGrid,
@@ -278,17 +277,15 @@ class CalibratedQuant(Component):
         rounds_so = self.float_to_int_impl is None or is_nearest(self.float_to_int_impl)
         return self.q_dtype is None and self.group_size is None and rounds_so
 
-    def __call__(self, x: jax.Array) -> Quantized | FloatQuantResult:
+    def __call__(self, x: jax.Array) -> Quantized:
         """`x` quantized; scale and zero point float32."""
         return self._quantized(x, keep=False)
 
-    def keeping_payload(self, x: jax.Array) -> Quantized | FloatQuantResult:
+    def keeping_payload(self, x: jax.Array) -> Quantized:
         """Like a call; the result also has integers of at most 8 bits."""
         return self._quantized(x, keep=True)
 
-    def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
-    ) -> Quantized | FloatQuantResult:
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool) -> Quantized:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         grid, x = self.grid, check.float_input(x, "CalibratedQuant")
         if self.group_size is not None:
@@ -296,7 +293,7 @@ class CalibratedQuant(Component):
         x32 = x.astype(jnp.float32)
         if isinstance(grid, MinifloatGrid):
             value = with_gradient_of(x32, jax.lax.stop_gradient(grid.nearest(x32, scale)))
-            return FloatQuantResult(value.astype(x.dtype), scale, grid.form)
+            return Quantized(value.astype(x.dtype), scale, None, grid.form)
         narrow = keep and self.bit_width <= 8
         kept = replace(grid, payload=np.dtype(np.int8) if narrow else None)
         made = kept.nearest(jax.lax.stop_gradient(x32), scale, zero_point)
@@ -314,7 +311,7 @@ class CalibratedQuant(Component):
         edge = 2.0 ** (self.bit_width - 1)
         return IntegerGrid(self.narrow_range - edge, edge - 1.0, not self.has_zero_point, None)
 
-    def _quantized(self, x: jax.Array, keep: bool) -> Quantized | FloatQuantResult:
+    def _quantized(self, x: jax.Array, keep: bool) -> Quantized:
         x, cut = self._laid(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, not self.use_running_average, cut)
@@ -339,9 +336,7 @@ class CalibratedQuant(Component):
         numbers = IntGrid(self.bit_width, True, self.narrow_range)
         return Quantized(in_range_of(value, scale, x.dtype), scale, zero_point, numbers, kept)
 
-    def _minifloats(
-        self, x: jax.Array, x32: jax.Array, found: ClippingRange, cut: Cut | None
-    ) -> FloatQuantResult:
+    def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange, cut: Cut | None) -> Quantized:
         if found.low is not None:
             raise ValueError(
                 f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
@@ -351,7 +346,7 @@ class CalibratedQuant(Component):
         form = FloatFormat.of_dtype(self.q_dtype)
         scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
         value = self._rounded(MinifloatGrid(form, x.dtype), x32, cut, found, scale)
-        return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
+        return Quantized(value.astype(x.dtype), self._kept(scale, x.ndim), None, form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl

@@ -16,7 +16,6 @@ from jqinject.core import (
     CalibratedQuant,
     CodebookQuant,
     CommittedQuant,
-    Float8Quant,
     FloatQuant,
     RescalingIntQuant,
 )
@@ -33,7 +32,6 @@ ELEMENTWISE = (
     CalibratedQuant,
     CodebookQuant,
     CommittedQuant,
-    Float8Quant,
     FloatQuant,
     RescalingIntQuant,
 )
