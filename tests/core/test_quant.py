@@ -94,7 +94,7 @@ def test_binary_and_ternary():
     np.testing.assert_allclose(core.BinaryQuant(core.ConstScaling(0.5))(X).value, [-0.5, -0.5, 0.5, 0.5, 0.5])
     ternary = core.TernaryQuant(core.ConstScaling(0.5), 0.5)(X)
     np.testing.assert_allclose(ternary.value, [-0.5, -0.5, 0, 0, 0.5])
-    assert (ternary.bit_width, ternary.zero_point) == (2, 0)
+    assert (ternary.bit_width, ternary.zero_point) == (2, None)
     clamped = core.ClampedBinaryQuant(core.ParameterScaling(0.5))
     grads = nnx.grad(lambda q, x: q(x).value.sum(), argnums=1)(clamped, X)
     np.testing.assert_allclose(grads, [0, 0.5, 0.5, 0.5, 0])
@@ -105,7 +105,7 @@ def test_prescaled():
     result = quant(X.astype(jnp.bfloat16), jnp.float32(0.25))
     assert result.value.dtype == jnp.bfloat16
     np.testing.assert_allclose(result.value.astype(jnp.float32), [-1, -0.25, 0, 0.25, 2])
-    assert (result.bit_width, result.zero_point) == (8, 0)
+    assert (result.bit_width, result.zero_point) == (8, None)
 
 
 def test_delay_counts_every_call():

@@ -136,10 +136,12 @@ def test_abstract(build):
 
 def test_result_types(build):
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-        result = nnx.jit(lambda q, x: tuple(q(x)[:3]))(build(), X.astype(dtype))
-        assert result[0].dtype == dtype
-        assert result[1].dtype == result[2].dtype == jnp.float32
-        assert not result[1].weak_type
+        result = nnx.jit(lambda q, x: q(x))(build(), X.astype(dtype))
+        assert result.value.dtype == dtype
+        assert all(
+            number.dtype == jnp.float32 for number in (result.scale, result.zero_point) if number is not None
+        )
+        assert not result.scale.weak_type
 
 
 def test_forward_mode(build):

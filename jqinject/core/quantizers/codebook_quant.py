@@ -23,10 +23,9 @@ from jqinject.core._protocols import (
 )
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import InnerModule, component
-from jqinject.core.quantizers.nearest_grids import TableGrid
 from jqinject.core.quantizers.quantizer import Quantizer
 from jqinject.core.state import QuantStat
-from jqinject.ops.codebook import Codebook
+from jqinject.ops.grid import TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
 
@@ -64,26 +63,26 @@ class CodebookQuant(Quantizer):
     gradient_mask_impl: GradientMask | None = None
 
     def __post_init__(self) -> None:
-        vars(self)["codebook"] = Codebook.of(self.codebook)
+        vars(self)["codebook"] = TableGrid.of(self.codebook)
 
     @property
-    def format(self) -> Codebook:
+    def format(self) -> TableGrid:
         """The table."""
         return self.codebook
 
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(self.codebook)
-
-    def _grid(self) -> Codebook:
         return self.codebook
 
-    def _threshold(self, grid: Codebook) -> float:
+    def _grid(self) -> TableGrid:
+        return self.codebook
+
+    def _threshold(self, grid: TableGrid) -> float:
         return grid.largest
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Codebook, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: TableGrid, keep: bool
     ) -> tuple[jax.Array, None]:
         steps = divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, min_val=grid.values[0], max_val=grid.values[-1])

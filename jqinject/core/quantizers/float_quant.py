@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import (
@@ -24,7 +23,6 @@ from jqinject.core._protocols import (
 from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.core.quantizers.quantizer import Quantized, Quantizer
 from jqinject.core.quantizers.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
@@ -40,12 +38,11 @@ from jqinject.ops.float8_cast import (
     quantize_float8,
     steps_of_power,
 )
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import float_steps, from_float_steps, payload_of, to_float_grid
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of, with_gradient_where
 
-AnyFloatFormat = FloatFormat | LearnedFloatFormat
 _WIDTHS = ("exponent_bit_width_impl", "mantissa_bit_width_impl", "exponent_bias_impl", "float_clamp_impl")
 
 
@@ -94,13 +91,13 @@ class Float8Cast(Component):
             )
 
     @property
-    def format(self) -> FloatFormat:
+    def format(self) -> FloatGrid:
         """The format of `q_dtype`."""
-        return FloatFormat.of_dtype(self.q_dtype)
+        return FloatGrid.of_dtype(self.q_dtype)
 
     def factor(self, amax: jax.Array, dtype: Any) -> jax.Array:
         """The factor for a tensor of a dtype, float32."""
-        return float8_factor(amax, self.format.max_value, dtype, self.power_of_two_factor)
+        return float8_factor(amax, self.format.largest, dtype, self.power_of_two_factor)
 
     def __call__(
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
@@ -205,7 +202,7 @@ class FloatQuant(Quantizer):
             )
 
     @property
-    def format(self) -> AnyFloatFormat:
+    def format(self) -> FloatGrid:
         """The minifloat's format: static if its widths are."""
         if self.cast_impl is not None:
             return self.cast_impl.format
@@ -213,8 +210,7 @@ class FloatQuant(Quantizer):
         parts: Any = (self.exponent_bit_width_impl, self.mantissa_bit_width_impl, self.exponent_bias_impl)
         widths = [width() for width in parts]
         codes = self.signed, clamp.saturating, clamp.inf_values, clamp.nan_values, clamp.max_available_float
-        static = all(isinstance(width, int) for width in widths)
-        return (FloatFormat if static else LearnedFloatFormat)(*widths, *codes)
+        return FloatGrid(*widths, *codes)
 
     @property
     def is_nearest(self) -> bool:
@@ -223,20 +219,17 @@ class FloatQuant(Quantizer):
         return as_it_is and is_nearest(self.float_to_int_impl, self.float_clamp_impl)
 
     @property
-    def grid(self) -> MinifloatGrid | None:
+    def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        form = self.format
-        nearest = self.cast_impl is not None or is_nearest(self.float_to_int_impl)
-        return (
-            MinifloatGrid(form, np.dtype(np.float32)) if nearest and isinstance(form, FloatFormat) else None
-        )
+        grid = self.format
+        return None if grid.is_learned or not is_nearest(self.float_to_int_impl) else grid
 
-    def _grid(self) -> AnyFloatFormat:
+    def _grid(self) -> FloatGrid:
         return self.format
 
     def _threshold(self, grid: Any) -> Any:
         if self.cast_impl is not None:
-            return grid.max_value
+            return grid.largest
         if self.float_scaling_impl is None:
             return None
         return self.float_scaling_impl(grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
@@ -256,7 +249,7 @@ class FloatQuant(Quantizer):
     ) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, scale, zero_point, ends, grid, keep)
-        if not isinstance(grid, FloatFormat):
+        if grid.is_learned:
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
@@ -280,7 +273,7 @@ class FloatQuant(Quantizer):
         )
         steps = steps_of(numbers.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
         minifloats = self.clamped(
-            to_float_grid(steps, grid.mantissa_bit_width, grid.bias, self.float_to_int_impl), grid
+            to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, self.float_to_int_impl), grid
         )
         value = value_of(minifloats, scale, x.dtype)
         value = jnp.where(jnp.isinf(numbers), numbers, value) if through else value
@@ -288,7 +281,7 @@ class FloatQuant(Quantizer):
             value = with_gradient_where(x, value, mask(steps, minifloats))
         elif through:
             value = with_gradient_of(x, value)
-        return value, payload_of(minifloats, grid) if through else None
+        return value, grid.encode(minifloats) if through else None
 
     def clamped(self, steps: jax.Array, grid: Any) -> jax.Array:
         """Numbers of unbounded range, clamped to those of the format."""
@@ -299,9 +292,9 @@ class FloatQuant(Quantizer):
         return self.compute_max_mantissa(grid.mantissa_bit_width)
 
 
-def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:
+def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
     """Refuse a bit width that exponent, mantissa and sign do not add up to; the sign bit may be unused."""
-    if bit_width is None or not isinstance(form, FloatFormat):
+    if bit_width is None or form.is_learned:
         return
     exponent, mantissa = form.exponent_bit_width, form.mantissa_bit_width
     if bit_width not in (form.bit_width, 1 + exponent + mantissa):
