@@ -12,7 +12,6 @@ from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
 from jqinject.core.state import LOOKED_AT
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
-from jqinject.ops import FloatFormat
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import QuantMetadata
@@ -228,7 +227,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if not self.is_quant_enabled or reporting(self) is None:
             return None
         form = number_format(self.tensor_quant)
-        return form.dtype if isinstance(form, FloatFormat) and form.dtype in CONTRACTED else None
+        return form.dtype if form is not None and form.dtype in CONTRACTED else None
 
     def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)

@@ -28,7 +28,7 @@ from jqinject.core import AmaxScaling, CommittedQuant, Quantized
 from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
 from jqinject.core.component import Component, InnerModule, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
-from jqinject.ops import FloatFormat, LearnedFloatFormat
+from jqinject.ops import FloatGrid
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -481,20 +481,20 @@ class QuantProxyFromInjector(HoldsRanges):
     def is_ocp(self) -> bool:
         """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
         form = self._minifloat()
-        return isinstance(form, FloatFormat) and form.is_ocp
+        return isinstance(form, FloatGrid) and form.is_ocp
 
     @property
     def is_fnuz(self) -> bool:
         """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
         form = self._minifloat()
-        return isinstance(form, FloatFormat) and form.is_fnuz
+        return isinstance(form, FloatGrid) and form.is_fnuz
 
     def _minifloat(self) -> Any:
         if not self.is_quant_enabled:
             return None
         said = number_format(self.tensor_quant)
         form = getattr(self.sample(), "format", None) if said is None else said
-        return form if isinstance(form, FloatFormat | LearnedFloatFormat) else None
+        return form if isinstance(form, FloatGrid) else None
 
     def _of_minifloat(self, name: str) -> Any:
         form = self._minifloat()

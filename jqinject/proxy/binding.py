@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core import IntGrid, PackableResult, Quantized, components_in
+from jqinject.core import PackableResult, Quantized, components_in
 from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.inject import (
     Binding,
@@ -28,6 +28,7 @@ from jqinject.inject import (
     reach_of,
     requested_names,
 )
+from jqinject.ops import IntGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy.links import name_of

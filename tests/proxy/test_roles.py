@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jqinject.core import IntGrid, Quantized
+from jqinject.core import Quantized
 from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.ops import split_groups
+from jqinject.ops import IntGrid, split_groups
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import (
     Int8ActDynamicPerTensor,

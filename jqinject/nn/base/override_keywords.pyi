@@ -786,7 +786,6 @@ class WeightWeightNames(TypedDict, total=False):
     weight_trust: float
     weight_trust_steps: float
     weight_upstream_shape: tuple[int, ...]
-    weight_weight_ndims: int
     weight_zero_point_affine_rescaling_init: float | None
     weight_zero_point_affine_shifting_init: float | None
     weight_zero_point_impl: Component
@@ -1959,7 +1958,6 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_trust: float
     in_proj_weight_trust_steps: float
     in_proj_weight_upstream_shape: tuple[int, ...]
-    in_proj_weight_weight_ndims: int
     in_proj_weight_zero_point_affine_rescaling_init: float | None
     in_proj_weight_zero_point_affine_shifting_init: float | None
     in_proj_weight_zero_point_impl: Component
@@ -2468,7 +2466,6 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_trust: float
     out_proj_weight_trust_steps: float
     out_proj_weight_upstream_shape: tuple[int, ...]
-    out_proj_weight_weight_ndims: int
     out_proj_weight_zero_point_affine_rescaling_init: float | None
     out_proj_weight_zero_point_affine_shifting_init: float | None
     out_proj_weight_zero_point_impl: Component
