@@ -48,12 +48,7 @@ from jqinject.core.quantizers.float8_quant import Float8QuantResult as Float8Qua
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quantizers.float_quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
-from jqinject.core.quantizers.nearest_grids import Grid as Grid
-from jqinject.core.quantizers.nearest_grids import IntegerGrid as IntegerGrid
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid as MinifloatGrid
-from jqinject.core.quantizers.nearest_grids import TableGrid as TableGrid
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
-from jqinject.core.quantizers.quantizer import IntGrid as IntGrid
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer
 from jqinject.core.quantizers.rescaling_int_quant import BinaryQuant as BinaryQuant
@@ -139,6 +134,8 @@ from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2
 from jqinject.core.statistics.extremes import AbsMinMax as AbsMinMax
 from jqinject.core.statistics.extremes import AbsPercentile as AbsPercentile
+from jqinject.core.statistics.extremes import InterpolatedAbsPercentile as InterpolatedAbsPercentile
+from jqinject.core.statistics.extremes import MinMax as MinMax
 from jqinject.core.statistics.extremes import NegativeMinOrZero as NegativeMinOrZero
 from jqinject.core.statistics.extremes import NegativePercentileOrZero as NegativePercentileOrZero
 from jqinject.core.statistics.extremes import PercentileInterval as PercentileInterval
@@ -147,7 +144,9 @@ from jqinject.core.statistics.half_quadratic import HalfQuadraticOptimizerScale 
 from jqinject.core.statistics.half_quadratic import (
     HalfQuadraticOptimizerZeroPoint as HalfQuadraticOptimizerZeroPoint,
 )
+from jqinject.core.statistics.means import RMS as RMS
 from jqinject.core.statistics.means import AbsAve as AbsAve
+from jqinject.core.statistics.means import AbsMean as AbsMean
 from jqinject.core.statistics.means import L1Norm as L1Norm
 from jqinject.core.statistics.means import L2Norm as L2Norm
 from jqinject.core.statistics.means import MeanLearnedSigmaStd as MeanLearnedSigmaStd

@@ -20,7 +20,7 @@ from jqinject.core.component import Component, InnerModule, assign, set_given
 from jqinject.core.scaling.rule import IntRestrictValue
 from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
-from jqinject.ops.float_format import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS, checked_width, max_mantissa
+from jqinject.ops.minifloat import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS, checked_width, max_mantissa
 from jqinject.ops.power import exp2
 from jqinject.ops.ste import abs_binary_sign_grad
 

@@ -310,9 +310,10 @@ def percentile(value: Any, where: str, name: str) -> float:
     """A percentile in 0 .. 100.
 
     Raises:
+        TypeError: when it is no number.
         ValueError: when it is outside.
     """
-    if isinstance(value, bool) or not 0.0 <= float(value) <= 100.0:
+    if not 0.0 <= number(value, where, name) <= 100.0:
         raise ValueError(f"{where}: {name} is a percentage, expected 0 .. 100, got {value!r}.")
     return float(value)
 

@@ -1,8 +1,6 @@
 """Views of a tensor for a statistic: merged axes, channels, groups and blocks.
 
-Views that permute and flatten axes.
-
-Views that cut an axis into groups, and how to apply a view where groups may cross shards.
+Here is also the one place that applies a view where groups may cross shards: `in_layout` and `beside`.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.core import check
 from jqinject.core._protocols import View
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import (
     block_of,
@@ -52,6 +50,24 @@ def _transposed(x: jax.Array, order: Sequence[int]) -> jax.Array:
     return x if list(order) == list(range(x.ndim)) else jnp.transpose(x, order)
 
 
+@dataclass(frozen=True)
+class _Permuting(MergingView):
+    """Base of views that permute axes before they merge them."""
+
+    permute_dims: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check.fields(self, permute_dims=check.optional(check.integers))
+
+    def ordered(self, shape: tuple[int, ...], least: int) -> tuple[int, ...]:
+        """The axes of a tensor in the view's order.
+
+        Raises:
+            ValueError: it has fewer than `least`, or others than those that are permuted.
+        """
+        return _ordered(len(shape), self.permute_dims, least, type(self).__name__)
+
+
 def _ordered(ndim: int, permute_dims: tuple[int, ...] | None, least: int, where: str) -> tuple[int, ...]:
     """The axes of a tensor in the view's order."""
     if ndim < least:
@@ -65,10 +81,6 @@ def _ordered(ndim: int, permute_dims: tuple[int, ...] | None, least: int, where:
             f"Write a permutation of {tuple(range(ndim))}, the axis of the channels first."
         )
     return permute_dims
-
-
-def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if permute_dims is None else tuple(int(axis) for axis in permute_dims)
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,8 @@ class OverTensorView(MergingView):
         return (tuple(range(len(shape))),)
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class OverOutputChannelView(MergingView):
+class OverOutputChannelView(_Permuting):
     """Channels first, the rest flat: `(channels, n)`, to be reduced over axis 1.
 
     Args:
@@ -106,13 +117,13 @@ class OverOutputChannelView(MergingView):
         (4, 6)
     """
 
-    permute_dims: tuple[int, ...] | None = None
     channel_axes: int = 1
     channel_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
-        object.__setattr__(self, "channel_shape", _frozen(self.channel_shape))
+        super().__post_init__()
+        axes = check.between(0, float("inf"), check.integer)
+        check.fields(self, channel_axes=axes, channel_shape=check.optional(check.integers))
 
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The axes of the channels, and the rest."""
@@ -142,9 +153,8 @@ class OverOutputChannelView(MergingView):
         return (*channels, *others), len(channels)
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class OverBatchOverTensorView(MergingView):
+class OverBatchOverTensorView(_Permuting):
     """Examples first, the rest flat: `(batch, n)`.
 
     Args:
@@ -155,20 +165,14 @@ class OverBatchOverTensorView(MergingView):
         (8, 250)
     """
 
-    permute_dims: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
-
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The batch, and the rest."""
-        order = _ordered(len(shape), self.permute_dims, 1, type(self).__name__)
+        order = self.ordered(shape, 1)
         return order[:1], order[1:]
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class OverBatchOverOutputChannelView(MergingView):
+class OverBatchOverOutputChannelView(_Permuting):
     """Examples, channels, the rest flat: `(batch, channels, n)`.
 
     Args:
@@ -179,20 +183,14 @@ class OverBatchOverOutputChannelView(MergingView):
         (8, 10, 25)
     """
 
-    permute_dims: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
-
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The batch, the channels, and the rest."""
-        order = _ordered(len(shape), self.permute_dims, 2, type(self).__name__)
+        order = self.ordered(shape, 2)
         return order[:1], order[1:2], order[2:]
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class OverOutputFeaturesView(MergingView):
+class OverOutputFeaturesView(_Permuting):
     """The last axis kept, everything before it flat: `(n, features)`.
 
     Args:
@@ -203,14 +201,9 @@ class OverOutputFeaturesView(MergingView):
         (80, 25)
     """
 
-    permute_dims: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
-
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The rest, and the features."""
-        order = _ordered(len(shape), self.permute_dims, 1, type(self).__name__)
+        order = self.ordered(shape, 1)
         return order[:-1], order[-1:]
 
 
@@ -241,6 +234,12 @@ class GroupingView(ABC):
     group_dim: int
     block_width: int
     block_dim: int | None
+    group_padding: bool = True
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Group size and grouped axis."""
+        return self.group_size, self.group_dim
 
     def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
         """The blocks of an unviewed tensor, once viewed; None if each group is one.
@@ -260,14 +259,22 @@ class GroupingView(ABC):
                 "  cure: group_size = an int, for groups along one axis; or block_dim = the other axis"
             )
         place = along % ndim
-        return Blocks(self.block_width, place + (place > cut), elements_axis(cut), padding)
+        return Blocks(
+            self.block_width, place + (place > cut), elements_axis(cut), padding and self.group_padding
+        )
 
-    def _take_block(self, where: str) -> None:
-        """Read `group_size`, which may hold both lengths of a block."""
+    def __post_init__(self) -> None:
+        """Check the fields; `group_size` may hold both lengths of a block."""
+        where = type(self).__name__
         size, width = block_of(self.group_size, where)
-        object.__setattr__(self, "group_size", size)
         own = checked_group_size(self.block_width, where, "block_width")
-        object.__setattr__(self, "block_width", max(width, own))
+        vars(self).update(group_size=size, block_width=max(width, own))
+        check.fields(
+            self,
+            group_dim=check.integer,
+            block_dim=check.optional(check.integer),
+            group_padding=check.flag,
+        )
 
     @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -319,7 +326,6 @@ def beside(view: View, x: jax.Array, *numbers: Any) -> tuple[Any, ...]:
     return numbers if cut is None else jax.tree.map(lambda number: cut.spread(number, x), numbers)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class OverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
@@ -350,13 +356,8 @@ class OverSubChannelBlockView(GroupingView):
     block_dim: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "expanded_groupwise_shape", tuple(self.expanded_groupwise_shape))
-        self._take_block("OverSubChannelBlockView")
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        """Group size and grouped axis."""
-        return self.group_size, self.group_dim
+        super().__post_init__()
+        check.fields(self, expanded_groupwise_shape=check.integers)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
@@ -386,7 +387,6 @@ class OverSubChannelBlockView(GroupingView):
         )
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class DynamicOverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
@@ -412,18 +412,6 @@ class DynamicOverSubChannelBlockView(GroupingView):
     group_padding: bool = True
     block_width: int = 1
     block_dim: int | None = -2
-
-    def __post_init__(self) -> None:
-        self._take_block("DynamicOverSubChannelBlockView")
-
-    def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
-        """See `GroupingView`."""
-        return super().blocks(x, padding and self.group_padding)
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        """Group size and grouped axis."""
-        return self.group_size, self.group_dim
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantConcatOverrides, QuantEltwiseAddOverrides
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import INPUT, OUTPUT
+from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, concatenate

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.ops.clamp import choose
 from jqinject.ops.cut import Cut
@@ -228,9 +229,16 @@ def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
     return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
 
 
-def ties(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
-    """How many elements of `x` equal `value`, float32."""
-    return over.sum(each(lambda x: (x == value).astype(jnp.float32), x))
+def ties(hits: Tensors, over: Over, of_zero: jax.Array | None = None) -> jax.Array:
+    """How many elements hit, float32.
+
+    Args:
+        hits: whether each does.
+        over: the reduced axes.
+        of_zero: whether the zeros that fill up a group do; None if not.
+    """
+    filled = None if of_zero is None else of_zero.astype(jnp.float32)
+    return over.sum(each(lambda hit: hit.astype(jnp.float32), hits), of_zero=filled)
 
 
 def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
@@ -244,22 +252,6 @@ def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any
         weight: a factor of the change.
     """
     return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (weight / jnp.maximum(count, 1.0))
-
-
-def locate_extreme(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
-    """The input of `change_of_extreme`: along axes the position of the first of equal elements, over the whole tensor
-    their number.
-    """
-    return locate(x, value, over) if over.keeps else ties(x, value, over)
-
-
-def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Array, over: Over) -> jax.Array:
-    """The change of the largest (or smallest) element of `x`: along axes the first of equal elements counts, over the
-    whole tensor they share.
-    """
-    if over.keeps:
-        return picked(dx, found, over)
-    return shared(dx, each(lambda x: x == value, x), found, over)
 
 
 ALMOST = 1.0 - 2.0**-21
@@ -293,10 +285,7 @@ def _(over, primals, tangents):
 
 def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
     """The change of an end of a range, from the elements there; half of it at 0 (as in `jnp.maximum`)."""
-    at_zero = end == 0
-    half = choose(at_zero, 0.5, jnp.ones_like(end))
-    count = over.sum(hits.astype(jnp.float32), of_zero=at_zero.astype(jnp.float32))
-    return shared(dx, hits, count, over, half)
+    return shared(dx, hits, ties(hits, over, end == 0), over, choose(end == 0, 0.5, 1.0))
 
 
 def largest(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> jax.Array:
@@ -356,6 +345,20 @@ def rank_low(percentile: float, size: int) -> int:
         (1, 5)
     """
     return min(max(math.ceil(0.01 * percentile * size), 1), max(size, 1))
+
+
+def rank_between(percentile: float, size: int) -> tuple[int, int, np.float32]:
+    """1-based ranks around the place `q/100 * (n - 1)`, from 0, among `size` numbers, and the weight of the upper one.
+
+    Example:
+        >>> low, high, weight = rank_between(50.0, 4)
+        >>> low, high, float(weight)
+        (2, 3, 0.5)
+    """
+    last = size - 1
+    place = np.float32(percentile) / np.float32(100) * np.float32(last)
+    low, high = (min(max(int(side(place)), 0), last) + 1 for side in (np.floor, np.ceil))
+    return low, high, np.float32(place - np.floor(place))
 
 
 def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:

@@ -26,13 +26,15 @@ Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
     """The sizes of the leading axes that the layers' weights have beyond those of one (built under `nnx.vmap`)."""
+    depths: set[int] = set()
     for layer in layers:
-        if len(layer.weight_shape) < layer.weight_ndim:
+        shape, ndim = layer.weight_shape, layer.weight_ndim
+        if len(shape) < ndim:
             raise ValueError(
-                f"the weight of a {type(layer).__name__} has {layer.weight_ndim} axes (more in a stack of layers), "
-                f"got shape {tuple(layer.weight_shape)}"
+                f"the weight of a {type(layer).__name__} has {ndim} axes (more in a stack of layers), "
+                f"got shape {tuple(shape)}"
             )
-    depths = {len(layer.weight_shape) - layer.weight_ndim for layer in layers}
+        depths.add(len(shape) - ndim)
     if len(depths) > 1:
         raise ValueError(f"layers stacked {sorted(depths)} times deep cannot share one quantizer")
     return layers[0].weight_shape[: depths.pop()] if depths else ()

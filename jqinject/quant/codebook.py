@@ -10,7 +10,7 @@ from __future__ import annotations
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import NF4
-from jqinject.ops.codebook import half_integers, largest_of, widest_gap
+from jqinject.ops.grid import half_integers, largest_of, widest_gap
 from jqinject.quant import enums
 from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.fragments import DynamicPerRow, MaxStatsScaling

@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float8_cast import FLOAT8_DTYPES
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import to_float_codes
+from jqinject.ops.float_grid import FloatGrid
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
-AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 
 class Levels(NamedTuple):
@@ -27,28 +25,28 @@ class Levels(NamedTuple):
     block: jax.Array
     shared: jax.Array
 
-    def codes(self, form: FloatFormat) -> jax.Array:
+    def codes(self, form: FloatGrid) -> jax.Array:
         """The codes of the minifloats; zeros keep their signs.
 
         Args:
             form: their format.
         """
-        codes = to_float_codes(self.minifloats, form)
+        codes = form.codes(self.minifloats)
         sign = codes.dtype.type(1 << (form.exponent_bit_width + form.mantissa_bit_width))
         return jnp.where(jnp.signbit(self.minifloats) & form.signed, codes | sign, codes)
 
 
-def float_format(given: Any, where: str) -> AnyFloatFormat:
+def float_format(given: Any, where: str) -> FloatGrid:
     """A format, given as itself or as a JAX dtype.
 
     Raises:
         TypeError: it is neither.
     """
-    if isinstance(given, FloatFormat | LearnedFloatFormat):
+    if isinstance(given, FloatGrid):
         return given
     try:
-        return FloatFormat.of_dtype(given)
+        return FloatGrid.of_dtype(given)
     except TypeError as error:
         raise TypeError(
-            f"{where}: expected a FloatFormat or a narrow float dtype, got {given!r}; {error}"
+            f"{where}: expected a FloatGrid or a narrow float dtype, got {given!r}; {error}"
         ) from None

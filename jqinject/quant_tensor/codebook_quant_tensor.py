@@ -5,7 +5,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.codebook import Codebook
+from jqinject.ops.grid import TableGrid
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor
@@ -25,11 +25,11 @@ class CodebookQuantTensor(ScaledQuantTensor):
         training: whether it was made in training mode.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
+        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
         ValueError: the scale does not broadcast against the value.
 
     Example:
-        >>> x = CodebookQuantTensor(jnp.array([0.5, -2.0]), 2.0, Codebook((-1.0, 0.0, 0.25, 1.0)))
+        >>> x = CodebookQuantTensor(jnp.array([0.5, -2.0]), 2.0, TableGrid((-1.0, 0.0, 0.25, 1.0)))
         >>> x.codes()
         Array([2, 0], dtype=uint8)
         >>> x + 1
@@ -39,9 +39,9 @@ class CodebookQuantTensor(ScaledQuantTensor):
     __slots__ = ()
     fields = ("value", "scale", "codebook", "training")
 
-    def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
-        if not isinstance(codebook, Codebook):
-            raise TypeError(f"CodebookQuantTensor: codebook must be a Codebook, got {codebook!r}")
+    def __init__(self, value: Any, scale: Any, codebook: TableGrid, training: bool = False) -> None:
+        if not isinstance(codebook, TableGrid):
+            raise TypeError(f"CodebookQuantTensor: codebook must be a TableGrid, got {codebook!r}")
         self._store(value, scale, codebook, training)
 
     @classmethod
@@ -49,7 +49,7 @@ class CodebookQuantTensor(ScaledQuantTensor):
         cls,
         codes: jax.Array,
         scale: Any,
-        codebook: Codebook,
+        codebook: TableGrid,
         *,
         training: bool = False,
         dtype: Any = jnp.float32,
@@ -57,13 +57,13 @@ class CodebookQuantTensor(ScaledQuantTensor):
         """The tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
         Example:
-            >>> CodebookQuantTensor.from_codes(jnp.array([0, 3], jnp.uint8), 2.0, Codebook((-1, 0, 0.25, 1))).value
+            >>> CodebookQuantTensor.from_codes(jnp.array([0, 3], jnp.uint8), 2.0, TableGrid((-1, 0, 0.25, 1))).value
             Array([-2.,  2.], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
         return cls((codebook.decode(codes) * scale).astype(dtype), scale, codebook, training)
 
-    codebook: Codebook = attribute("_format", "The table.")
+    codebook: TableGrid = attribute("_format", "The table.")
 
     @property
     def signed(self) -> bool:

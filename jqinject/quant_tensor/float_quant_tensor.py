@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float8_cast import from_float8, to_float8
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes, to_float_grid
-from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, Levels, float_format
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import from_float_steps, to_float_grid
+from jqinject.quant_tensor._float_fields import CONTRACTED, Levels, float_format
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor
@@ -28,7 +28,7 @@ class FloatQuantTensor(ScaledQuantTensor):
     Attributes:
         value: float array of any shape, the dequantized numbers; gradients pass straight through.
         scale: float32, broadcasts against `value`.
-        format: a `FloatFormat`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
+        format: a `FloatGrid`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
         training: whether it was made in training mode.
 
     A tensor that a quantizer has just made also keeps its payload, for `payload` and for contractions. The payload is
@@ -44,7 +44,7 @@ class FloatQuantTensor(ScaledQuantTensor):
         Array([1, 8], dtype=float8_e4m3fn)
         >>> x + 1
         Array([1.5, 5. ], dtype=float32)
-        >>> FloatQuantTensor(jnp.array([0.5, 4.0]), 0.5, FloatFormat(3, 2)).minifloat()
+        >>> FloatQuantTensor(jnp.array([0.5, 4.0]), 0.5, FloatGrid(3, 2)).minifloat()
         Array([1., 8.], dtype=float32)
     """
 
@@ -94,7 +94,7 @@ class FloatQuantTensor(ScaledQuantTensor):
             return self._levels.minifloats
         payload = self.payload()
         if jnp.issubdtype(payload.dtype, jnp.integer):
-            return from_float_codes(payload, self.known_format("its minifloats"))
+            return self.known_format("its minifloats").decode(payload)
         return payload.astype(jnp.float32)
 
     @property
@@ -124,15 +124,15 @@ class FloatQuantTensor(ScaledQuantTensor):
         Example:
             >>> FloatQuantTensor.from_payload(jnp.array([3.0], jnp.float8_e5m2), 0.25).value
             Array([0.75], dtype=float32)
-            >>> FloatQuantTensor.from_payload(jnp.array([2, 15], jnp.uint8), 0.5, format=FloatFormat(2, 1)).value
+            >>> FloatQuantTensor.from_payload(jnp.array([2, 15], jnp.uint8), 0.5, format=FloatGrid(2, 1)).value
             Array([ 0.5, -3. ], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
         form = payload.dtype if format is None else format
         if jnp.issubdtype(payload.dtype, jnp.integer):
             known = float_format(form, "FloatQuantTensor.from_payload")
-            assert isinstance(known, FloatFormat), "a learned format has no codes"
-            payload = from_float_codes(payload, known)
+            assert not known.is_learned, "a learned format has no codes"
+            payload = known.decode(payload)
         kept = payload if payload.dtype in CONTRACTED and format is None else None
         return cls(from_float8(payload, scale, dtype), scale, form, training, kept)
 
@@ -164,7 +164,7 @@ class FloatQuantTensor(ScaledQuantTensor):
         assert self._payload is not None, "what is dequantized when it is read"
         return from_float8(self._payload, self._scale, value)
 
-    format: AnyFloatFormat = attribute("_format", "The format of its minifloats.")
+    format: FloatGrid = attribute("_format", "The format of its minifloats.")
     exponent_bit_width: Any = attribute(
         "_format.exponent_bit_width", "Bits of the exponent: an int, or an array if learned."
     )
@@ -172,7 +172,9 @@ class FloatQuantTensor(ScaledQuantTensor):
         "_format.mantissa_bit_width",
         "Bits of the mantissa, without the implicit 1: an int, or an array if learned.",
     )
-    exponent_bias: Any = attribute("_format.bias", "The bias that is subtracted from the exponent field.")
+    exponent_bias: Any = attribute(
+        "_format.exponent_bias", "The bias that is subtracted from the exponent field."
+    )
     saturating: bool = attribute(
         "_format.saturating", "Whether numbers that are too large saturate at the largest."
     )
@@ -186,13 +188,13 @@ class FloatQuantTensor(ScaledQuantTensor):
 
     def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
         """The smallest and the largest minifloat."""
-        largest = self._format.max_value
+        largest = self._format.largest
         return (-largest if self.signed else 0.0), largest
 
     @property
     def q_dtype(self) -> np.dtype:
         """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""
-        return self.known_format("its payload").payload_dtype
+        return self.known_format("its payload").storage
 
     @property
     def is_contractible(self) -> bool:
@@ -216,7 +218,7 @@ class FloatQuantTensor(ScaledQuantTensor):
     def codes(self) -> jax.Array:
         """The codes of the minifloats: sign, exponent and mantissa as an unsigned integer."""
         form = self.known_format("its codes")
-        return to_float_codes(self._steps(), form) if self._levels is None else self._levels.codes(form)
+        return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
 
     def int(self, float_datatype: bool = False) -> jax.Array:
         """The codes of the minifloats, as `IntQuantTensor.int` returns integers.
@@ -234,7 +236,7 @@ class FloatQuantTensor(ScaledQuantTensor):
             ValueError: the tensor is concrete, and a finite number is not on the grid; learned widths are traced.
 
         Example:
-            >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatFormat(2, 1)).int()
+            >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatGrid(2, 1)).int()
             Array([ 2, 15], dtype=uint8)
         """
         self._check_on_grid()
@@ -281,12 +283,12 @@ class FloatQuantTensor(ScaledQuantTensor):
         if self._levels is not None:
             return self._levels.minifloats
         form, steps = self._format, self._steps()
-        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, jnp.round)
-        largest = form.max_value
+        rounded = to_float_grid(steps, form.mantissa_bit_width, form.exponent_bias, jnp.round)
+        largest = form.largest
         inside = jnp.clip(rounded, -largest if form.signed else 0.0, largest)
         return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), inside, steps))
 
-    def known_format(self, what: str = "its payload") -> FloatFormat:
+    def known_format(self, what: str = "its payload") -> FloatGrid:
         """The format with static widths; learned widths with their current values.
 
         Args:
@@ -296,7 +298,7 @@ class FloatQuantTensor(ScaledQuantTensor):
             ValueError: learned widths are traced, or not whole numbers.
         """
         form = self._format
-        if isinstance(form, FloatFormat):
+        if not form.is_learned:
             return form
         if not is_concrete(form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias):
             raise ValueError(

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float_format import LearnedFloatFormat
 from jqinject.quant_tensor._fields import float_value, metadata
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array
@@ -119,7 +118,7 @@ class ScaledQuantTensor(QuantTensor):
 
 
 def _flatten(tensor: ScaledQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Any, bool]]:
-    learned = isinstance(tensor._format, LearnedFloatFormat)
+    learned = tensor._format.is_learned
     names = tensor.fields[:3] if learned else tensor.fields[:2]
     children = [(jax.tree_util.GetAttrKey(name), getattr(tensor, name)) for name in names]
     return children, (None if learned else tensor._format, tensor.training)

@@ -13,11 +13,9 @@ from jqinject.core import (
     MSE,
     AbsMax,
     BitWidthConst,
-    Candidate,
     Component,
     HalfQuadraticOptimizerScale,
     HalfQuadraticOptimizerZeroPoint,
-    IntGrid,
     IntQuant,
     IntScaling,
     NegativeMinOrZero,
@@ -34,6 +32,7 @@ from jqinject.core import (
 from jqinject.core.statistics.half_quadratic import masked_median, shrink_lp
 from jqinject.core.statistics.search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
+from jqinject.ops import IntGrid
 from jqinject.ops.power import ordered_sum
 from jqinject.ops.reductions import Over
 
@@ -86,12 +85,12 @@ def test_each_channel_has_a_search_of_its_own():
 def test_fibonacci_shrinks_to_the_valley():
     centers = jnp.array([0.3, 2.0, 3.7])
     found = fibonacci_search(jnp.zeros(3), jnp.full(3, 4.0), lambda c: (c - centers) ** 2, 24)
-    np.testing.assert_allclose(found.candidate, centers, atol=1e-3)
+    np.testing.assert_allclose(found[0], centers, atol=1e-3)
 
 
 def test_of_equal_candidates_a_grid_takes_the_lowest():
     found = grid_search(jnp.float32(1), jnp.float32(2), lambda c: jnp.zeros_like(c), 5)
-    assert float(found.candidate) == 1.0
+    assert float(found[0]) == 1.0
 
 
 def test_a_bipolar_search_finds_a_negative_scale():
@@ -164,8 +163,8 @@ class ThreeBits(Component):
     def __call__(self, x):
         return self._by(x, self.scaling_impl(x, 3, Search(self)))
 
-    def try_scale(self, x, statistic):
-        return self._by(x, self.scaling_impl(x, 3, Candidate(statistic)))
+    def try_candidate(self, x, candidate):
+        return self._by(x, self.scaling_impl(x, 3, candidate))
 
     def _by(self, x, scale):
         value = jnp.clip(jnp.round(x / scale), -3, 3) * scale

@@ -134,8 +134,8 @@ def test_loaded_inputs_are_quantized_as_before_to_the_bit(quant: Any, method: st
     served = frozen(**PER_ROW, input_quant=quant)
     again: Any = load(floats(), save(served, tmp_path / "saved", method=method))
     ours, theirs = served.layers[0].input_quant, again.layers[0].input_quant
-    assert not theirs.quant_metadata.is_dynamic or ours.quant_metadata.is_dynamic
-    static = 0.02 if ours.quant_metadata.is_dynamic else float(np.ravel(ours.scale())[0])
+    assert not theirs.is_dynamic or ours.is_dynamic
+    static = 0.02 if ours.is_dynamic else float(np.ravel(ours.scale())[0])
     for x in (near_ties(static), jax.random.normal(jax.random.key(5), (64, 64)), jnp.zeros((2, 64))):
         np.testing.assert_array_equal(theirs(x).value, ours(x).value)
         np.testing.assert_array_equal(again(x), served(x))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
+from jqinject.core import AbsMax
 from jqinject.ops import reductions as stats
 from jqinject.ops.reductions import Over
 
@@ -137,7 +138,15 @@ def test_ends_over_axes_are_those_of_numpy(axes):
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_an_extreme_gives_its_change_to_the_first_of_equals_along_axes_and_to_all_of_a_tensor(axis):
     x, dx = jnp.array([[3.0, 1.0, 3.0], [3.0, 2.0, 0.0]]), jnp.arange(1.0, 7.0).reshape(2, 3)
-    over = Over(axis)
-    change = stats.change_of_extreme(dx, x, over.max(x), stats.locate_extreme(x, over.max(x), over), over)
+    _, change = jax.jvp(AbsMax(axis, keepdim=True), (x,), (dx,))
     expected = {None: (1 + 3 + 4) / 3, 0: [[1, 5, 3]], 1: [[1], [4]]}[axis]
     np.testing.assert_allclose(change, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ties", "expected"), [("first", 1), ("shared", (1 + 3) / 2), ("near", (1 + 2 + 3) / 3)]
+)
+def test_the_rule_for_ties_is_an_argument(ties, expected):
+    x, dx = jnp.array([3.0, 3.0 * (1 - 2.0**-22), -3.0, 0.0]), jnp.array([1.0, 2.0, -3.0, 4.0])
+    for axis in (None, 0):
+        assert jax.jvp(AbsMax(axis, ties=ties), (x,), (dx,))[1] == jnp.float32(expected)

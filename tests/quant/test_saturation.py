@@ -8,9 +8,7 @@ from flax import nnx
 
 from jqinject import ops, quant
 from jqinject.core import AbsMaxRange, CalibratedQuant
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.nn import QuantIdentity
-from jqinject.ops.float_format import FloatFormat
 from jqinject.quant_tensor import as_array
 
 
@@ -110,8 +108,11 @@ def test_operands_and_casts_saturate(dtype):
     x, scale = jnp.array([[3.3e38, -3.3e38, 1e-3]]), jnp.full((1, 1), 1e-3)
     expected = np.array([[1, -1, 0]]) * float(jnp.finfo(dtype).max) + np.array([[0, 0, 1]])
     np.testing.assert_array_equal(ops.to_float8(x, scale, dtype).astype(jnp.float32), expected)
-    grid = MinifloatGrid(FloatFormat.of_dtype(dtype), jnp.dtype(jnp.float32))
-    for rounded in (grid.nearest(x, scale), grid.rounded(ops.ceil_ste, x, scale)):
+    grid = ops.FloatGrid.of_dtype(dtype)
+    for rounded in (
+        ops.quantize_on_grid(x, grid, scale),
+        ops.quantize_on_grid(x, grid, scale, None, ops.ceil_ste),
+    ):
         np.testing.assert_array_equal(rounded[:, :2], (expected * scale)[:, :2])
 
 

@@ -32,13 +32,14 @@ from jqinject.core.quantizers.nearest_grids import (
     minifloat_dtype,
     on_grid,
 )
-from jqinject.core.quantizers.quantizer import IntGrid, Quantized
+from jqinject.core.quantizers.quantizer import Quantized
 from jqinject.core.state import all_counted
 from jqinject.core.statistics.ranges import AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.ops.clamp import shaped
 from jqinject.ops.cut import Cut, cut_in_place, told_if_gathered
 from jqinject.ops.fake_quant import in_range_of
-from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.groups import check_divides, fitting_size, split_groups
 from jqinject.ops.power import divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand
@@ -290,15 +291,18 @@ class CalibratedQuant(Component):
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> Quantized | FloatQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        grid, x = self.grid, check.float_input(x, "CalibratedQuant")
+        x = check.float_input(x, "CalibratedQuant")
         if self.group_size is not None:
             x = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
         x32 = x.astype(jnp.float32)
-        if isinstance(grid, MinifloatGrid):
-            value = with_gradient_of(x32, jax.lax.stop_gradient(grid.nearest(x32, scale)))
-            return FloatQuantResult(value.astype(x.dtype), scale, grid.form)
-        narrow = keep and self.bit_width <= 8
-        kept = replace(grid, payload=np.dtype(np.int8) if narrow else None)
+        if self.q_dtype is not None:
+            form = FloatGrid.of_dtype(self.q_dtype)
+            numbers = MinifloatGrid(form, np.dtype(np.float32)).nearest(x32, scale)
+            value = with_gradient_of(x32, jax.lax.stop_gradient(numbers))
+            return FloatQuantResult(value.astype(x.dtype), scale, form)
+        narrow, edge = keep and self.bit_width <= 8, 2.0 ** (self.bit_width - 1)
+        integers = np.dtype(np.int8) if narrow else None
+        kept = IntegerGrid(self.narrow_range - edge, edge - 1.0, not self.has_zero_point, integers)
         made = kept.nearest(jax.lax.stop_gradient(x32), scale, zero_point)
         value, payload = made if narrow else (made, None)
         value = in_range_of(with_gradient_of(x32, value), scale, x.dtype)
@@ -310,9 +314,8 @@ class CalibratedQuant(Component):
         if self.float_to_int_impl is not None and not is_nearest(self.float_to_int_impl):
             return None
         if self.q_dtype is not None:
-            return MinifloatGrid(FloatFormat.of_dtype(self.q_dtype), np.dtype(np.float32))
-        edge = 2.0 ** (self.bit_width - 1)
-        return IntegerGrid(self.narrow_range - edge, edge - 1.0, not self.has_zero_point, None)
+            return FloatGrid.of_dtype(self.q_dtype)
+        return IntGrid(self.bit_width, True, self.narrow_range)
 
     def _quantized(self, x: jax.Array, keep: bool) -> Quantized | FloatQuantResult:
         x, cut = self._laid(check.float_input(x, "CalibratedQuant"))
@@ -348,8 +351,8 @@ class CalibratedQuant(Component):
                 "is not symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
         assert self.q_dtype is not None
-        form = FloatFormat.of_dtype(self.q_dtype)
-        scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
+        form = FloatGrid.of_dtype(self.q_dtype)
+        scale = self._restricted(not_tiny(divide(found.high, form.largest)))
         value = self._rounded(MinifloatGrid(form, x.dtype), x32, cut, found, scale)
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 

@@ -32,12 +32,11 @@ from jqinject.core._protocols import (
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, InnerModule, assign, set_given
-from jqinject.core.quantizers.nearest_grids import TableGrid
 from jqinject.core.state import QuantStat
 from jqinject.core.statistics.search import Candidate, Search, scale_of
 from jqinject.core.views import beside, in_layout
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.grid import TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
 from jqinject.quant_tensor import CodebookQuantTensor
@@ -55,7 +54,7 @@ class CodebookQuantResult:
 
     value: jax.Array
     scale: jax.Array
-    codebook: Codebook
+    codebook: TableGrid
 
     @property
     def zero_point(self) -> jax.Array:
@@ -107,7 +106,7 @@ class CodebookQuant(Component):
 
     has_zero_point = False
     scaling_impl: Scaling
-    codebook: Codebook
+    codebook: TableGrid
     input_view_impl: View = Identity()
     tensor_clamp_impl: Clamp = TensorClamp()
     gradient_mask_impl: GradientMask | None = None
@@ -120,7 +119,7 @@ class CodebookQuant(Component):
         tensor_clamp_impl: Clamp | None = None,
         gradient_mask_impl: GradientMask | None = None,
     ) -> None:
-        assign(self, scaling_impl=scaling_impl, codebook=Codebook.of(codebook))
+        assign(self, scaling_impl=scaling_impl, codebook=TableGrid.of(codebook))
         set_given(
             self,
             input_view_impl=input_view_impl,
@@ -129,7 +128,7 @@ class CodebookQuant(Component):
         )
 
     @property
-    def format(self) -> Codebook:
+    def format(self) -> TableGrid:
         """The table."""
         return self.codebook
 
@@ -150,32 +149,23 @@ class CodebookQuant(Component):
         (scale,) = beside(self.input_view_impl, x, scale)
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
-        """`x` quantized with the scale made from `statistic`.
-
-        Args:
-            x: float32.
-            statistic: replaces the searched one.
-        """
-        scale = scale_of(self.scaling_impl, x, self.codebook.largest, Candidate(statistic))
-        return self.try_zero_point(x, scale, None)
-
-    def try_zero_point(
-        self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None
-    ) -> CodebookQuantResult:
-        """`x` quantized by a scale; the zero point is 0."""
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> CodebookQuantResult:
+        """`x` quantized with a candidate in place of the searched statistic."""
+        scale = scale_of(self.scaling_impl, x, self.codebook.largest, candidate)
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> CodebookQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
+        return CodebookQuantResult(
+            self.quantize(check.float_input(x, "CodebookQuant"), scale), scale, self.codebook
+        )
 
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return TableGrid(self.codebook)
+        return self.codebook
 
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""

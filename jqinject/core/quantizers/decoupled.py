@@ -18,13 +18,14 @@ from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import Component, set_given, set_view
 from jqinject.core.quantizers.int_quant import IntQuant
-from jqinject.core.quantizers.quantizer import DelayWrapper, IntGrid, Quantized, Quantizer, delay_of
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, delay_of
 from jqinject.core.quantizers.rescaling_int_quant import int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
 from jqinject.ops import round_ste
 from jqinject.ops.fake_quant import Offset
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
 

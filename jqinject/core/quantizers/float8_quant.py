@@ -15,7 +15,6 @@ from jqinject.core._protocols import Scaling, View, groups_of, scale_dtype
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import (
     float8_dtype,
@@ -24,7 +23,7 @@ from jqinject.ops.float8_cast import (
     quantize_by_factor,
     quantize_float8,
 )
-from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import FloatQuantTensor
 
@@ -131,9 +130,9 @@ class Float8Quant(Component):
             )
 
     @property
-    def format(self) -> FloatFormat:
+    def format(self) -> FloatGrid:
         """The format of `q_dtype`."""
-        return FloatFormat.of_dtype(self.q_dtype)
+        return FloatGrid.of_dtype(self.q_dtype)
 
     @property
     def groups(self) -> tuple[int, int] | None:
@@ -166,9 +165,9 @@ class Float8Quant(Component):
         return self._quantized(self.input_view_impl(check.float_input(x, "Float8Quant")), scale)
 
     @property
-    def grid(self) -> MinifloatGrid:
+    def grid(self) -> FloatGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return MinifloatGrid(self.format, np.dtype(np.float32))
+        return self.format
 
     def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
         scale = jax.lax.stop_gradient(scale)

@@ -33,7 +33,6 @@ from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.nearest_grids import MinifloatGrid
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.scaling.two_levels import BlockScales, Candidates, RuntimeDynamicTwoLevelScaling
@@ -41,9 +40,9 @@ from jqinject.core.statistics.search import Candidate, Search, scale_of
 from jqinject.core.views import Blocks, beside, blocks_of, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import from_steps_of_power, steps_of_power
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import float_steps, from_float_steps, payload_of, to_float_grid
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
+from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.ste import with_gradient_of, with_gradient_where
 from jqinject.quant_tensor import FloatQuantTensor, Levels
 
@@ -101,8 +100,8 @@ def _rounded(quantizer: Any, x: jax.Array, scales: BlockScales) -> jax.Array:
             # By its bits: subnormal numbers, which compare as 0, keep their signs.
             nothing = jax.lax.bitcast_convert_type(x, jnp.uint32) << 1 == 0
             steps = jnp.where(nothing, 0.0, steps)
-        steps = jnp.clip(steps, -2.0 * form.max_value, 2.0 * form.max_value)  # the clamp takes no less
-        near = _to_grid(steps, form.mantissa_bit_width, form.bias, quantizer.float_to_int_impl)
+        steps = jnp.clip(steps, -2.0 * form.largest, 2.0 * form.largest)  # the clamp takes no less
+        near = _to_grid(steps, form.mantissa_bit_width, form.exponent_bias, quantizer.float_to_int_impl)
         return quantizer.float_clamp_impl(near, form.exponent_bit_width, largest, form.exponent_bias)
 
     return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
@@ -163,7 +162,6 @@ def _of_blocks(x: jax.Array, blocks: Blocks | None) -> jax.Array:
 
 _POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 _EXACT = (steps_of_power, from_steps_of_power)  # of subnormal numbers too
-AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class FloatQuantResult:
         value: the quantized tensor in float, shape and dtype of the input.
         scale: float per step of the minifloat, float32.
         format: the minifloat's.
-        payload: the numbers behind `value` in the format's `payload_dtype`; None if they were not kept.
+        payload: the numbers behind `value` in the format's `storage`; None if they were not kept.
         scale_dtype: a dtype of 8 bits that holds the scale; None if unknown.
         minifloats, block, shared: of a scale in two levels (`RuntimeDynamicTwoLevelScaling`), the numbers that were
             rounded to, the scale of each block and the scale that these share; else None.
@@ -182,7 +180,7 @@ class FloatQuantResult:
 
     value: jax.Array
     scale: jax.Array
-    format: AnyFloatFormat
+    format: FloatGrid
     payload: jax.Array | None = None
     scale_dtype: np.dtype | None = None
     minifloats: jax.Array | None = None
@@ -314,7 +312,7 @@ class FloatQuant(Component):
         _check_sum(self.format, bit_width)
 
     @property
-    def format(self) -> AnyFloatFormat:
+    def format(self) -> FloatGrid:
         """The minifloat's format: static if its widths are."""
         clamp = self.float_clamp_impl
         exponent, mantissa = self.exponent_bit_width_impl(), self.mantissa_bit_width_impl()
@@ -326,9 +324,7 @@ class FloatQuant(Component):
             clamp.nan_values,
             clamp.max_available_float,
         )
-        if isinstance(exponent, int) and isinstance(mantissa, int) and isinstance(bias, int):
-            return FloatFormat(exponent, mantissa, bias, *codes)
-        return LearnedFloatFormat(exponent, mantissa, bias, *codes)
+        return FloatGrid(exponent, mantissa, bias, *codes)
 
     @property
     def groups(self) -> tuple[int, int] | None:
@@ -358,46 +354,37 @@ class FloatQuant(Component):
         (scale,) = beside(self.input_view_impl, x, scale)
         return self._quantized(x, scale, form)
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
-        """`x` quantized with the scale made from `statistic`.
-
-        Args:
-            x: float32.
-            statistic: replaces the searched one.
-        """
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> FloatQuantResult:
+        """`x` quantized with a candidate in place of the searched statistic."""
         form = self.format
-        scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), Candidate(statistic))
+        scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), candidate)
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
-
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
-        """`x` quantized by a scale; the zero point is 0."""
-        return self._quantized(x, scale, self.format)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
     ) -> FloatQuantResult:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        return self.try_zero_point(check.float_input(x, "FloatQuant"), scale, None)
+        return self._quantized(check.float_input(x, "FloatQuant"), scale, self.format)
 
     @property
-    def grid(self) -> MinifloatGrid | None:
+    def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         form = self.format
-        if not isinstance(form, FloatFormat) or not is_nearest(self.float_to_int_impl):
+        if form.is_learned or not is_nearest(self.float_to_int_impl):
             return None
-        return MinifloatGrid(form, np.dtype(np.float32))
+        return form
 
-    def scaling_threshold(self, form: AnyFloatFormat) -> Any:
+    def scaling_threshold(self, form: FloatGrid) -> Any:
         """The number that the statistic is scaled to; None without `float_scaling_impl`."""
         if self.float_scaling_impl is None:
             return None
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
         return self.float_scaling_impl(form.exponent_bit_width, largest, form.exponent_bias)
 
-    def _quantized(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> FloatQuantResult:
+    def _quantized(self, x: jax.Array, scale: jax.Array, form: FloatGrid) -> FloatQuantResult:
         if not self.straight_through:
             return FloatQuantResult(self.quantize(x, scale, form), scale, form)
-        if not isinstance(form, FloatFormat):
+        if form.is_learned:
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
@@ -410,7 +397,7 @@ class FloatQuant(Component):
             steps, minifloats = self._minifloats(numbers, scale, form, steps_of)
             value = value_of(minifloats, scale, x.dtype)
             value = jnp.where(jnp.isinf(numbers), numbers, value)
-            mask, payload = self.gradient_mask_impl, payload_of(minifloats, form)
+            mask, payload = self.gradient_mask_impl, form.encode(minifloats)
             if mask is None:
                 return with_gradient_of(x, value), payload
             return with_gradient_where(x, value, mask(steps, minifloats)), payload
@@ -418,7 +405,7 @@ class FloatQuant(Component):
         value, payload = in_layout(self.input_view_impl, made, x, scale)
         return FloatQuantResult(value, scale, form, payload, powers)
 
-    def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
+    def quantize(self, x: jax.Array, scale: jax.Array, form: FloatGrid) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""
 
         def made(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -430,18 +417,18 @@ class FloatQuant(Component):
         return in_layout(self.input_view_impl, made, x, scale)
 
     def _minifloats(
-        self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat, steps_of: Any = float_steps
+        self, x: jax.Array, scale: jax.Array, form: FloatGrid, steps_of: Any = float_steps
     ) -> tuple[jax.Array, jax.Array]:
         """Numbers in steps of their scale, and the format's numbers that they are rounded to; float32."""
         steps = steps_of(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
-        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
+        rounded = to_float_grid(steps, form.mantissa_bit_width, form.exponent_bias, self.float_to_int_impl)
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
         return steps, self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
 
 
-def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:
+def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
     """Refuse a bit width that exponent, mantissa and sign do not add up to; the sign bit may be unused."""
-    if bit_width is None or not isinstance(form, FloatFormat):
+    if bit_width is None or form.is_learned:
         return
     exponent, mantissa = form.exponent_bit_width, form.mantissa_bit_width
     if bit_width not in (form.bit_width, 1 + exponent + mantissa):

@@ -14,10 +14,10 @@ from jqinject.core._protocols import Clamp, Rounding, View, class_fact, groups_o
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, IntGrid, delay_of
+from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, delay_of
 from jqinject.core.rounding import RoundSte
 from jqinject.core.views import in_layout
-from jqinject.ops import fake_quantize
+from jqinject.ops import IntGrid, fake_quantize
 from jqinject.ops.fake_quant import Offset, Steps, in_range_of
 from jqinject.ops.power import divide
 

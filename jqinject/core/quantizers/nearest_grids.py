@@ -12,12 +12,10 @@ import numpy as np
 from jqinject.core._protocols import Rounding
 from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.ops.clamp import bounded, within_range
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.fake_quant import Steps
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.power import quotient
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.ste import nearest, with_gradient_of
 
 
@@ -83,7 +81,7 @@ class MinifloatGrid:
         dtype: of the tensor that is quantized.
     """
 
-    form: FloatFormat
+    form: FloatGrid
     dtype: np.dtype
 
     def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: Any) -> jax.Array:
@@ -95,33 +93,11 @@ class MinifloatGrid:
     def rounded(self, rounding: Rounding, x: jax.Array, scale: jax.Array, *zero_point: Any) -> jax.Array:
         """See `Grid`."""
         form = self.form
-        steps = to_float_grid(float_steps(x, scale), form.mantissa_bit_width, form.bias, rounding)
-        return self._floats(bounded(steps, jnp.float32(-form.max_value), jnp.float32(form.max_value)), scale)
+        steps = to_float_grid(float_steps(x, scale), form.mantissa_bit_width, form.exponent_bias, rounding)
+        return self._floats(bounded(steps, jnp.float32(-form.largest), jnp.float32(form.largest)), scale)
 
     def _floats(self, steps: jax.Array, scale: jax.Array) -> jax.Array:
         return from_float_steps(steps, scale, self.dtype).astype(jnp.float32)
-
-
-@dataclass(frozen=True)
-class TableGrid:
-    """Numbers of a table.
-
-    Attributes:
-        table: the table.
-    """
-
-    table: Codebook
-
-    def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: Any) -> jax.Array:
-        """See `Grid`; ties go to the lower number."""
-        steps = bounded(
-            quotient(x, scale), jnp.float32(self.table.values[0]), jnp.float32(self.table.values[-1])
-        )
-        return jnp.where(jnp.isnan(steps), steps, self.table.decode(self.table.encode(steps))) * scale
-
-    def rounded(self, rounding: Rounding, x: jax.Array, scale: jax.Array, *zero_point: Any) -> jax.Array:
-        """See `Grid`; a table has one way to round."""
-        return self.nearest(x, scale)
 
 
 def on_grid(
@@ -159,6 +135,6 @@ def _made(x: jax.Array, made: Any) -> Any:
 
 def minifloat_dtype(dtype: Any) -> np.dtype:
     """The NumPy dtype of a minifloat, from anything that names it."""
-    form = FloatFormat.of_dtype(dtype)
+    form = FloatGrid.of_dtype(dtype)
     assert form.dtype is not None, "read from a dtype"
     return form.dtype

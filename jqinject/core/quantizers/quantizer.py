@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,50 +31,13 @@ from jqinject.core.component import Component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
-from jqinject.ops import power as int_range
-from jqinject.ops.codebook import Codebook
 from jqinject.ops.fake_quant import known_zero
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import Grid, TableGrid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
 
-@dataclass(frozen=True)
-class IntGrid:
-    """The integers of a bit width.
-
-    Attributes:
-        bit_width: an int, or an array if learned.
-        signed: whether there are integers below 0.
-        narrow_range: whether one is left out: -128 of signed, 255 of unsigned 8 bits.
-    """
-
-    bit_width: Any
-    signed: bool = True
-    narrow_range: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("signed", "narrow_range"):
-            check.flag(getattr(self, name), "IntGrid", name)
-
-    @property
-    def bounds(self) -> tuple[Any, Any]:
-        """The least and the greatest integer."""
-        form = self.signed, self.narrow_range, self.bit_width
-        return int_range.min_int(*form), int_range.max_int(*form)
-
-
-def _flatten_grid(grid: IntGrid) -> tuple[tuple[Any, ...], Any]:
-    learned = not isinstance(grid.bit_width, int)
-    return ((grid.bit_width,), (grid.signed, grid.narrow_range)) if learned else ((), grid)
-
-
-def _unflatten_grid(aux: Any, bits: Any) -> IntGrid:
-    return aux if isinstance(aux, IntGrid) else IntGrid(*bits, *aux)
-
-
-jax.tree_util.register_pytree_node(IntGrid, _flatten_grid, _unflatten_grid)
-
-
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Quantized:
     """What every quantizer returns: a pytree.
@@ -94,6 +57,7 @@ class Quantized:
         levels: the numbers and both scales of a scale in two levels; else None.
 
     Example:
+        >>> from jqinject.ops import IntGrid
         >>> value, scale, zero_point, bit_width = Quantized(jnp.ones(2), jnp.float32(0.5), None, IntGrid(4))
         >>> zero_point, bit_width
         (Array(0., dtype=float32), 4)
@@ -102,11 +66,11 @@ class Quantized:
     value: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None
-    grid: Any
+    grid: Grid
     payload: jax.Array | None = None
     pre_scale: jax.Array | None = None
     pre_zero_point: jax.Array | None = None
-    scale_dtype: np.dtype | None = None
+    scale_dtype: np.dtype | None = field(default=None, metadata={"static": True})
     levels: Levels | None = None
 
     @property
@@ -117,7 +81,7 @@ class Quantized:
     def __iter__(self) -> Iterator[Any]:
         form, pre = self.grid, self.pre_scale
         numbers = (self.value, self.scale, _shown(self.zero_point))
-        if not isinstance(form, FloatFormat | LearnedFloatFormat):
+        if not isinstance(form, FloatGrid):
             return iter(
                 (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
             )
@@ -134,9 +98,9 @@ class Quantized:
             The QuantTensor of the grid's kind.
         """
         grid = self.grid
-        if isinstance(grid, Codebook):
+        if isinstance(grid, TableGrid):
             return CodebookQuantTensor(self.value, self.scale, grid, training)
-        if not isinstance(grid, FloatFormat | LearnedFloatFormat):
+        if not isinstance(grid, FloatGrid):
             zero_point = _shown(self.zero_point)
             form = (grid.bit_width, grid.signed)
             return IntQuantTensor(self.value, self.scale, zero_point, *form, training, self.payload)
@@ -148,24 +112,6 @@ class Quantized:
 def _shown(zero_point: jax.Array | None) -> jax.Array:
     """The zero point as an array, also of a grid without one: concrete then, while a program is traced too."""
     return known_zero() if zero_point is None else zero_point
-
-
-_CHILDREN = ("value", "scale", "zero_point", "payload", "pre_scale", "pre_zero_point", "levels")
-
-
-def _flatten(result: Quantized) -> tuple[tuple[Any, ...], Any]:
-    static = jax.tree_util.all_leaves([result.grid])
-    children = tuple(getattr(result, name) for name in _CHILDREN)
-    return (*children, None if static else result.grid), (result.grid if static else None, result.scale_dtype)
-
-
-def _unflatten(aux: Any, children: Any) -> Quantized:
-    *arrays, grid = children
-    numbers = dict(zip(_CHILDREN, arrays, strict=True))
-    return Quantized(grid=grid if aux[0] is None else aux[0], scale_dtype=aux[1], **numbers)
-
-
-jax.tree_util.register_pytree_node(Quantized, _flatten, _unflatten)
 
 
 class Ends(NamedTuple):
@@ -182,12 +128,12 @@ class Ends(NamedTuple):
 
 @checked_arguments
 class DelayWrapper(Component):
-    """Returns `x` in the first `quantdelay_steps` calls, `y` after.
+    """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
     Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
 
     Args:
-        quantdelay_steps: the number of calls that pass through; None or at most 0 for no delay.
+        quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
 
     Raises:
         TypeError: when it is neither None nor an integer.
@@ -201,8 +147,8 @@ class DelayWrapper(Component):
     is_scale_free = True
     countdown: QuantStat | None = None
 
-    def __init__(self, quantdelay_steps: int | None) -> None:
-        steps = delay_steps(quantdelay_steps, "DelayWrapper")
+    def __init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, "DelayWrapper")
         if steps > 0:
             self.countdown = QuantStat(float_array(steps))
 
@@ -215,29 +161,29 @@ class DelayWrapper(Component):
         return jnp.where(left > 0, x, y)
 
 
-def delay_steps(quantdelay_steps: int | None, where: str) -> int:
+def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     """The number of delayed calls, at least 0.
 
     Raises:
         TypeError: when it is neither None nor an integer.
         ValueError: when a counter cannot hold it.
     """
-    if quantdelay_steps is None:
+    if quant_delay_steps is None:
         return 0
     try:
-        steps = operator.index(quantdelay_steps)
+        steps = operator.index(quant_delay_steps)
     except TypeError:
         raise TypeError(
-            f"{where}: quantdelay_steps must be an int or None, got {quantdelay_steps!r}."
+            f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
         ) from None
     if steps > MOST_STEPS:
-        raise ValueError(f"{where}: quantdelay_steps must be at most {MOST_STEPS}, got {steps}.")
+        raise ValueError(f"{where}: quant_delay_steps must be at most {MOST_STEPS}, got {steps}.")
     return max(steps, 0)
 
 
-def delay_of(quantdelay_steps: int | None, where: str) -> DelayWrapper | None:
+def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
     """A `DelayWrapper`, or None without a delay."""
-    steps = delay_steps(quantdelay_steps, where)
+    steps = delay_steps(quant_delay_steps, where)
     return DelayWrapper(steps) if steps else None
 
 
@@ -255,9 +201,9 @@ class Quantizer(Component):
 
     def __post_init__(self) -> None:
         """Check the components of a dataclass."""
-        for field in fields(self):  # type: ignore[arg-type]
-            if field.name.endswith(("_impl", "int_quant")):
-                check.component(getattr(self, field.name), type(self).__name__, field.name)
+        for each in fields(self):  # type: ignore[arg-type]
+            if each.name.endswith(("_impl", "int_quant")):
+                check.component(getattr(self, each.name), type(self).__name__, each.name)
 
     @property
     def has_zero_point(self) -> bool:
@@ -290,27 +236,19 @@ class Quantizer(Component):
         x = check.float_input(x, type(self).__name__)
         return self._quantize(x, scale, zero_point, None, self._grid(), keep)
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array) -> Quantized:
-        """`x` quantized with the scale made from `statistic`; the zero point is not searched.
+    def try_candidate(self, x: jax.Array, candidate: Candidate) -> Quantized:
+        """`x` quantized with a candidate in place of the searched statistic.
 
         Args:
             x: float32.
-            statistic: replaces the searched one.
+            candidate: for the scale, or with a scale for the zero point.
         """
-        threshold = self._threshold(self._grid())
-        return self.try_zero_point(x, scale_of(self.scaling_impl, x, threshold, Candidate(statistic)), None)
-
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> Quantized:
-        """`x` quantized with the zero point made from `statistic`.
-
-        Args:
-            x: float32.
-            scale: the scale.
-            statistic: replaces the searched one; None for the start of the search.
-        """
-        grid = self._grid()
-        zero_point = self._zero_point(x, scale, grid, Candidate(statistic))
-        return self._quantize(x, scale, zero_point, None, grid, False)
+        grid, of_zero = self._grid(), candidate
+        scale = candidate.scale
+        if scale is None:
+            scale = scale_of(self.scaling_impl, x, self._threshold(grid), candidate)
+            of_zero = Candidate(None)
+        return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
 
     def _grid(self) -> Any:
         """The grid of this call."""

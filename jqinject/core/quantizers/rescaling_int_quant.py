@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,10 +25,9 @@ from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import set_given
 from jqinject.core.quantizers.int_quant import IntQuant
-from jqinject.core.quantizers.nearest_grids import IntegerGrid, TableGrid
-from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, IntGrid, Quantized, Quantizer, delay_of
-from jqinject.ops.codebook import Codebook
+from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, Quantized, Quantizer, delay_of
 from jqinject.ops.fake_quant import Offset
+from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
 
 
@@ -138,13 +137,12 @@ class RescalingIntQuant(_RoundedByIntQuant):
         return _number(self.int_scaling_impl, grid.bit_width)
 
     @property
-    def grid(self) -> IntegerGrid | None:
+    def grid(self) -> IntGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
             return None
-        bits = self.bit_width_impl()
-        low, high = self.int_quant.min_int(bits), self.int_quant.max_int(bits)
-        return IntegerGrid(float(low), float(high), not self.has_zero_point, None, divides=True)
+        grid = self._grid()
+        return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
 
 
 @dataclass(eq=False, repr=False)
@@ -233,7 +231,7 @@ class BinaryQuant(_SignQuant):
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on."""
-        return TableGrid(Codebook((-1.0, 1.0)))
+        return TableGrid((-1.0, 1.0))
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         return binary_sign_ste(x)
@@ -313,7 +311,7 @@ class TernaryQuant(_SignQuant):
     @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on."""
-        return TableGrid(Codebook((-1.0, 0.0, 1.0)))
+        return TableGrid((-1.0, 0.0, 1.0))
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         mask = (jnp.abs(x) > self.threshold * scale).astype(jnp.float32)

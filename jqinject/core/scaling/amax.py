@@ -122,7 +122,6 @@ class AmaxScaling(InnerModule):
         where = type(self).__name__
         check.integers(scaling_shape, where, "scaling_shape")
         shape = check.shape(scaling_shape, where, "scaling_shape")
-        check.number(margin, where, "margin")
         check.between(-32, 32)(margin, where, "margin")
         check.number(scaling_init, where, "scaling_init")
         if scaling_init <= 0:

@@ -33,7 +33,7 @@ from jqinject.ops.float8_cast import (
     round_up_exponent,
     scale_of_exponent,
 )
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
@@ -256,7 +256,7 @@ class QuantRestrictValue(Component):
     def scale_dtype(self) -> np.dtype | None:
         """The dtype of the quantizer's minifloats if they have 8 bits."""
         form = number_format(self.quantizer)
-        return form.dtype if isinstance(form, FloatFormat) and form.dtype in FLOAT8_DTYPES else None
+        return form.dtype if form.dtype in FLOAT8_DTYPES else None
 
     def restrict_init_float(self, x: float) -> float:
         """`x`."""
@@ -280,6 +280,6 @@ class QuantRestrictValue(Component):
         return restricted if shape is None else restricted.reshape(shape)
 
 
-def _least_step(form: FloatFormat | LearnedFloatFormat) -> jax.Array:
+def _least_step(form: FloatGrid) -> jax.Array:
     """The smallest positive minifloat."""
-    return exp2(jnp.asarray(1 - form.bias - form.mantissa_bit_width, jnp.float32))
+    return exp2(jnp.asarray(1 - form.exponent_bias - form.mantissa_bit_width, jnp.float32))

@@ -30,8 +30,8 @@ from jqinject.core.component import Component, assign
 from jqinject.core.memory.parameter import Dynamic
 from jqinject.core.memory.source import DISTANCE
 from jqinject.core.views import GroupingView
-from jqinject.ops.float_grid import to_float_grid
 from jqinject.ops.groups import block_of, elements_axis
+from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0

@@ -1,13 +1,14 @@
 """Statistics of the ends of a tensor: largest magnitudes, minima, percentiles.
 
-Statistics of the largest and smallest elements.
-
-Order statistics: percentiles without interpolation, so the result is an element of the tensor.
+Each is made of elements of some rank: the largest of `n` is the n-th smallest. So percentiles, unless they are
+interpolated, are elements of the tensor too.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.statistics.statistic import TwoPhaseStat, finish
+from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
 from jqinject.ops.clamp import choose
 from jqinject.ops.reductions import Axes, Over, Tensors, each
@@ -27,67 +27,137 @@ def not_above_zero(x: jax.Array) -> jax.Array:
     return choose(x > 0, 0.0, x)
 
 
-def require_axis(stats_reduce_dim: Axes, where: str) -> None:
-    """Raise ValueError if a statistic that needs channels would reduce the whole tensor."""
-    if stats_reduce_dim is None:
-        raise ValueError(
-            f"{where} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
-            "For one statistic of the whole tensor use AbsMax or AbsAve."
-        )
+def safe_sqrt(x: jax.Array) -> jax.Array:
+    """`sqrt(x)` with gradient 0 at 0."""
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
 
 
-class _LargestMagnitude(TwoPhaseStat):
-    """Base of statistics of `max |x|`."""
+def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
+    """Where the k-th smallest element is: the first of equals."""
+    return ops.locate(x, value, over)
+
+
+def _change_of_abs(x: jax.Array, dx: jax.Array) -> jax.Array:
+    return jax.jvp(jnp.abs, (x,), (dx,))[1]
+
+
+TIES = (None, "first", "shared", "near")
+
+
+class Ranked(Reduction):
+    """Abstract: a statistic of elements of some ranks, the highest first.
+
+    Attributes:
+        of_magnitude: whether magnitudes are ranked.
+        ties: which of several equal elements has the gradient: the "first"; all of them, in equal "shared" parts;
+            likewise all that are "near", a few units in the last place from an end that is at least (at most) 0, since
+            a compiler may compute the tensor again, and round anew, for the gradient. None is the first along axes, and
+            shared parts over the whole tensor.
+    """
+
+    of_magnitude: ClassVar[bool] = False
+    ties: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ties not in TIES:
+            raise ValueError(f"{type(self).__name__}: ties must be one of {TIES}, got {self.ties!r}.")
+
+    @abstractmethod
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """The 1-based ranks among `count` elements."""
 
     def measure(self, x: Tensors) -> Any:
-        """The largest magnitude."""
-        return self.over.max(each(jnp.abs, x))
+        """The elements of those ranks."""
+        ranked, ranks = self._ranked(x), self.ranks(self.over.count(x))
+        return tuple(ops.kth_smallest(ranked, rank, self.over) for rank in ranks)
 
     def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where it is."""
-        return ops.locate_extreme(each(jnp.abs, x), measured, self.over)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes."""
-        dx = ops.change_of_magnitude(x, dx)
-        # Over axes its position is enough.
-        return ops.change_of_extreme(
-            dx, x if self.over.keeps else each(jnp.abs, x), measured, located, self.over
+        """Where they are, or how many share the gradient."""
+        ranked = self._ranked(x)
+        if self._rule == "first":
+            ends = zip(measured, self.ranks(self.over.count(x)), strict=True)
+            return tuple(_place(ranked, end, rank, self.over) for end, rank in ends)
+        return tuple(
+            ops.ties(hits, self.over, end == 0 if self._rule == "near" else None)
+            for hits, end in zip(self._hits(ranked, measured), measured, strict=True)
         )
 
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How they change."""
+        if self.of_magnitude:
+            dx = each(_change_of_abs, x, dx) if self.slope_at_zero else ops.change_of_magnitude(x, dx)
+        if self._rule == "first":
+            return tuple(ops.picked(dx, place, self.over) for place in located)
+        hits = self._hits(self._ranked(x), measured)
+        return tuple(
+            # At 0 an end has half of the gradient, as in `jnp.maximum`.
+            ops.shared(dx, hit, count, self.over, choose(end == 0, 0.5, 1.0) if self._rule == "near" else 1.0)
+            for end, hit, count in zip(measured, hits, located, strict=True)
+        )
 
-@checked_arguments
+    @property
+    def slope_at_zero(self) -> bool:
+        """Whether magnitudes have the slope 1 at 0, as `jnp.abs`; else they have none."""
+        return self.ties == "near"
+
+    def _ranked(self, x: Tensors) -> Any:
+        return each(jnp.abs, x) if self.of_magnitude else x
+
+    @property
+    def _rule(self) -> str:
+        return self.ties or ("first" if self.over.keeps else "shared")
+
+    def _hits(self, ranked: Tensors, measured: Any) -> list[Any]:
+        """Which elements are each of those measured: the upper end, and the lower if there are two."""
+        if self._rule != "near":
+            return [each(lambda x, end=end: x == end, ranked) for end in measured]
+        ends = zip((operator.ge, operator.le), measured, strict=False)
+        return [each(lambda x, by=by, end=end: by(x, end * ops.ALMOST), ranked) for by, end in ends]
+
+
+class _LargestMagnitude(Ranked):
+    """Base of statistics of `max |x|`."""
+
+    of_magnitude: ClassVar[bool] = True
+
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """The last."""
+        return (count,)
+
+
 @dataclass(frozen=True)
 class AbsMax(_LargestMagnitude):
-    """`max |x|`.
-
-    Over the whole tensor, ties share the gradient; over an axis, the first gets it.
+    """`factor * max |x|`.
 
     Args:
-        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        factor: below 1, it clips the largest magnitudes.
+        ties: which of equal magnitudes has the gradient: see `Ranked`. Qwix and AQT have "near".
         axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Raises:
+        ValueError: `factor` is not positive, or there is no such rule for ties.
 
     Example:
         >>> AbsMax()(jnp.array([1.0, -3.0, 2.0]))
         Array(3., dtype=float32)
         >>> AbsMax(stats_reduce_dim=1)(jnp.array([[1.0, -3.0], [0.5, 0.0]]))
         Array([3. , 0.5], dtype=float32)
+        >>> jax.grad(AbsMax(ties="near"))(jnp.array([-3.0, 3.0, 2.0]))
+        Array([-0.5,  0.5,  0. ], dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
-
-    def statistic(self, measured: Any) -> jax.Array:
-        """The largest magnitude."""
-        return finish(measured, self.stats_reduce_dim, self.keepdim)
+    factor: float = 1.0
+    ties: Any = None
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class SignedAbsMax(TwoPhaseStat):
+class SignedAbsMax(Reduction):
     """`-sign(x_m) * |x_m|`, `x_m` the element of largest magnitude: the extreme lands on the smallest
     integer.
 
@@ -103,20 +173,17 @@ class SignedAbsMax(TwoPhaseStat):
         Array(-3., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
 
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
         magnitude = each(jnp.abs, x)
-        found = self.over.max(magnitude)
-        lowest = self.over.min(x)
-        first = ops.locate(magnitude, found, self.over) == ops.locate(x, lowest, self.over)
-        negative = (lowest == -found) & first
-        return found, jnp.where(found == 0, 0.0, jnp.where(negative, 1.0, -1.0))
+        largest, lowest = self.over.max(magnitude), self.over.min(x)
+        first = ops.locate(magnitude, largest, self.over) == ops.locate(x, lowest, self.over)
+        negative = (lowest == -largest) & first
+        return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
     def locate(self, x: Tensors, measured: Any) -> Any:
         """Where it is."""
@@ -124,18 +191,77 @@ class SignedAbsMax(TwoPhaseStat):
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes; its sign stays."""
-        found = ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
-        return found, jnp.zeros_like(measured[1])
+        change = ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
+        return change, jnp.zeros_like(measured[1])
 
     def statistic(self, measured: Any) -> jax.Array:
         """The signed largest magnitude."""
-        found, sign = measured
-        return finish(sign * found, self.stats_reduce_dim, self.keepdim)
+        return self.finished(measured[1] * measured[0])
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class AbsMinMax(TwoPhaseStat):
+class MinMax(Ranked):
+    """`factor * min(min x, 0)` and `factor * max(max x, 0)`: the ends of a range around 0.
+
+    Args:
+        stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        factor: below 1, it clips both ends.
+        ties: which of equal elements has the gradient: see `Ranked`.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Raises:
+        ValueError: `factor` is not positive, or there is no such rule for ties.
+
+    Source: Qwix's `minmax[,factor]`.
+
+    Example:
+        >>> MinMax()(jnp.array([1.0, 3.0]))
+        (Array(0., dtype=float32), Array(3., dtype=float32))
+    """
+
+    signed: ClassVar[bool] = True
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+    factor: float = 1.0
+    ties: Any = "near"
+
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """The last and the first."""
+        return count, 1
+
+    def measure(self, x: Tensors) -> Any:
+        """Both ends, zero included."""
+        high, low = super().measure(x)
+        return jnp.maximum(high, 0.0), jnp.minimum(low, 0.0)
+
+    def statistic(self, measured: Any) -> Any:
+        """Both ends, the lower first."""
+        high, low = measured
+        return self.finished(low), self.finished(high)
+
+
+class _Width(Ranked):
+    """Base of widths between two ranks, zero included."""
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The width."""
+        high, low = measured
+        return self.finished(ops.magnitude(high - not_above_zero(low)))
+
+
+class _LowOrZero(Ranked):
+    """Base of low ends, or 0."""
+
+    signed: ClassVar[bool] = True
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The element of that rank, or 0."""
+        return self.finished(not_above_zero(measured[0]))
+
+
+@dataclass(frozen=True)
+class AbsMinMax(_Width):
     """`max(x) - min(x, 0)`: the width of the range, zero included.
 
     Args:
@@ -148,33 +274,16 @@ class AbsMinMax(TwoPhaseStat):
         (Array(4., dtype=float32), Array(3., dtype=float32))
     """
 
-    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
 
-    def measure(self, x: Tensors) -> Any:
-        """Largest and smallest element."""
-        return self.over.max(x), self.over.min(x)
-
-    def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where they are."""
-        return tuple(ops.locate_extreme(x, end, self.over) for end in measured)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How they change."""
-        ends = zip(measured, located, strict=True)
-        return tuple(ops.change_of_extreme(dx, x, end, found, self.over) for end, found in ends)
-
-    def statistic(self, measured: Any) -> jax.Array:
-        """The width."""
-        largest, smallest = measured
-        return finish(ops.magnitude(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """The last and the first."""
+        return count, 1
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class NegativeMinOrZero(TwoPhaseStat):
+class NegativeMinOrZero(_LowOrZero):
     """`min(min(x), 0)`: the zero point statistic for `AbsMinMax`.
 
     Args:
@@ -187,30 +296,14 @@ class NegativeMinOrZero(TwoPhaseStat):
         (Array(-1., dtype=float32), Array(0., dtype=float32))
     """
 
-    takes_several: ClassVar[bool] = True
-    signed: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
 
-    def measure(self, x: Tensors) -> Any:
-        """The smallest element."""
-        return self.over.min(x)
-
-    def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where it is."""
-        return ops.locate_extreme(x, measured, self.over)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes."""
-        return ops.change_of_extreme(dx, x, measured, located, self.over)
-
-    def statistic(self, measured: Any) -> jax.Array:
-        """The smallest element, or 0."""
-        return finish(not_above_zero(measured), self.stats_reduce_dim, self.keepdim)
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """The first."""
+        return (1,)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxAve(_LargestMagnitude):
     """The mean over channels of `max |x|`: one number.
@@ -227,19 +320,14 @@ class AbsMaxAve(_LargestMagnitude):
         Array(1.75, dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
+    needs_axis: ClassVar[bool] = True
     stats_reduce_dim: Axes
-    axis_name: Any = None
-
-    def __post_init__(self) -> None:
-        require_axis(self.stats_reduce_dim, "AbsMaxAve")
 
     def statistic(self, measured: Any) -> jax.Array:
         """The mean of the channels' largest magnitudes."""
-        return jnp.sum(measured) / max(measured.size, 1)
+        return jnp.sum(measured[0]) / max(measured[0].size, 1)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxL2(_LargestMagnitude):
     """`||m||_2 / sqrt(C)`, `m` the `max |x|` of each of `C` channels: one number.
@@ -256,32 +344,17 @@ class AbsMaxL2(_LargestMagnitude):
         Array(3., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
+    needs_axis: ClassVar[bool] = True
     stats_reduce_dim: Axes
-    axis_name: Any = None
-
-    def __post_init__(self) -> None:
-        require_axis(self.stats_reduce_dim, "AbsMaxL2")
 
     def statistic(self, measured: Any) -> jax.Array:
         """The norm of the channels' largest magnitudes."""
-        return safe_sqrt(jnp.sum(measured * measured)) / math.sqrt(max(measured.size, 1))
+        (largest,) = measured
+        return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
 
 
-def safe_sqrt(x: jax.Array) -> jax.Array:
-    """`sqrt(x)` with gradient 0 at 0."""
-    zero = x == 0
-    return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
-
-
-def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
-    """Where the k-th smallest element is: the first of equals."""
-    return ops.locate(x, value, over)
-
-
-@checked_arguments
 @dataclass(frozen=True)
-class AbsPercentile(TwoPhaseStat):
+class AbsPercentile(Ranked):
     """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
 
     Among equal elements, the first gets the gradient. Ranks below 1 become 1.
@@ -300,38 +373,66 @@ class AbsPercentile(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
+    of_magnitude: ClassVar[bool] = True
+    ties = "first"
     high_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
 
     def __post_init__(self) -> None:
-        check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
+        super().__post_init__()
+        check.fields(self, high_percentile_q=check.percentile)
+
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """That of the percentile."""
+        return (ops.rank_high(self.high_percentile_q, count),)
+
+
+@dataclass(frozen=True)
+class InterpolatedAbsPercentile(AbsPercentile):
+    """The number at the place `q/100 * (n - 1)` of `n` sorted magnitudes, from 0: between its neighbours, as NumPy's
+    percentile. nan if one of them is.
+
+    Arguments: see `AbsPercentile`. Magnitudes have the slope 1 at 0.
+
+    Example:
+        >>> InterpolatedAbsPercentile(50.0)(jnp.array([1.0, -4.0, 2.0, 3.0]))
+        Array(2.5, dtype=float32)
+    """
+
+    @property
+    def slope_at_zero(self) -> bool:
+        """Yes."""
+        return True
+
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """Those of both neighbours, and of the last: nan, if there is one."""
+        low, high, _ = ops.rank_between(self.high_percentile_q, count)
+        return low, high, count
 
     def measure(self, x: Tensors) -> Any:
-        """The element of that rank."""
-        return ops.kth_smallest(each(jnp.abs, x), self._rank(x), self.over)
+        """The elements of those ranks, and the weight of the upper neighbour."""
+        *_, weight = ops.rank_between(self.high_percentile_q, self.over.count(x))
+        return (*super().measure(x), jnp.float32(weight))
 
     def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where it is."""
-        return _place(each(jnp.abs, x), measured, self._rank(x), self.over)
-
-    def _rank(self, x: Tensors) -> int:
-        return ops.rank_high(self.high_percentile_q, self.over.count(x))
+        """Where they are."""
+        return super().locate(x, measured[:-1])
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes."""
-        return ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
+        """How they change; the weight stays."""
+        return (*super().change(dx, x, measured, located), jnp.float32(0))
 
     def statistic(self, measured: Any) -> jax.Array:
-        """The element of that rank."""
-        return finish(measured, self.stats_reduce_dim, self.keepdim)
+        """The number between."""
+        low, high, *fixed = measured
+        largest, weight = jax.lax.stop_gradient(fixed)
+        between = low * (1 - weight) + high * weight
+        return self.finished(jnp.where(jnp.isnan(largest), jnp.nan, between))
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class NegativePercentileOrZero(TwoPhaseStat):
+class NegativePercentileOrZero(_LowOrZero):
     """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 if that is positive.
 
     Args:
@@ -348,39 +449,22 @@ class NegativePercentileOrZero(TwoPhaseStat):
         Array(-1., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
-    signed: ClassVar[bool] = True
+    ties = "first"
     low_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
 
     def __post_init__(self) -> None:
-        check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
+        super().__post_init__()
+        check.fields(self, low_percentile_q=check.percentile)
 
-    def measure(self, x: Tensors) -> Any:
-        """The element of that rank."""
-        return ops.kth_smallest(x, self._rank(x), self.over)
-
-    def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where it is."""
-        return _place(x, measured, self._rank(x), self.over)
-
-    def _rank(self, x: Tensors) -> int:
-        return ops.rank_low(self.low_percentile_q, self.over.count(x))
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes."""
-        return ops.picked(dx, located, self.over)
-
-    def statistic(self, measured: Any) -> jax.Array:
-        """The element of that rank, or 0."""
-        return finish(not_above_zero(measured), self.stats_reduce_dim, self.keepdim)
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """That of the percentile."""
+        return (ops.rank_low(self.low_percentile_q, count),)
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class PercentileInterval(TwoPhaseStat):
+class PercentileInterval(_Width):
     """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.
 
     `x_(low)` is the element of rank `ceil(low/100 * n)`, `x_(high)` that of rank `floor(high/100 * n + 1/2)`.
@@ -400,37 +484,18 @@ class PercentileInterval(TwoPhaseStat):
         Array(5., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
+    ties = "first"
     low_percentile_q: float
     high_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-    axis_name: Any = None
 
     def __post_init__(self) -> None:
-        low = check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
-        high = check.percentile(self.high_percentile_q, "PercentileInterval", "high_percentile_q")
-        if low > high:
-            raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
+        super().__post_init__()
+        check.fields(self, low_percentile_q=check.percentile, high_percentile_q=check.percentile)
+        ends = self.low_percentile_q, self.high_percentile_q
+        check.ordered(*ends, "PercentileInterval", ("low_percentile_q", "high_percentile_q"))
 
-    def measure(self, x: Tensors) -> Any:
-        """The elements of both ranks."""
-        return tuple(ops.kth_smallest(x, k, self.over) for k in self._ranks(x))
-
-    def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where they are."""
-        ends = zip(measured, self._ranks(x), strict=True)
-        return tuple(_place(x, end, k, self.over) for end, k in ends)
-
-    def _ranks(self, x: Tensors) -> tuple[int, int]:
-        n = self.over.count(x)
-        return ops.rank_low(self.low_percentile_q, n), ops.rank_high(self.high_percentile_q, n)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How they change."""
-        return tuple(ops.picked(dx, part, self.over) for part in located)
-
-    def statistic(self, measured: Any) -> jax.Array:
-        """The width."""
-        low, high = measured
-        return finish(ops.magnitude(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """Those of both, the higher first."""
+        return ops.rank_high(self.high_percentile_q, count), ops.rank_low(self.low_percentile_q, count)

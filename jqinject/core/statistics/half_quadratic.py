@@ -1,32 +1,25 @@
-"""Half-quadratic optimization of scales and zero points.
-
-Sums of tensors in a fixed order of additions, where a device has them whole.
-
-Scales and zero points by half-quadratic optimization (HQQ), which weighs outliers less than a squared error.
+"""Scales and zero points by half-quadratic optimization (HQQ), which weighs outliers less than a squared error.
 
 The error `x - value` is split into a sparse part, found by shrinking it, and the rest, which the next scale or zero
 point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends at the first round without improvement of
-`mean |x - value|`.
-
-Statistics by half-quadratic optimization (HQQ): see `half_quadratic_search`.
+`mean |x - value|`. Errors are added in a fixed order, where a device has them whole.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import InitVar, dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import assign, set_given
+from jqinject.core.component import component
 from jqinject.core.state import QuantStat, float_array
-from jqinject.core.statistics.search import SearchedStat, Trial
+from jqinject.core.statistics.search import SearchedStat, Trial, remember
 from jqinject.core.statistics.statistic import finish, reduced
 from jqinject.ops.clamp import signed_clamp_min_ste
 from jqinject.ops.power import divide, ordered_sum
@@ -93,8 +86,7 @@ class _InPlace:
         return finish(Over(axes).sum(parts), axes, False)
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Rounds(NamedTuple):
     """Parameters of the search: static, compared by value.
 
     Attributes:
@@ -196,27 +188,34 @@ def half_quadratic(
     return end.best, end.beta
 
 
-def _refuse_mapped(axis_name: Any, where: str) -> None:
-    if axis_name is not None:
-        raise ValueError(
-            f"{where} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
-            "  cure: a statistic or MSE, which take axis_name; or a sharded array in jit, without shard_map"
+class HalfQuadraticOptimizer(SearchedStat):
+    """The common loop of both searches, which differ in `next_candidate` and in the end of their arguments' names."""
+
+    suffix: ClassVar[str]
+    permute_dims: tuple[int, ...] | None
+
+    def _check(self, axis_name: Any) -> None:
+        where, end = type(self).__name__, self.suffix
+        if axis_name is not None:
+            raise ValueError(
+                f"{where} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
+                "  cure: a statistic or MSE, which take axis_name; or a sharded array in jit, without shard_map"
+            )
+        check.fields(
+            self,
+            stats_reduce_dim=check.optional(check.integer),
+            permute_dims=check.optional(check.integers),
+            **{f"hqo_{name}_{end}": check.above_zero for name in ("beta", "kappa", "lp_norm")},
+            **{f"hqo_iters_{end}": check.between(1, float("inf"), check.integer)},
         )
 
+    def _argument(self, name: str) -> Any:
+        return getattr(self, f"hqo_{name}_{self.suffix}")
 
-class HalfQuadraticOptimizer(SearchedStat):
-    """The common loop of both searches, which differ in `next_candidate`."""
-
-    rounds: Rounds
-    annealed: QuantStat | None = None
-    permute_dims: tuple[int, ...] | None = None
-
-    def _set_rounds(self, beta: Any, kappa: Any, lp_norm: Any, iters: Any, where: str, suffix: str) -> None:
-        for name, number in (("beta", beta), ("kappa", kappa), ("lp_norm", lp_norm)):
-            if not float(number) > 0:
-                raise ValueError(f"{where}: hqo_{name}_{suffix} must be above 0, got {number!r}")
-        count = check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
-        assign(self, rounds=Rounds(float(beta), float(kappa), float(lp_norm), count))
+    @property
+    def init_op(self) -> Stat:
+        """See `SearchedStat`."""
+        return self._argument("init_op")
 
     @abstractmethod
     def next_candidate(
@@ -227,6 +226,7 @@ class HalfQuadraticOptimizer(SearchedStat):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
         count = max(sum(tensor.size for tensor in tensors), 1)
+        rounds = Rounds(*map(self._argument, Rounds._fields))
 
         def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
             results = [trial(tensor, candidate) for tensor in tensors]
@@ -234,23 +234,21 @@ class HalfQuadraticOptimizer(SearchedStat):
             loss = sum((self._added(None, error) for error in errors), jnp.float32(0)) / count
             return loss, self.next_candidate(candidate, beta, tensors, results)
 
-        beta = jnp.float32(self.rounds.beta) if self.annealed is None else self.annealed.get_value()
-        best, beta = half_quadratic(self._start(tensors), beta, self.rounds, fitted)
+        beta = jnp.float32(rounds.beta) if self.annealed is None else self.annealed.get_value()
+        best, beta = half_quadratic(self._start(tensors), beta, rounds, fitted)
         if self.annealed is not None:
             self.annealed.set_value(beta)
         return best
 
-    def _memories(self) -> list[QuantStat]:
-        return [*super()._memories(), *([] if self.annealed is None else [self.annealed])]
-
-    def _sparse(self, error: jax.Array, beta: jax.Array) -> jax.Array:
-        return shrink_lp(error, beta, self.rounds.lp_norm)
+    def _rest(self, x: jax.Array, value: jax.Array, beta: jax.Array) -> jax.Array:
+        """A tensor without the sparse part of its error."""
+        return x - shrink_lp(x - value, beta, self._argument("lp_norm"))
 
     def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
-        return divisible_sum(tensors, self.view, reduce_dim, self.permute_dims)
+        return divisible_sum(tensors, self.inner_stats_input_view_shape_impl, reduce_dim, self.permute_dims)
 
 
-@checked_arguments
+@component
 class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     """A scale by half-quadratic optimization: the median of `(x - sparse error) / integer`, times the integer steps.
 
@@ -276,41 +274,27 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     shape, so that convolutions work per channel; a loss of nan ends the search.
     """
 
+    suffix: ClassVar[str] = "scale"
+    hqo_init_op_scale: Stat
+    inner_stats_input_view_shape_impl: View
     int_scaling_impl: IntScalingImpl
     bit_width_impl: BitWidth
     scaling_min_val: float | None = None
+    stats_reduce_dim: int | None = None
+    permute_dims: tuple[int, ...] | None = None
+    hqo_beta_scale: float = 1e5
+    hqo_kappa_scale: float = 1.01
+    hqo_lp_norm_scale: float = 0.7
+    hqo_iters_scale: int = 1000
+    axis_name: InitVar[Any] = None
 
-    def __init__(
-        self,
-        hqo_init_op_scale: Stat,
-        inner_stats_input_view_shape_impl: View,
-        int_scaling_impl: IntScalingImpl,
-        bit_width_impl: BitWidth,
-        scaling_min_val: float | None = None,
-        stats_reduce_dim: int | None = None,
-        permute_dims: Sequence[int] | None = None,
-        hqo_beta_scale: float = 1e5,
-        hqo_kappa_scale: float = 1.01,
-        hqo_lp_norm_scale: float = 0.7,
-        hqo_iters_scale: int = 1000,
-        axis_name: Any = None,
-    ) -> None:
-        where = "HalfQuadraticOptimizerScale"
-        _refuse_mapped(axis_name, where)
-        assign(
+    def __post_init__(self, axis_name: Any) -> None:
+        self._check(axis_name)
+        check.fields(
             self,
-            init_op=hqo_init_op_scale,
-            view=inner_stats_input_view_shape_impl,
-            reduce_dim=stats_reduce_dim,
-            int_scaling_impl=int_scaling_impl,
-            bit_width_impl=bit_width_impl,
+            hqo_init_op_scale=check.component,
+            scaling_min_val=check.optional(check.between(0, float("inf"))),
         )
-        set_given(
-            self,
-            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
-            permute_dims=None if permute_dims is None else tuple(permute_dims),
-        )
-        self._set_rounds(hqo_beta_scale, hqo_kappa_scale, hqo_lp_norm_scale, hqo_iters_scale, where, "scale")
 
     def next_candidate(
         self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
@@ -318,11 +302,11 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         """The median of the scales that fit each integer."""
         rests, integers = [], []
         for x, result in zip(tensors, results, strict=True):
-            rests.append(x - self._sparse(x - result.value, beta))
+            rests.append(self._rest(x, result.value, beta))
             steps = jnp.round(result.value / result.scale)
             integers.append(steps if result.zero_point is None else steps - result.zero_point)
-        axes, rest = reduced(self.view, self.reduce_dim, tuple(rests))
-        _, integer = reduced(self.view, self.reduce_dim, tuple(integers))
+        axes, rest = self._reduced(tuple(rests))
+        _, integer = self._reduced(tuple(integers))
         counts = each(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)
         ratio = each(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
         found = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
@@ -332,7 +316,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         return jnp.where(jnp.isfinite(found), found, candidate)
 
 
-@checked_arguments
+@component
 class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     """A zero point by half-quadratic optimization: the mean of `x - sparse error - integer * scale`.
 
@@ -358,35 +342,24 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     searched too (there: 0 / 0 in the padding, and the start is returned).
     """
 
-    def __init__(
-        self,
-        hqo_init_op_zp: Stat,
-        inner_stats_input_view_shape_impl: View,
-        stats_reduce_dim: int | None = None,
-        permute_dims: Sequence[int] | None = None,
-        hqo_beta_zp: float = 1.0,
-        hqo_kappa_zp: float = 1.01,
-        hqo_lp_norm_zp: float = 0.5,
-        hqo_iters_zp: int = 1000,
-        memory_shape: Sequence[int] | None = None,
-        axis_name: Any = None,
-    ) -> None:
-        where = "HalfQuadraticOptimizerZeroPoint"
-        _refuse_mapped(axis_name, where)
-        assign(
-            self,
-            init_op=hqo_init_op_zp,
-            view=inner_stats_input_view_shape_impl,
-            reduce_dim=stats_reduce_dim,
-        )
-        set_given(
-            self,
-            permute_dims=None if permute_dims is None else tuple(permute_dims),
-        )
-        self._set_rounds(hqo_beta_zp, hqo_kappa_zp, hqo_lp_norm_zp, hqo_iters_zp, where, "zp")
+    suffix: ClassVar[str] = "zp"
+    hqo_init_op_zp: Stat
+    inner_stats_input_view_shape_impl: View
+    stats_reduce_dim: int | None = None
+    permute_dims: tuple[int, ...] | None = None
+    hqo_beta_zp: float = 1.0
+    hqo_kappa_zp: float = 1.01
+    hqo_lp_norm_zp: float = 0.5
+    hqo_iters_zp: int = 1000
+    memory_shape: InitVar[Sequence[int] | None] = None
+    axis_name: InitVar[Any] = None
+
+    def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Any) -> None:
+        self._check(axis_name)
+        check.fields(self, hqo_init_op_zp=check.component)
+        remember(self, memory_shape)
         if memory_shape is not None:
-            self._remember(tuple(memory_shape))
-            self.annealed = QuantStat(float_array(self.rounds.beta))
+            vars(self)["annealed"] = QuantStat(float_array(self.hqo_beta_zp))
 
     def next_candidate(
         self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
@@ -396,7 +369,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         for x, result in zip(tensors, results, strict=True):
             scale = jnp.broadcast_to(result.scale, result.value.shape)
             integers = divide(result.value, scale) + result.zero_point
-            left.append(x - self._sparse(x - result.value, beta) - integers * scale)
-        axes, parts = reduced(self.view, self.reduce_dim, tuple(left))
-        means = self._added(self.reduce_dim, *left) / max(Over(axes).count(parts), 1)
+            left.append(self._rest(x, result.value, beta) - integers * scale)
+        axes, parts = self._reduced(tuple(left))
+        means = self._added(self.stats_reduce_dim, *left) / max(Over(axes).count(parts), 1)
         return means.reshape(candidate.shape)

@@ -1,14 +1,9 @@
-"""Statistics of averages: means, deviations and norms.
-
-Statistics of means, deviations and norms.
-
-The deviation of a tensor, as a range to quantize: clipping at a number of standard deviations.
-"""
+"""Statistics of averages: means, deviations and norms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,18 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import InnerModule
+from jqinject.core.component import InnerModule, component
 from jqinject.core.state import QuantParam, float_array
-from jqinject.core.statistics.extremes import require_axis, safe_sqrt
-from jqinject.core.statistics.statistic import TwoPhaseStat, finish
+from jqinject.core.statistics.extremes import safe_sqrt
+from jqinject.core.statistics.statistic import Reduction, finish
 from jqinject.ops import reductions as ops
 from jqinject.ops.reductions import Axes, Tensors, each, parts_of
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class AbsAve(TwoPhaseStat):
+class AbsAve(Reduction):
     """`mean |x|`.
 
     Args:
@@ -39,9 +32,7 @@ class AbsAve(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
-    axis_name: Any = None
 
     def measure(self, x: Tensors) -> Any:
         """The mean magnitude."""
@@ -52,14 +43,12 @@ class AbsAve(TwoPhaseStat):
         weight = jnp.float32(1 / self.over.count(x))
         return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
 
-    def statistic(self, measured: Any) -> jax.Array:
-        """The mean magnitude."""
-        return finish(measured, self.stats_reduce_dim, False)
+
+DEVIATIONS = {"sigma": check.between(0, float("inf")), "std_dev_epsilon": check.above_zero}
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class MeanSigmaStd(TwoPhaseStat):
+class MeanSigmaStd(Reduction):
     """`mean |x| + sigma * sqrt(var |x| + epsilon)`, `var` unbiased.
 
     Differs from Brevitas: the variance of a single number is 0 (there: nan).
@@ -75,12 +64,14 @@ class MeanSigmaStd(TwoPhaseStat):
         Array(1.0002, dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True  # by a negative sigma
     sigma: float
     stats_reduce_dim: Axes = None
     std_dev_epsilon: float = 1e-8
-    axis_name: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, **DEVIATIONS)
 
     def measure(self, x: Tensors) -> Any:
         """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
@@ -110,10 +101,10 @@ class MeanSigmaStd(TwoPhaseStat):
     def statistic(self, measured: Any) -> jax.Array:
         """The statistic."""
         mean, deviation = measured
-        return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
+        return self.finished(mean + self.sigma * deviation)
 
 
-@checked_arguments
+@component
 class MeanLearnedSigmaStd(InnerModule):
     """`MeanSigmaStd` with a learned `sigma`, the parameter `value`.
 
@@ -130,27 +121,20 @@ class MeanLearnedSigmaStd(InnerModule):
         (Array(1.0002, dtype=float32), Array(2., dtype=float32))
     """
 
-    takes_several = True
-    takes_axes = True
-    takes_cut = True
-    is_scale_free = True
+    takes_several = takes_axes = takes_cut = is_scale_free = True
     signed = False
+    sigma: InitVar[float]
+    stats_output_shape: InitVar[tuple[int, ...]] = ()
+    stats_reduce_dim: Axes = None
+    std_dev_epsilon: float = 1e-8
     axis_name: Any = None
 
-    def __init__(
-        self,
-        sigma: float,
-        stats_output_shape: tuple[int, ...] = (),
-        stats_reduce_dim: Axes = None,
-        std_dev_epsilon: float = 1e-8,
-        axis_name: Any = None,
-    ) -> None:
-        shape = check.shape(stats_output_shape, "MeanLearnedSigmaStd", "stats_output_shape")
+    def __post_init__(self, sigma: float, stats_output_shape: tuple[int, ...]) -> None:
+        where = type(self).__name__
+        DEVIATIONS["sigma"](sigma, where, "sigma")
+        check.fields(self, std_dev_epsilon=check.above_zero)
+        shape = check.shape(stats_output_shape, where, "stats_output_shape")
         self.value = QuantParam(float_array(sigma, shape))
-        self.stats_reduce_dim = stats_reduce_dim
-        self.std_dev_epsilon = std_dev_epsilon
-        if axis_name is not None:
-            self.axis_name = axis_name
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`."""
@@ -158,7 +142,9 @@ class MeanLearnedSigmaStd(InnerModule):
 
     def along(self, axes: Axes) -> Callable[[Tensors], jax.Array]:
         """The statistic over other axes."""
-        return partial(self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, self.axis_name))
+        return partial(
+            self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, axis_name=self.axis_name)
+        )
 
     def _of(self, x: Tensors, fixed: MeanSigmaStd) -> jax.Array:
         if not any(part.size for part in parts_of(x)):
@@ -167,9 +153,8 @@ class MeanLearnedSigmaStd(InnerModule):
         return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
 
 
-@checked_arguments
 @dataclass(frozen=True)
-class L1Norm(TwoPhaseStat):
+class L1Norm(Reduction):
     """`sum |x|` of each channel; the reduced axis is kept with size 1.
 
     Args:
@@ -184,12 +169,9 @@ class L1Norm(TwoPhaseStat):
         Array([[4.]], dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
+    needs_axis: ClassVar[bool] = True
+    keepdim = True
     stats_reduce_dim: Axes = None
-    axis_name: Any = None
-
-    def __post_init__(self) -> None:
-        require_axis(self.stats_reduce_dim, "L1Norm")
 
     def measure(self, x: Tensors) -> Any:
         """The norm."""
@@ -199,14 +181,9 @@ class L1Norm(TwoPhaseStat):
         """How it changes."""
         return self.over.sum(ops.change_of_magnitude(x, dx))
 
-    def statistic(self, measured: Any) -> jax.Array:
-        """The norm."""
-        return finish(measured, self.stats_reduce_dim, True)
 
-
-@checked_arguments
 @dataclass(frozen=True)
-class L2Norm(TwoPhaseStat):
+class L2Norm(Reduction):
     """`sqrt(sum x**2)` of each channel; the reduced axis is kept with size 1; gradient 0 for a channel of
     zeros.
 
@@ -222,12 +199,9 @@ class L2Norm(TwoPhaseStat):
         Array([[5.]], dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
+    needs_axis: ClassVar[bool] = True
+    keepdim = True
     stats_reduce_dim: Axes = None
-    axis_name: Any = None
-
-    def __post_init__(self) -> None:
-        require_axis(self.stats_reduce_dim, "L2Norm")
 
     def measure(self, x: Tensors) -> Any:
         """The norm."""
@@ -239,14 +213,9 @@ class L2Norm(TwoPhaseStat):
         divisor = jnp.where(norm > 0, norm, 1.0)
         return self.over.sum(each(lambda x, dx: x / divisor * dx, x, dx))
 
-    def statistic(self, measured: Any) -> jax.Array:
-        """The norm."""
-        return finish(measured, self.stats_reduce_dim, True)
 
-
-@checked_arguments
 @dataclass(frozen=True)
-class SigmaStd(TwoPhaseStat):
+class SigmaStd(Reduction):
     """`sigma * d + epsilon`, `d = sqrt(mean (x - m)**2)`, `m` 0 or the mean of x; without gradient.
 
     Differs from `MeanSigmaStd`, which measures magnitudes and passes gradients.
@@ -268,13 +237,15 @@ class SigmaStd(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
-    takes_several: ClassVar[bool] = True
     sigma: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     about_mean: bool = False
     std_dev_epsilon: float = 1e-8
-    axis_name: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, about_mean=check.flag, **DEVIATIONS)
 
     def measure(self, x: Tensors) -> Any:
         """The deviation."""
@@ -291,5 +262,95 @@ class SigmaStd(TwoPhaseStat):
 
     def statistic(self, measured: Any) -> jax.Array:
         """The statistic."""
-        stat = self.sigma * measured + self.std_dev_epsilon
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return self.finished(self.sigma * measured + self.std_dev_epsilon)
+
+
+@dataclass(frozen=True)
+class RMS(Reduction):
+    """`factor * sqrt(mean x^2)`, with a gradient, which is 0 for zeros.
+
+    Args:
+        factor: the statistic in root mean squares.
+        stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `rms,factor`.
+
+    Example:
+        >>> RMS()(jnp.array([1.0, 7.0])), RMS(factor=2.0)(jnp.array([1.0, 7.0]))
+        (Array(5., dtype=float32), Array(10., dtype=float32))
+    """
+
+    factor: float = 1.0
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+
+    def measure(self, x: Tensors) -> Any:
+        """The mean square."""
+        return self.over.sum(each(jnp.square, x)) / max(self.over.count(x), 1)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return self.over.sum(each(lambda x, dx: dx * (2.0 * x), x, dx)) / max(self.over.count(x), 1)
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The root."""
+        return self.finished(safe_sqrt(measured))
+
+
+@dataclass(frozen=True)
+class AbsMean(Reduction):
+    """`factor * (mean over x != 0 of |x|^p)^(1/p)`.
+
+    Args:
+        factor: the statistic in means.
+        p: exponent of the mean.
+        count_zeros: include zeros in the mean; `p=2` is then `RMS`.
+        stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
+
+    Raises:
+        ValueError: `factor` or `p` is not positive.
+
+    Source: AQT's `AbsMeanCalibration`.
+
+    Example:
+        >>> AbsMean()(jnp.array([1.5, 0.0, -1.5, 3.0]))
+        Array(2., dtype=float32)
+    """
+
+    factor: float = 1.0
+    p: float = 1.0
+    count_zeros: bool = False
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, p=check.above_zero, count_zeros=check.flag)
+
+    def measure(self, x: Tensors) -> Any:
+        """The sum of the powers, and how many count."""
+        counted = each(lambda x: jnp.full(x.shape, True) if self.count_zeros else x != 0.0, x)
+        count = self.over.sum(each(lambda x: x.astype(jnp.float32), counted), float(self.count_zeros))
+        return self.over.sum(each(self._power, x)), jnp.maximum(count, 1.0)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How the sum changes; the count stays."""
+        change = each(lambda x, dx: jax.jvp(self._power, (x,), (dx,))[1], x, dx)
+        return self.over.sum(change), jnp.zeros_like(measured[1])
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """The mean."""
+        total, count = measured
+        # The root's derivative at 0 is infinite, so useless.
+        mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
+        return self.finished(jnp.where(total > 0, mean, 0.0))
+
+    def _power(self, x: jax.Array) -> jax.Array:
+        return jnp.abs(x) ** self.p

@@ -20,8 +20,8 @@ from jqinject.core import check
 from jqinject.core._protocols import takes_cut
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.ops.cut import Cut
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over, ends, largest, ranked
 from jqinject.ops.sharding import Names
@@ -367,8 +367,8 @@ class MSERange:
     def _grid(self) -> tuple[float, Callable[[jax.Array], jax.Array]]:
         """The steps to the end of the range, and how numbers in steps are rounded."""
         if self.q_dtype is not None:
-            form = FloatFormat.of_dtype(self.q_dtype)
-            largest, widths = form.max_value, (form.mantissa_bit_width, form.bias)
+            form = FloatGrid.of_dtype(self.q_dtype)
+            largest, widths = form.largest, (form.mantissa_bit_width, form.exponent_bias)
             return largest, lambda x: jnp.clip(to_float_grid(x, *widths, jnp.round), -largest, largest)
         edge = 2.0 ** (self.bit_width - 1)
         lowest, highest = self.narrow_range - edge, edge - 1

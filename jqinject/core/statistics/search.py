@@ -1,33 +1,22 @@
 """Statistics searched for: the one whose quantizer makes the least error.
 
-Searches for the least loss between two bounds, for many numbers in parallel, under `jax.jit`.
-
-Candidates are tried one at a time (`jax.lax.scan`), so that only one quantized copy of the tensor exists.
-
-Searched statistics: candidate scales or zero points are tried on the actual quantizer.
-
 A quantizer whose scale or zero point is searched (`facts.searches`) passes it a task as one more argument:
 
     scaling_impl(x, threshold, Search(quantizer))                 find the statistic with the least loss
     scaling_impl(x, threshold, Candidate(statistic))              use this statistic in its place: one trial
 
-A search calls back what the quantizer would make of a tensor if the statistic were this or that:
-
-    quantizer.try_scale(x, statistic)              -> Quantized
-    quantizer.try_zero_point(x, scale, statistic)  -> Quantized     with the scale known
-
-So the declared rounding, clamping, bit width and restriction take part in the search.
-
-The statistic with the least squared quantization error.
+A search calls back what the quantizer would make of a tensor with a candidate, by `quantizer.try_candidate`, so that
+the declared rounding, clamping, bit width and restriction take part. Candidates are tried one at a time
+(`jax.lax.scan`), for many numbers in parallel: only one quantized copy of the tensor exists.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.core
@@ -37,10 +26,9 @@ from flax import nnx
 
 from jqinject.core import check
 from jqinject.core._protocols import Stat, View, searches
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign
+from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
-from jqinject.core.statistics.statistic import finish, in_place, reduced
+from jqinject.core.statistics.statistic import finish, reduced, statistic_of
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import join_groups
@@ -50,19 +38,11 @@ from jqinject.ops.sharding import check_same_places, names_of
 Loss = Callable[[jax.Array], jax.Array]
 
 
-class SearchResult(NamedTuple):
-    """The best candidate of each search.
-
-    Attributes:
-        candidate: float32, the shape of the bounds.
-        loss: its loss, the same shape.
-    """
-
-    candidate: jax.Array
-    loss: jax.Array
+Best = tuple[jax.Array, jax.Array]
+"""The best candidate of each search and its loss, of the shape of the bounds."""
 
 
-def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
+def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Best:
     """The best of `tries` equidistant candidates, including `low` and `high`; the lowest of equals.
 
     Args:
@@ -72,23 +52,21 @@ def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Sear
         tries: number of candidates, at least 2.
 
     Example:
-        >>> grid_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 5).candidate
+        >>> grid_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 5)[0]
         Array(3., dtype=float32)
     """
 
-    def try_one(best: SearchResult, fraction: jax.Array) -> tuple[SearchResult, None]:
+    def try_one(best: Best, fraction: jax.Array) -> tuple[Best, None]:
         candidate = low + (high - low) * fraction
-        found = loss(candidate)
-        better = found < best.loss
-        return SearchResult(
-            jnp.where(better, candidate, best.candidate), jnp.where(better, found, best.loss)
-        ), None
+        error = loss(candidate)
+        better = error < best[1]
+        return (jnp.where(better, candidate, best[0]), jnp.where(better, error, best[1])), None
 
     fractions = np.linspace(1.0 / (tries - 1), 1.0, tries - 1).astype(np.float32)
-    return jax.lax.scan(try_one, SearchResult(low, loss(low)), jnp.asarray(fractions))[0]
+    return jax.lax.scan(try_one, (low, loss(low)), jnp.asarray(fractions))[0]
 
 
-def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
+def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Best:
     """The minimum of a unimodal loss, by Fibonacci search.
 
     Args:
@@ -98,8 +76,8 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
         tries: number of intervals, at least 2; each but the first evaluates two losses.
 
     Example:
-        >>> found = fibonacci_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 20)
-        >>> round(float(found.candidate), 2)
+        >>> candidate, loss = fibonacci_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 20)
+        >>> round(float(candidate), 2)
         2.9
     """
     numbers = [0.0, 1.0]
@@ -125,24 +103,13 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
     start = (low, high, jnp.float32(shrink[0]) * (high - low), low, low, zero, zero)
     end, _ = jax.lax.scan(narrow, start, jnp.asarray(shrink, jnp.float32))
     _, _, _, first, second, loss_first, loss_second = end
-    best = jnp.where(loss_first <= loss_second, first, second)
-    return SearchResult(best, jnp.minimum(loss_first, loss_second))
+    return jnp.where(loss_first <= loss_second, first, second), jnp.minimum(loss_first, loss_second)
 
 
-LINE_SEARCHES: dict[str, Callable[[jax.Array, jax.Array, Loss, int], SearchResult]] = {
-    "grid": grid_search,
-    "fibonacci": fibonacci_search,
-}
+LINE_SEARCHES = {"grid": grid_search, "fibonacci": fibonacci_search}
 
 Trial = Callable[[jax.Array, jax.Array], Any]
 """(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
-
-
-class Triable(Protocol):
-    """What a quantizer needs for its scale or zero point to be searched: trial quantization."""
-
-    def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> Any: ...
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -150,11 +117,11 @@ class Search:
     """The task to search a statistic.
 
     Attributes:
-        quantizer: on which candidates are tried.
+        quantizer: on which candidates are tried, by `try_candidate(x, candidate)`.
         scale: its scale if the zero point is searched, else None.
     """
 
-    quantizer: Triable
+    quantizer: Any
     scale: jax.Array | None = None
 
 
@@ -164,9 +131,11 @@ class Candidate:
 
     Attributes:
         statistic: the candidate; None means the start of the search.
+        scale: the scale, if the candidate is for the zero point, else None.
     """
 
     statistic: jax.Array | None
+    scale: jax.Array | None = None
 
 
 Task = Search | Candidate | None
@@ -189,17 +158,22 @@ class SearchedStat(Component):
     tensors that share a quantizer are searched together.
 
     Attributes:
-        init_op: the statistic that the search starts from.
-        view: its view of tensors.
-        reduce_dim: the axis of the view that shares a result, None for all.
+        inner_stats_input_view_shape_impl: its view of tensors.
+        stats_reduce_dim: the axis of the view that shares a result, None for all.
         memory: the last result, if a neighbour's next search continues from it; else None.
+        annealed: what else a neighbour's next search continues from; else None.
     """
 
     searches: ClassVar[bool] = True
-    init_op: Stat
-    view: View
-    reduce_dim: int | None
+    inner_stats_input_view_shape_impl: View
+    stats_reduce_dim: int | None
     memory: QuantStat | None = None
+    annealed: QuantStat | None = None
+
+    @property
+    @abstractmethod
+    def init_op(self) -> Stat:
+        """The statistic that the search starts from."""
 
     @abstractmethod
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
@@ -211,12 +185,13 @@ class SearchedStat(Component):
 
     def of(self, tensors: Sequence[jax.Array], task: Task) -> jax.Array:
         """The statistic of several tensors together, float32."""
-        groups = [_in_groups(tensor, self.view) for tensor in tensors]
-        if blocks_of(self.view, tensors[0]) is not None:
+        view = self.inner_stats_input_view_shape_impl
+        if blocks_of(view, tensors[0]) is not None:
             raise ValueError(
                 f"{type(self).__name__} searches a scale for each group along one axis, not for blocks over two axes.\n"
                 "  cure: group_size = an int; or a statistic that is not searched, such as scaling_stats_op = 'max'"
             )
+        groups = [_in_groups(tensor, view) for tensor in tensors]
         return self._result(groups, task, lambda search: self._run(search, groups))
 
     def gated(self, x: jax.Array, active: jax.Array, task: Task) -> jax.Array:
@@ -255,31 +230,39 @@ class SearchedStat(Component):
 
     def _run(self, search: Search, tensors: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
         graphdef, state = nnx.split((search.quantizer, self), graph=True)
-        cuts = tuple(cut_of(self.view, x) for x in tensors)
+        cuts = tuple(cut_of(self.inner_stats_input_view_shape_impl, x) for x in tensors)
         detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), search.scale))
         return _search(graphdef, cuts, *detached)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the result remembered in `memory`."""
-        floats = [tensor.astype(jnp.float32) for tensor in tensors]
-        several = tuple(floats) if len(floats) > 1 else floats[0]
-        stat, viewed = in_place(self.init_op, self.view, several, self.reduce_dim or 0)
-        shape = jax.eval_shape(lambda x: self.init_op(self.view(x)), floats[0]).shape
-        init = stat(viewed).reshape(shape)
+        view = self.inner_stats_input_view_shape_impl
+        floats = tuple(tensor.astype(jnp.float32) for tensor in tensors)
+        first = tensors[0].astype(jnp.float32)
+        init = statistic_of(
+            self.init_op, view, floats if len(floats) > 1 else first, self.stats_reduce_dim or 0
+        )
+        init = init.reshape(jax.eval_shape(lambda x: self.init_op(view(x)), first).shape)
         if memory is None:
             return init
         last = memory.get_value().reshape(init.shape)
         return jnp.where(jnp.isnan(last), init, last)
 
-    def _remember(self, shape: tuple[int, ...] | None) -> None:
-        if shape is not None:
-            self.memory = QuantStat(float_array(float("nan"), shape))
+    def _reduced(self, tensors: Any) -> tuple[Any, Any]:
+        """The axes that share a result, and what they are the axes of."""
+        return reduced(self.inner_stats_input_view_shape_impl, self.stats_reduce_dim, tensors)
 
     def _memories(self) -> list[QuantStat]:
-        return [] if self.memory is None else [self.memory]
+        return [variable for variable in (self.memory, self.annealed) if variable is not None]
 
     def _memory_state(self) -> list[jax.Array]:
         return [variable.get_value() for variable in self._memories()]
+
+
+def remember(stat: Any, shape: Sequence[int] | None) -> None:
+    """Let a neighbour's next search continue from the last result, of this shape; None remembers nothing."""
+    if shape is not None:
+        vars(stat)["memory"] = QuantStat(float_array(float("nan"), tuple(shape)))
 
 
 def _in_groups(x: jax.Array, view: View) -> jax.Array:
@@ -301,11 +284,8 @@ def _search(
     def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
         quantizer, _ = _copy(graphdef, state)  # a copy for each trial: its state changes are discarded
         cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
-        if scale is None:
-            found = quantizer.try_scale(tensor, statistic)
-        else:
-            found = quantizer.try_zero_point(tensor, scale, statistic)
-        return found if cut is None else _laid_like(tensor, found, cut)
+        result = quantizer.try_candidate(tensor, Candidate(statistic, scale))
+        return result if cut is None else _laid_like(tensor, result, cut)
 
     _, stat = _copy(graphdef, state)
     found = stat.search(trial, tensors)
@@ -322,18 +302,17 @@ class _Tried(NamedTuple):
     zero_point: jax.Array | None
 
 
-def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
+def _laid_like(like: jax.Array, found: Any, cut: Cut) -> Any:
     """A grouped trial result, in the shape of the tensor."""
-    joined = found.value.ndim == x.ndim
-    value = found.value if joined else join_groups(found.value, cut.axis, x.shape[cut.axis])
-    return _Tried(value, *jax.tree.map(lambda n: cut.spread(n, x), (found.scale, found.zero_point)))
+    joined = found.value.ndim == like.ndim
+    value = found.value if joined else join_groups(found.value, cut.axis, like.shape[cut.axis])
+    return _Tried(value, *jax.tree.map(lambda x: cut.spread(x, like), (found.scale, found.zero_point)))
 
 
 def _copy(graphdef: Any, state: Any) -> Any:
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MSEUniformStepBase:
     """One end of a search: the initial statistic divided by the number of candidates.
@@ -349,14 +328,14 @@ class MSEUniformStepBase:
     mse_iters: int
 
     def __post_init__(self) -> None:
-        check.at_least(self.mse_iters, 1, "MSEUniformStepBase", "mse_iters")
+        check.fields(self, mse_iters=check.between(1, np.inf, check.integer))
 
     def __call__(self, init: jax.Array) -> jax.Array:
         """`init / mse_iters`."""
         return init / self.mse_iters
 
 
-@checked_arguments
+@component
 class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 
@@ -397,67 +376,57 @@ class MSE(SearchedStat):
         1.2
     """
 
-    def __init__(
-        self,
-        mse_init_op: Stat,
-        inner_stats_input_view_shape_impl: View,
-        mse_iters: int = 20,
-        mse_base_op: Callable[[jax.Array], jax.Array] | None = None,
-        stats_reduce_dim: int | None = None,
-        mse_search_method: str = "fibonacci",
-        bipolar_search: bool = False,
-        memory_shape: Sequence[int] | None = None,
-        axis_name: Any = None,
-    ) -> None:
-        if mse_search_method not in LINE_SEARCHES:
-            raise ValueError(
-                f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {mse_search_method!r}"
-            )
-        least = 4 if bipolar_search else 2
-        assign(
-            self,
-            init_op=mse_init_op,
-            view=inner_stats_input_view_shape_impl,
-            reduce_dim=stats_reduce_dim,
-            iters=check.at_least(mse_iters, least, "MSE", "mse_iters"),
-            base_op=mse_base_op or MSEUniformStepBase(mse_iters),
-            method=mse_search_method,
-            bipolar=bool(bipolar_search),
-        )
-        if axis_name is not None:
-            self.axis_name = axis_name
-        self._remember(memory_shape if memory_shape is None else tuple(memory_shape))
-
-    iters: int
-    base_op: Any
-    method: str
-    bipolar: bool
+    mse_init_op: Stat
+    inner_stats_input_view_shape_impl: View
+    mse_iters: int = 20
+    mse_base_op: Callable[[jax.Array], jax.Array] | None = None
+    stats_reduce_dim: int | None = None
+    mse_search_method: str = "fibonacci"
+    bipolar_search: bool = False
+    memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: Any = None
+
+    def __post_init__(self, memory_shape: Sequence[int] | None) -> None:
+        if self.mse_search_method not in LINE_SEARCHES:
+            raise ValueError(
+                f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {self.mse_search_method!r}"
+            )
+        check.fields(
+            self,
+            mse_init_op=check.component,
+            bipolar_search=check.flag,
+            stats_reduce_dim=check.optional(check.integer),
+            mse_iters=check.between(4 if self.bipolar_search is True else 2, np.inf, check.integer),
+        )
+        remember(self, memory_shape)
+
+    @property
+    def init_op(self) -> Stat:
+        """See `SearchedStat`."""
+        return self.mse_init_op
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
         init = self._start(tensors)
-        base = self.base_op(init)
+        base = (self.mse_base_op or MSEUniformStepBase(self.mse_iters))(init)
         low, high = jnp.minimum(base, init), jnp.maximum(base, init)
 
         def loss(candidate: jax.Array) -> jax.Array:
             errors = (self._error(tensor, trial(tensor, candidate).value) for tensor in tensors)
             return sum((error.reshape(init.shape) for error in errors), 0.0 * init)
 
-        tries = self.iters // 2 if self.bipolar else self.iters
-        best = self._between(low, high, loss, tries)
-        if self.bipolar:
-            negative = self._between(-high, -low, loss, tries)
-            # A negative candidate that a restriction refuses has a nan loss.
-            return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
-        return best.candidate
-
-    def _between(self, low: jax.Array, high: jax.Array, loss: Any, tries: int) -> SearchResult:
-        return LINE_SEARCHES[self.method](low, high, loss, tries)
+        line_search = LINE_SEARCHES[self.mse_search_method]
+        tries = self.mse_iters // 2 if self.bipolar_search else self.mse_iters
+        best, least = line_search(low, high, loss, tries)
+        if not self.bipolar_search:
+            return best
+        negative, error = line_search(-high, -low, loss, tries)
+        # A negative candidate that a restriction refuses has a nan loss.
+        return jnp.where(error < least, negative, best)
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
-        if self.reduce_dim is None:
+        if self.stats_reduce_dim is None:
             return Over(None, names_of(self.axis_name)).sum(squares)
-        axes, viewed = reduced(self.view, self.reduce_dim, squares)
+        axes, viewed = self._reduced(squares)
         return finish(Over(axes, names_of(self.axis_name)).sum(viewed), axes, True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, cast
 
@@ -21,6 +21,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from jqinject.core import check
 from jqinject.core._protocols import View, takes_axes, takes_cut
 from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
 from jqinject.ops.cut import Cut, told_if_gathered
@@ -62,6 +63,7 @@ class TwoPhaseStat(ABC):
             that share a quantizer are joined first.
         takes_cut: whether `stats_reduce_dim` may be a `Cut`: an axis in groups that cross shards, as `over` takes it.
         stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
+        keepdim: whether the reduced axis is kept with size 1.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
             the statistic is then that of the whole tensor. Otherwise, each shard has its own.
     """
@@ -70,6 +72,7 @@ class TwoPhaseStat(ABC):
     takes_several: ClassVar[bool] = False
     takes_cut: ClassVar[bool] = True
     stats_reduce_dim: Axes
+    keepdim: Any = False
     axis_name: Any = None
 
     @cached_property
@@ -92,7 +95,7 @@ class TwoPhaseStat(ABC):
         """The reduction: float32 tensor -> a few small float arrays (a pytree)."""
 
     @abstractmethod
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Any) -> Any:
         """The statistic as a differentiable function of what was measured; finite for zeros."""
 
     def locate(self, x: Any, measured: Any) -> Any:
@@ -105,7 +108,7 @@ class TwoPhaseStat(ABC):
 
     def finished(self, reduced: jax.Array) -> jax.Array:
         """What `over` reduced, without the reduced axis unless `keepdim`; of groups, one number for each."""
-        return finish(reduced, self.stats_reduce_dim, getattr(self, "keepdim", False))
+        return finish(reduced, self.stats_reduce_dim, self.keepdim)
 
     def along(self, axes: Axes) -> TwoPhaseStat:
         """The statistic over other axes, up to its shape."""
@@ -127,6 +130,39 @@ class TwoPhaseStat(ABC):
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
         return self.statistic(_gated(self, not_empty(x, self.stats_reduce_dim), active))
+
+
+@dataclass(frozen=True)
+class Reduction(TwoPhaseStat):
+    """Base of the statistics of this package, which are compared by value; of several tensors too.
+
+    Attributes:
+        needs_axis: whether it works over channels, not over a whole tensor.
+        factor: multiplies the statistic.
+    """
+
+    takes_several: ClassVar[bool] = True
+    needs_axis: ClassVar[bool] = False
+    factor = 1.0
+    axis_name: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        if self.needs_axis and self.stats_reduce_dim is None:
+            raise ValueError(
+                f"{where} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
+                "For one statistic of the whole tensor use AbsMax or AbsAve."
+            )
+        check.fields(self, keepdim=check.flag, factor=check.above_zero)
+
+    def statistic(self, measured: Any) -> jax.Array:
+        """What was measured, if that is one array."""
+        (reduced,) = jax.tree.leaves(measured)
+        return self.finished(reduced)
+
+    def finished(self, reduced: jax.Array) -> jax.Array:
+        """See `TwoPhaseStat`; times the factor."""
+        return super().finished(reduced if self.factor == 1 else self.factor * reduced)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -320,12 +356,15 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
 
 
 def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
-    """The groups of a view, if reduced and possibly crossing shards."""
+    """The groups of a view, if their elements, and perhaps whole axes beside, are reduced and may cross shards."""
     cut = cut_of(view, x)
-    reduces_elements = (
-        isinstance(reduce_dim, int) and cut is not None and reduce_dim % (x.ndim + 1) == cut.axis + 1
-    )
-    return cut if reduces_elements else None
+    if cut is None or reduce_dim is None or isinstance(reduce_dim, Cut):
+        return None
+    axes = {axis % (x.ndim + 1) for axis in (reduce_dim if isinstance(reduce_dim, tuple) else (reduce_dim,))}
+    inner = cut.axis + 1
+    if inner not in axes or cut.axis in axes:
+        return None
+    return replace(cut, beside=tuple(sorted(axis - (axis > inner) for axis in axes - {inner})))
 
 
 def in_blocks(stat: Any, view: Any, x: Tensors) -> Any:

@@ -13,8 +13,8 @@ from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import from_float8
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.packing import pack, unpack
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
@@ -63,7 +63,7 @@ class _PackedCodes:
 
     codes: jax.Array
     scale: jax.Array
-    format: FloatFormat = field(metadata={"static": True})
+    format: FloatGrid = field(metadata={"static": True})
     shape: tuple[int, ...] = field(metadata={"static": True})
     dtype: np.dtype = field(metadata={"static": True})
 
@@ -160,13 +160,13 @@ def packed_tensor(x: Any) -> Any:
         return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
     if isinstance(x, FloatQuantTensor) and x.is_contractible:
         return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
-    if isinstance(x, FloatQuantTensor) and isinstance(x.format, FloatFormat) and x.keeps_minifloats:
+    if isinstance(x, FloatQuantTensor) and not x.format.is_learned and x.keeps_minifloats:
         return _packed_codes(x, x.format)
     return x
 
 
-def _packed_codes(x: FloatQuantTensor, form: FloatFormat) -> _PackedCodes:
-    codes = to_float_codes(x.minifloats(), form)
+def _packed_codes(x: FloatQuantTensor, form: FloatGrid) -> _PackedCodes:
+    codes = form.codes(x.minifloats())
     codes = pack(codes, 4) if form.bit_width <= 4 else codes
     return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
 
@@ -184,7 +184,7 @@ def unpacked_tensor(x: Any) -> Any:
     if isinstance(x, _PackedCodes):
         codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
         scale = x.scale.astype(jnp.float32)
-        value = from_float_steps(from_float_codes(codes, x.format), scale, x.dtype)
+        value = from_float_steps(x.format.decode(codes), scale, x.dtype)
         return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):
         return x

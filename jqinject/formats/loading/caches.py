@@ -113,7 +113,7 @@ def check_proxies(
             continue
         proxy, wanted = proxies[each.target], formats[each.target]
         part = vars(proxy.tensor_quant).get("scaling_impl")
-        own = None if proxy.quant_metadata.is_dynamic else static_format(proxy)
+        own = None if proxy.is_dynamic else static_format(proxy)
         learns_range = isinstance(part, Collected) and not isinstance(part, LearnedActStepScaling)
         if own is None or own.kind != wanted.kind or not own.symmetric or not learns_range:
             cure = {"float": "Fp8e4m3OCPActPerTensorFloat", "int": "Int8ActPerTensorFloat"}[wanted.kind]

@@ -26,14 +26,11 @@ from jqinject.nn.attention.attention_base import (
     through,
 )
 from jqinject.nn.attention.projections import IN_PROJ_INPUT, PROJECTION_SLOTS, hold_projections, stack_along
-from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
-from jqinject.nn.base.hold_proxies import hold_proxies
-from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantMultiHeadAttentionOverrides
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import Slot
-from jqinject.nn.base.weight_layer import ParameterView
+from jqinject.nn.base.slots import Slot, flax_arguments, hold_proxies
+from jqinject.nn.base.weight_axes import check_features
+from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

@@ -6,11 +6,11 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from jqinject.ops.codebook import Codebook
+from jqinject.ops import FloatGrid, TableGrid
 from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
-from jqinject.quant_tensor.float_quant_tensor import AnyFloatFormat, FloatQuantTensor
+from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor
 from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import GroupwiseQuantTensor
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
@@ -105,7 +105,7 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         grouped = FloatQuantTensor(as_array(value), scale, format, training)
         self._cut(grouped, group_size, group_dim, dequant_shape)
 
-    format: AnyFloatFormat = attribute("_grouped.format", "The format of its minifloats.")
+    format: FloatGrid = attribute("_grouped.format", "The format of its minifloats.")
     exponent_bit_width: Any = attribute("_grouped.exponent_bit_width", "Bits of the exponent.")
     mantissa_bit_width: Any = attribute(
         "_grouped.mantissa_bit_width", "Bits of the mantissa, without the implicit 1."
@@ -117,10 +117,10 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         "_grouped.saturating", "Whether numbers that are too large saturate at the largest."
     )
     inf_values: tuple[str, ...] | None = attribute(
-        "_grouped.inf_values", "Mantissas of inf; see `FloatFormat`."
+        "_grouped.inf_values", "Mantissas of inf; see `FloatGrid`."
     )
     nan_values: tuple[str, ...] | None = attribute(
-        "_grouped.nan_values", "Mantissas of nan; see `FloatFormat`."
+        "_grouped.nan_values", "Mantissas of nan; see `FloatGrid`."
     )
     q_dtype: np.dtype = attribute("_grouped.q_dtype", "Dtype of the payload.")
     payload = _joined("payload", "The numbers in `q_dtype`, without groups. See `FloatQuantTensor.payload`.")
@@ -139,12 +139,12 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         codebook, training: as of `CodebookQuantTensor`.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
+        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
         ValueError: it has no such groups; the scale does not broadcast against it.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> table = Codebook((-1.0, 0.0, 0.25, 1.0))
+        >>> table = TableGrid((-1.0, 0.0, 0.25, 1.0))
         >>> x = GroupwiseCodebookQuantTensor(
         ...     jnp.array([[0.5, -2.0], [0.25, 0.0]]), jnp.array([[2.0], [1.0]]), 2, 0, table, dequant_shape=(3,))
         >>> x.value, x.codes()
@@ -159,14 +159,14 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         scale: Any,
         group_size: int,
         group_dim: int,
-        codebook: Codebook,
+        codebook: TableGrid,
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = CodebookQuantTensor(as_array(value), scale, codebook, training)
         self._cut(grouped, group_size, group_dim, dequant_shape)
 
-    codebook: Codebook = attribute("_grouped.codebook", "The table.")
+    codebook: TableGrid = attribute("_grouped.codebook", "The table.")
     codes = _joined("codes", "The indices, uint8, without groups; no gradient.")
     payload = _joined("payload", "As `codes`.")
 
