@@ -536,7 +536,7 @@ def test_explain_shows_the_operands_as_a_table():
     tree = jqinject.explain(Mixed)
     assert str(tree).splitlines() == [
         "name        operand          numbers        quantizer                    decided by",
-        "fprop_lhs   x in y = x w     8 bits         Int8DynamicActPerRowAbsMax         Mixed",
+        "fprop_lhs   x in y = x w     8 bits         Int8DynamicActPerRowAbsMax   Mixed",
         "fprop_rhs   w in y = x w     e2m1 in 16s    NVFP4Weight                  Mixed",
         "dgrad_grad  g in dx = g w^T  float8_e5m2    Fp8e5m2GradPerTensorDelayed  Mixed",
         "dgrad_rhs   w in dx = g w^T  float                                       Mixed",
