@@ -243,7 +243,9 @@ if not _TYPE_CHECKING:  # it would hide misspelt names
 
     def __getattr__(name: str) -> _Any:
         near = "" if name.startswith("_") else _did_you_mean(name, __dir__())
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}", name=name)
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}", name=name
+        )
 
 
 def __dir__() -> list[str]:
