@@ -22,7 +22,6 @@ from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_f
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.component import Component, assign, component
 from jqinject.core.memory.memory import Dynamic, taken
-from jqinject.core.quantizers.float_quant import FloatQuantResult
 from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES
@@ -273,7 +272,8 @@ class QuantRestrictValue(Component):
         """`x` quantized, never 0."""
         result: Any = self.quantizer(x)
         value, scale, *_ = result
-        step = _least_step(result.format) if isinstance(result, FloatQuantResult) else 1.0
+        grid = getattr(result, "grid", None)
+        step = _least_step(grid) if isinstance(grid, FloatGrid) else 1.0
         if value.ndim != x.ndim:
             scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
             value = ungrouped(value, x)
