@@ -36,7 +36,6 @@ from jqinject.core.memory.clipping_range import RangeZeroPoint as RangeZeroPoint
 from jqinject.core.memory.clipping_range import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.memory.clipping_range import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quantizers.codebook_quant import CodebookQuant as CodebookQuant
-from jqinject.core.quantizers.codebook_quant import CodebookQuantResult as CodebookQuantResult
 from jqinject.core.quantizers.codebook_quant import CommittedQuant as CommittedQuant
 from jqinject.core.quantizers.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quantizers.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
@@ -45,10 +44,8 @@ from jqinject.core.quantizers.decoupled import (
 )
 from jqinject.core.quantizers.decoupled import TruncIntQuant as TruncIntQuant
 from jqinject.core.quantizers.decoupled import ZeroWeightsWarning as ZeroWeightsWarning
-from jqinject.core.quantizers.float8_quant import Float8Quant as Float8Quant
-from jqinject.core.quantizers.float8_quant import Float8QuantResult as Float8QuantResult
+from jqinject.core.quantizers.float_quant import Float8Cast as Float8Cast
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
-from jqinject.core.quantizers.float_quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
 from jqinject.core.quantizers.minifloat_quant import MinifloatQuant as MinifloatQuant
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper

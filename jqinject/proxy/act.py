@@ -16,8 +16,7 @@ from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import QuantMetadata
 from jqinject.proxy.links import NAME, ContractsInput, check_range, declared_transform, transformed
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
-from jqinject.quant_tensor._float_fields import CONTRACTED
+from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
 
 class FlowProxy(QuantProxyFromInjector):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -25,15 +26,13 @@ from flax import nnx
 
 from jqinject.core import AmaxScaling, CommittedQuant, Quantized
 from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
-from jqinject.core.component import InnerModule, set_view
+from jqinject.core.component import Component, InnerModule, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.ops import FloatGrid
 from jqinject.proxy.assembly import (
-    RescaledState,
     build_stacked,
     copy_mode,
     replace_by_difference,
-    rescaled_state,
     same_parameters,
     stack_of,
 )
@@ -47,7 +46,6 @@ from jqinject.proxy.binding import (
     quant_metadata_of,
 )
 from jqinject.proxy.links import HoldsRanges, known_layers, link, linked_layers, relink
-from jqinject.proxy.traced_once import traced_once
 from jqinject.quant_tensor import as_array
 
 
@@ -334,20 +332,10 @@ class QuantProxyFromInjector(HoldsRanges):
         handed["tracked_parameter_list"] = self._tracked_parameters(layers)
         return handed if rngs is None else {**handed, "rngs": rngs}
 
-    def rescaled_state(self, factors: np.ndarray | None) -> RescaledState:
-        """Return the quantizer's learned Variables with the values that they have once its channels are multiplied.
-
-        To be written after the quantizer is assembled again from the new tensor.
-
-        Args:
-            factors: of the channels, broadcast to the tensor; None if learned numbers cannot follow.
-
-        Raises:
-            ValueError: a component learned something that cannot follow; the text begins with its path.
-        """
+    def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
+        """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
         layers = beside_weights(known_layers(self))
-        fresh = self._build(layers, None, None, self._stack(layers))
-        return rescaled_state(self.tensor_quant, fresh, layers, factors if len(layers) == 1 else None)
+        return layers, self._build(layers, None, None, self._stack(layers))
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
@@ -520,3 +508,27 @@ class QuantProxyFromInjector(HoldsRanges):
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
 QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
+
+
+def traced_once(quantizer: Any, x: Any) -> Quantized | None:
+    """What a quantizer, which keeps payloads if it can, returns for a tensor of a program that is being traced.
+
+    None if it has state, the tensor is concrete, or the result has numbers that are known before the program runs. A
+    model traces its quantizers hundreds of times, each about a millisecond; the equations are the same, and JAX
+    inlines them.
+
+    Args:
+        quantizer: the quantizer.
+        x: a float array.
+    """
+    is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
+    return _traced(quantizer, x) if is_value and isinstance(x, jax.core.Tracer) else None
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _traced(quantizer: Any, x: jax.Array) -> Quantized | None:
+    result = getattr(quantizer, "keeping_payload", quantizer)(x)
+    traced = isinstance(result, Quantized) and all(
+        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)
+    )
+    return result if traced else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -202,18 +203,10 @@ class DeclaredInjector:
     def _check(
         self, known: frozenset[str] | set[str], read: set[str] | None, handed: Mapping[str, Any]
     ) -> None:
-        beside = [name for name in self.names if name in self.overrides]
-        before = [name for name in self.names if name not in self.overrides]
-        for names, (where, prefix) in ((beside, self.where), (before, ("", ""))):
-            check_overrides(
-                self.binding.injector,
-                names,
-                known=known,
-                read=read,
-                given=handed,
-                where=where,
-                prefix=prefix,
-            )
+        check = partial(check_overrides, self.binding.injector, known=known, read=read, given=handed)
+        where, prefix = self.where
+        check([name for name in self.names if name in self.overrides], where=where, prefix=prefix)
+        check([name for name in self.names if name not in self.overrides])
 
 
 @dataclass(frozen=True)

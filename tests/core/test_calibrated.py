@@ -159,7 +159,7 @@ def test_the_average_counts_the_present_batch_and_stands_still_in_evaluation() -
     assert seen == [1.0, 2.0, 4.0]
     quantizer.eval()
     assert float(quantizer(jnp.full((2, 2), 100.0)).value.max()) == pytest.approx(4.0, rel=1e-2)
-    assert int(quantizer.scaling_impl.averaging_impl.count[...]) == 3
+    assert int(quantizer.scaling_impl.averaging_impl.counter[...]) == 3
 
 
 def test_every_sample_of_a_batch_counts_alike() -> None:
@@ -173,7 +173,7 @@ def test_a_batch_that_is_not_finite_stays_out_of_the_average(bad: float) -> None
     average = SimpleMovingAverage()
     average(ClippingRange(jnp.float32(2.0)), update=True)
     average(ClippingRange(jnp.float32(bad)), update=True)
-    assert (int(average.count[...]), float(average.sum_of_max[...])) == (1, 2.0)
+    assert (int(average.counter[...]), float(average.sum_of_max[...])) == (1, 2.0)
 
 
 def test_a_momentum_weighs_the_newest_batch() -> None:
@@ -186,7 +186,7 @@ def test_a_restarted_average_is_that_of_the_last_batch() -> None:
     average = SimpleMovingAverage(restart=True)
     for top in (1.0, 5.0):
         found = average(ClippingRange(jnp.float32(top)), update=True)
-    assert (float(found.high), int(average.count[...])) == (5.0, 1)
+    assert (float(found.high), int(average.counter[...])) == (5.0, 1)
 
 
 def test_the_gradient_passes_inside_the_range_alone() -> None:
@@ -224,7 +224,7 @@ def test_a_stack_of_quantizers_keeps_one_average_each() -> None:
     stack = make(jnp.zeros(3))
     values = nnx.vmap(lambda q, x: q(x).value)(stack, jnp.arange(6.0).reshape(3, 2))
     assert values.shape == (3, 2)
-    np.testing.assert_array_equal(stack.scaling_impl.averaging_impl.count[...], [1, 1, 1])
+    np.testing.assert_array_equal(stack.scaling_impl.averaging_impl.counter[...], [1, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_a_batch_whose_end_would_overflow_the_sum_stays_out() -> None:
     for _ in range(3):
         found = mean(huge, update=True)
     assert found.low is not None and float(found.low) == float(jnp.float32(-3e38))
-    assert int(mean.count[...]) == 1
+    assert int(mean.counter[...]) == 1

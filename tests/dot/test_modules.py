@@ -232,7 +232,7 @@ def test_a_static_range_is_averaged_in_training_and_constant_in_evaluation(kind)
     layer.eval()
     clipped = call(layer, 4 * x)
     assert float(jnp.abs(clipped).max()) < float(jnp.abs(4 * y).max())
-    assert int(op.lhs_range.averaging_impl.count[...]) == 1
+    assert int(op.lhs_range.averaging_impl.counter[...]) == 1
 
 
 def test_the_gradient_beside_a_static_range_is_that_of_the_float_operands():

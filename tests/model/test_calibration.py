@@ -263,7 +263,7 @@ def test_bad_batches_are_refused_and_nothing_changes(batches: list[jax.Array], t
     model = quantized()
     with pytest.raises(ValueError, match=text):
         calibrate(model, batches, progress=False)
-    assert int(model.fc1.input_quant.tensor_quant.scaling_impl.averaging_impl.count[...]) == 0  # pyright: ignore
+    assert int(model.fc1.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...]) == 0  # pyright: ignore
     assert not model.fc1.input_quant.use_running_average  # pyright: ignore
 
 
@@ -380,4 +380,4 @@ def test_a_frozen_model_reduces_nothing_to_find_its_ranges() -> None:
     again = unfreeze(frozen)
     again(10 * BATCHES[0])
     average = again.input_quant.tensor_quant.scaling_impl.averaging_impl  # pyright: ignore[reportOptionalMemberAccess]
-    assert int(average.count[...]) == len(BATCHES) + 1
+    assert int(average.counter[...]) == len(BATCHES) + 1

@@ -116,7 +116,7 @@ def test_fixed_ranges_of_inputs_and_outputs() -> None:
     model = trained(qat=qat)
     model(2 * X)
     average = model.op_quant["fc1.dot_general0_lhs"].tensor_quant.scaling_impl.averaging_impl  # pyright: ignore
-    assert (int(average.count[...]), float(average.sum_of_max[...])) == (1, 1.0)
+    assert (int(average.counter[...]), float(average.sum_of_max[...])) == (1, 1.0)
     found = markers(OdmlConversion().quantize(model, X))
     assert found[0]["attributes"]["scale"] == [pytest.approx(1 / 255)]  # pyright: ignore
     assert "zero_point" not in found[-1]["attributes"]  # pyright: ignore

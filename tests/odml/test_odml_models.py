@@ -60,7 +60,7 @@ def test_quantizers_are_where_devices_have_them_and_see_every_step(life: Life) -
     held = life.model.op_quant
     assert {*PLACES[life.name], "final_output0"} <= set(held)
     averages = [held[name].tensor_quant.scaling_impl.averaging_impl for name in held]
-    counts = {int(mean.count[...]) for mean in averages if mean is not None and not mean.restart}
+    counts = {int(mean.counter[...]) for mean in averages if mean is not None and not mean.policy.restart}
     assert counts <= {3, 3 * life.case.x.shape[1]}  # every turn of a loop counts
     assert 3 in counts
 

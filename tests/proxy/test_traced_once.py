@@ -11,7 +11,7 @@ import jqinject.quant as q
 from jqinject.core import RescalingIntQuant
 from jqinject.nn import QuantIdentity
 from jqinject.ops.fake_quant import is_known_zero
-from jqinject.proxy import traced_once
+from jqinject.proxy import base
 
 X = jax.random.normal(jax.random.key(0), (4, 8))
 
@@ -31,7 +31,7 @@ def test_results_and_gradients_are_those_of_a_call(act: Any, monkeypatch: pytest
         return jnp.sum(made.value * X), (made.value, made.scale, made.int())
 
     found = jax.jit(jax.value_and_grad(loss, has_aux=True))(X)
-    monkeypatch.setattr(traced_once, "_traced", lambda *_: None)
+    monkeypatch.setattr(base, "_traced", lambda *_: None)
     wanted = jax.jit(jax.value_and_grad(loss, has_aux=True))(X)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, View, groups_of, takes_cut
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, InnerModule, assign, component, set_given, set_view
-from jqinject.core.state import Part, QuantStat, RecordPart, all_counted, float_array
+from jqinject.core.component import Component, component, set_view
+from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.policy import Policy
+from jqinject.core.state import Part, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.views import cut_of
-from jqinject.ops.clamp import choose, no_change, shaped
+from jqinject.ops.clamp import choose, shaped
 from jqinject.ops.cut import Cut, told_if_gathered
 from jqinject.ops.power import by_reciprocal, divide, quotient
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
@@ -71,62 +72,8 @@ def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in kept)
 
 
-Ends = tuple[jax.Array, ...]
-
-
-class _How(NamedTuple):
-    """How batches are averaged: static."""
-
-    restart: bool
-    momentum: float | None
-
-
-def _mean(ends: Ends, count: jax.Array, sums: Ends) -> Ends:
-    """The mean of all batches; without any, the present batch's ends."""
-    divisor, some = jnp.maximum(count, 1), count > 0
-    return tuple(choose(some, total / divisor, end) for total, end in zip(sums, ends, strict=True))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _averaged(how: _How, ends: Ends, count: jax.Array, sums: Ends) -> tuple[Ends, jax.Array, Ends, jax.Array]:
-    """The mean, count and sums after one more batch, and whether it entered: not if it or a sum is non-finite."""
-    grown = [_grown(how, total, end, count) for total, end in zip(sums, ends, strict=True)]
-    entered = jnp.isfinite(grown[0]) & jnp.isfinite(grown[1])
-    counted = (
-        choose(entered, jnp.ones_like(count), count) if how.restart else count + entered.astype(jnp.float32)
-    )
-    kept = tuple(choose(entered, new, old) for new, old in zip(grown, sums, strict=True))
-    return _mean(ends, counted, kept), counted, kept, entered
-
-
-def _grown(how: _How, total: jax.Array, end: jax.Array, count: jax.Array) -> jax.Array:
-    """The sum after one more batch; with a momentum, the new average times the new count."""
-    if how.restart:
-        return end
-    if how.momentum is None:
-        return choose(count <= check.MOST_STEPS, total + end, total)  # after that the counter stays
-    average = choose(count > 0, total / jnp.maximum(count, 1.0), end)
-    return ((1 - how.momentum) * average + how.momentum * end) * (count + 1)
-
-
-def _averaged_jvp(how: _How, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (_, count, _), (dends, _, _) = primals, tangents
-    found, counted, kept, entered = _averaged(how, *primals)
-    # A batch that did not enter is the range only until one does.
-    share = (entered | (counted == 0)).astype(jnp.float32)
-    if how.momentum is not None and not how.restart:
-        share = choose(count > 0, share * how.momentum, share) * counted
-    divisor = jnp.maximum(counted, 1)
-    changes = tuple(end if isinstance(end, SymbolicZero) else end / divisor * share for end in dends)
-    still = jax.tree.map(no_change, (counted, kept, entered))
-    return (found, counted, kept, entered), (changes, *still)
-
-
-_averaged.defjvp(_averaged_jvp, symbolic_zeros=True)
-
-
 @checked_arguments
-class SimpleMovingAverage(InnerModule):
+class SimpleMovingAverage(Memory):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
     With a `momentum` it is exponential instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
@@ -135,7 +82,7 @@ class SimpleMovingAverage(InnerModule):
     A batch with an end that is inf, nan or too large for the sum stays out. In evaluation before the first batch, the
     range is that of the given tensor.
 
-    State: one `record`, float32, of `count`, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends. The
+    State: one `record`, float32, of `counter`, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends. The
     mean of 2^24 batches is final.
 
     Attributes:
@@ -154,21 +101,16 @@ class SimpleMovingAverage(InnerModule):
         >>> mean = SimpleMovingAverage()
         >>> for high in (1.0, 3.0):
         ...     found = mean(ClippingRange(jnp.float32(high)), update=True)
-        >>> found.high, mean.count[...]
+        >>> found.high, mean.counter[...]
         (Array(2., dtype=float32), Array(2., dtype=float32))
     """
 
-    record: QuantStat
-    count, sum_of_max, sum_of_min = Part(), Part(), Part()
-    restart: bool = False
-    momentum: float | None = None
+    sum_of_max, sum_of_min = Part(), Part()
     settled: bool = False
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
-        ends = {name: float_array(0.0) for name in ("sum_of_max", "sum_of_min")}
-        assign(self, record=QuantStat({"count": float_array(0.0), **ends}))
-        momentum = check.momentum(momentum, "SimpleMovingAverage", "momentum")
-        set_given(self, restart=restart, momentum=momentum)
+        weight = check.momentum(momentum, "SimpleMovingAverage", "momentum")
+        self.remember(Policy("mean", weight, restart=restart), {"sum_of_max": 0.0, "sum_of_min": 0.0})
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
         """The mean range.
@@ -180,34 +122,17 @@ class SimpleMovingAverage(InnerModule):
         Returns:
             The range, shaped as `batch`; differentiable in `batch` where it entered.
         """
-        held = self._sums()
-        count, sums = self.count.get_value(), tuple(v.get_value() for v in held)
-        ends = tuple(shaped(end, count.shape) for end in (batch.high, batch.lowest))
-        if update:
-            how = _How(self.restart, self.momentum)
-            found, count, sums, _ = _averaged(how, ends, count, sums)
-            self.count.set_value(count)
-            for variable, value in zip(held, sums, strict=True):
-                variable.set_value(value)
-        else:
-            found = _mean(ends, count, sums)
-        high, low = (shaped(mean, batch.high.shape) for mean in found)
+        high, low = self.after((batch.high, batch.lowest), update)
         return ClippingRange(high, None if batch.low is None else low)
+
+    def has_range(self) -> bool | None:
+        """None: the quantizer answers, which knows whether its range is fixed."""
+        return None
 
     def mean(self, like: ClippingRange) -> ClippingRange:
         """The mean range, shaped as another one, which may be abstract; zeros if no batch has entered."""
-        divisor = jnp.maximum(self.count.get_value(), 1)
-        high, low = (total.get_value() / divisor for total in self._sums())
-        shape = like.high.shape
-        return ClippingRange(high.reshape(shape), None if like.low is None else low.reshape(shape))
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        for variable in (self.count, *self._sums()):
-            variable.set_value(jnp.zeros_like(variable.get_value()))
-
-    def _sums(self) -> tuple[RecordPart, ...]:
-        return self.sum_of_max, self.sum_of_min
+        high, low = (mean.reshape(like.high.shape) for mean in self.means())
+        return ClippingRange(high, None if like.low is None else low)
 
 
 def range_along(
@@ -393,7 +318,7 @@ class RangeScaling(Component):
         """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
         if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
             return None
-        return all_counted(self.averaging_impl.count.get_value())
+        return all_counted(self.averaging_impl.counter.get_value())
 
     def begin_calibration(self) -> None:
         """Restart the average."""

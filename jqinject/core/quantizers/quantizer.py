@@ -35,7 +35,7 @@ from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Grid, TableGrid
+from jqinject.ops.grid import Grid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
@@ -101,15 +101,14 @@ class Quantized:
             The QuantTensor of the grid's kind.
         """
         grid = self.grid
-        if isinstance(grid, TableGrid):
+        if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not isinstance(grid, FloatGrid):
-            zero_point = _shown(self.zero_point)
             form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, zero_point, *form, training, self.payload)
-        tensor = FloatQuantTensor(self.value, self.scale, grid, training, self.payload)
-        tensor = tensor if self.scale_dtype is None else tensor.with_scale_dtype(self.scale_dtype)
-        return tensor if self.levels is None else tensor.with_levels(self.levels)
+            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
+        if self.levels is not None:
+            return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
+        return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
 
 
 def _shown(zero_point: jax.Array | None) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jqinject.core.memory.running import Collected
+from jqinject.core.memory.memory import Memory
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
@@ -116,13 +116,11 @@ def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...])
         (vars(proxy.tensor_quant).get("zero_point_impl"), distances),
     )
     for part, numbers in parts:
-        if isinstance(part, Collected) and None not in numbers:
+        if isinstance(part, Memory) and part.kind == "collected" and None not in numbers:
+            assert part.value is not None
             held = part.value.get_value()
             each = np.asarray(numbers, np.float32).reshape((*depth, *(1,) * (held.ndim - len(depth))))
-            stored = jnp.broadcast_to(jnp.asarray(each), held.shape)
-            part.value.set_value(stored)
-            part.buffer.set_value(stored)
-            part.counter.set_value(jnp.full_like(part.counter.get_value(), part.collection.steps + 1))
+            part.commit(jnp.broadcast_to(jnp.asarray(each), held.shape))
 
 
 def static_format(proxy: Any) -> InputFormat | None:

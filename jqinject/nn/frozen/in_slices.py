@@ -15,7 +15,6 @@ from flax import nnx
 from jqinject.core import (
     CodebookQuant,
     CommittedQuant,
-    Float8Quant,
     FloatQuant,
     MinifloatQuant,
     RescalingIntQuant,
@@ -32,7 +31,6 @@ PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 ELEMENTWISE = (
     CodebookQuant,
     CommittedQuant,
-    Float8Quant,
     FloatQuant,
     MinifloatQuant,
     RescalingIntQuant,

@@ -285,7 +285,7 @@ def averaged(case: Case, inputs: Arrays) -> dict[str, Any]:
         high, low = jnp.asarray(inputs[prefix + "max"]), jnp.asarray(inputs[prefix + "min"])
         mean = average(ClippingRange(high, low), update=True)
         found |= {prefix + "avg/max": mean.high, prefix + "avg/min": mean.low}
-        found |= {prefix + "stat/count": average.count[...].astype(jnp.int32)}
+        found |= {prefix + "stat/count": average.counter[...].astype(jnp.int32)}
         found[prefix + "stat/sum_of_max"] = average.sum_of_max[...].reshape(high.shape)
         found[prefix + "stat/sum_of_min"] = average.sum_of_min[...].reshape(low.shape)
     return found

@@ -90,7 +90,7 @@ def outputs(y: Any) -> dict[str, Any]:
     return {f"y{i}": leaf for i, leaf in enumerate(leaves)} | ({"y": leaves[0]} if len(leaves) == 1 else {})
 
 
-ENDS = {"count": "count", "sum_of_min": "sum_of_min"}
+ENDS = {"count": "counter", "sum_of_min": "sum_of_min"}
 
 
 def average_of(model: Any, name: str) -> Any:

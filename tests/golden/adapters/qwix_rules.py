@@ -252,7 +252,7 @@ def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
                 if sums["absmax"] is not None
                 else (sums["max"], sums["min"])
             )
-            average.count.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.float32))
+            average.counter.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.float32))
             average.sum_of_max.set_value(jnp.asarray(high).reshape(()))
             average.sum_of_min.set_value(jnp.asarray(low).reshape(()))
         for kind in ("qparams", "state"):
@@ -271,7 +271,7 @@ def _statistics(model: Any) -> dict[str, Any]:
         if average is not None:
             prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
             shape = (1,) * layer.kernel.ndim
-            found[prefix + "count"] = average.count[...].astype(jnp.int32)
+            found[prefix + "count"] = average.counter[...].astype(jnp.int32)
             found |= {
                 prefix + f"sum_of_{what}": average.sum_of_max[...].reshape(shape)
                 for what in ("absmax", "max")
