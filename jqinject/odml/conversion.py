@@ -282,7 +282,7 @@ def _marker(site: Site, proxy: Any, x: jax.Array) -> FakeQuantMarker:
     if not (integers and isinstance(scaling, RangeScaling)):
         raise ValueError(
             f"{site.name}: devices have signed 8-bit integers, and the quantizer is {site.quantizer.__name__}.\n"
-            "  cure: Int8Weight, Int8Act or Int8ActDynamic of jqinject.odml, or a class derived from them"
+            "  cure: Int8Weight, Int8Act or Int8DynamicAct of jqinject.odml, or a class derived from them"
         )
     if is_dynamic(quantizer) and not site.is_weight:
         return FakeQuantMarker(None, None, (), None, False, dynamic=_Dynamic(quantizer))

@@ -235,7 +235,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if why:
             raise TypeError(
                 f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
-                "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
+                "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, layers, quantizer)
 

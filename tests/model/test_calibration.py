@@ -27,13 +27,13 @@ from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3OCPActPerTensorFloat,
-    Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8ActPerTensorMinMax,
     Int8ActPerTensorMSE,
     Int8ActPerTensorPercentile,
     Int8ActPerTensorRMS,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelFloat,
     ShiftedUint8ActPerTensorFloat,
     Uint8ActPerTensorFloat,
@@ -268,7 +268,7 @@ def test_bad_batches_are_refused_and_nothing_changes(batches: list[jax.Array], t
 
 
 def test_a_model_without_static_ranges_has_nothing_to_calibrate() -> None:
-    for act in (None, Int8ActDynamicPerRow):
+    for act in (None, Int8DynamicActPerRowAbsMax):
         with pytest.raises(ValueError, match=r"nothing to calibrate"):
             calibrate(quantized(act), BATCHES, progress=False)
 

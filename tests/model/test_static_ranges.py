@@ -61,7 +61,7 @@ COLLECT = [
     Never,
 ]
 READY = [
-    q.Int8ActDynamicPerRow,
+    q.Int8DynamicActPerRowAbsMax,
     q.Int8DynamicActPerTensorFloat,
     q.MXInt8Act,
     q.Fp8e4m3ActPerTensorCurrent,
@@ -141,7 +141,7 @@ def test_a_plan_lists_what_is_to_be_calibrated() -> None:
         *PATHS,
         "op_quant.held.relu0_output",
     )
-    dynamic = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActDynamicPerRow)
+    dynamic = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8DynamicActPerRowAbsMax)
     assert jqinject.rules_report(Net(), dynamic).uncalibrated == ()
     abstract = nnx.eval_shape(Net)
     assert jqinject.rules_report(

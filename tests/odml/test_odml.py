@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 
 from jqinject import Rule, quantize
-from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8DynamicAct, Int8Weight, OdmlConversion, OdmlQat
 from jqinject.quant import Int8WeightPerChannelFloat
 from tests.golden.adapters.qwix_odml import composites
 
@@ -103,7 +103,7 @@ def test_a_norm_in_linen_is_named_by_its_path() -> None:
 
 
 def test_dynamic_ranges_have_empty_scales() -> None:
-    rule = Rule(weight_quant=Int8Weight, output_quant=Int8ActDynamic)
+    rule = Rule(weight_quant=Int8Weight, output_quant=Int8DynamicAct)
     model = trained(off_ties(Mlp()), OdmlQat(rule))
     converted = OdmlConversion().quantize(model, X)
     attributes = [m["attributes"] for m in markers(converted)]

@@ -129,7 +129,7 @@ def test_a_scale_of_integers_far_too_small_has_a_gradient():
     assert gradient == 127.0
 
 
-@pytest.mark.parametrize("quantizer", [quant.Int8ActDynamicPerRow, quant.Int8ActPerTensorAbsMax])
+@pytest.mark.parametrize("quantizer", [quant.Int8DynamicActPerRowAbsMax, quant.Int8ActPerTensorAbsMax])
 def test_the_lowest_integer_of_float16_stays_finite(quantizer):
     largest = float(jnp.finfo(jnp.float16).max)
     x = jnp.array([[-largest, largest, 1.0]], jnp.float16)

@@ -89,12 +89,13 @@ class QDotGeneral(QuantizedOp):
         Example:
             >>> import jax.numpy as jnp
             >>> from jqinject.dot import Scheme
-            >>> from jqinject.quant import Int8ActDynamicPerRow, Int8GradPerRowDynamic, Int8WeightPerChannelAbsMax
+            >>> from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8DynamicGradPerRowFloat
+            >>> from jqinject.quant import Int8WeightPerChannelAbsMax
             >>> op = QDotGeneral(
             ...     Scheme.let(
-            ...         fprop_lhs=Int8ActDynamicPerRow,
+            ...         fprop_lhs=Int8DynamicActPerRowAbsMax,
             ...         fprop_rhs=Int8WeightPerChannelAbsMax,
-            ...         dgrad_grad=Int8GradPerRowDynamic,
+            ...         dgrad_grad=Int8DynamicGradPerRowFloat,
             ...     )
             ... )
             >>> for product in op.explain(jnp.ones((4, 8)), jnp.ones((8, 2)), (((1,), (0,)), ((), ()))):

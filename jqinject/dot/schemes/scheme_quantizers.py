@@ -359,7 +359,7 @@ def contract_once(
 def _cure(name: str) -> str:
     if name in GRADIENTS:
         return (
-            "a ...Grad... quantizer of jqinject.quant (Int8GradPerRowDynamic, Fp8e5m2GradPerTensorDelayed), or a "
+            "a ...Grad... quantizer of jqinject.quant (Int8DynamicGradPerRowFloat, Fp8e5m2GradPerTensorDelayed), or a "
             "dynamic one of activations"
         )
     if name in ("fprop_lhs", "fprop_rhs"):

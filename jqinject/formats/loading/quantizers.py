@@ -16,12 +16,12 @@ from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
     Fp8e4m3OCPDynamicActPerGroupFloat,
-    FP8e4m3OCPDynamicActPerRowFloat,
+    Fp8e4m3OCPDynamicActPerRowFloat,
     Fp8e4m3OCPDynamicActPerTensorFloat,
-    Int8ActDynamicPerRow,
-    Int8ActDynamicPerTensor,
     Int8ActPerTensorFloat,
     Int8DynamicActPerGroupFloat,
+    Int8DynamicActPerRowAbsMax,
+    Int8DynamicActPerTensorAbsMax,
     NVFP4Act,
     ShiftedUint8ActPerTensorFloat,
     ShiftedUint8DynamicActPerRowFloat,
@@ -63,10 +63,10 @@ def _dynamic(given: InputFormat) -> Any:
         base = {"int": Int8DynamicActPerGroupFloat, "float": Fp8e4m3OCPDynamicActPerGroupFloat}[given.kind]
         return base.let(group_size=size) if given.symmetric else None
     if given.kind == "float":
-        return {"token": FP8e4m3OCPDynamicActPerRowFloat, "tensor": Fp8e4m3OCPDynamicActPerTensorFloat}.get(
+        return {"token": Fp8e4m3OCPDynamicActPerRowFloat, "tensor": Fp8e4m3OCPDynamicActPerTensorFloat}.get(
             given.strategy
         )
-    symmetric = {"token": Int8ActDynamicPerRow, "tensor": Int8ActDynamicPerTensor}
+    symmetric = {"token": Int8DynamicActPerRowAbsMax, "tensor": Int8DynamicActPerTensorAbsMax}
     shifted = {"token": ShiftedUint8DynamicActPerRowFloat, "tensor": ShiftedUint8DynamicActPerTensorFloat}
     return (symmetric if given.symmetric else shifted).get(given.strategy)
 

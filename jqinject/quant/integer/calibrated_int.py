@@ -65,14 +65,14 @@ class Int8ActPerTensorRMS(CalibratedAct):
     calibration_impl = RMSRange
 
 
-class Int8ActDynamicPerTensor(CalibratedAct):
+class Int8DynamicActPerTensorAbsMax(CalibratedAct):
     """8 bits; the range is the largest magnitude of the tensor at hand. Nothing is calibrated."""
 
     calibration_impl = AbsMaxRange
     averaging_impl = None
 
 
-class Int8ActDynamicPerRow(Int8ActDynamicPerTensor):
+class Int8DynamicActPerRowAbsMax(Int8DynamicActPerTensorAbsMax):
     """8 bits; every row (along the last axis) has the range of its own largest magnitude. Nothing is calibrated.
 
     With a `group_size` every group of so many features of a row has its own: Qwix's `act_qtype` with a `tile_size`.

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule
-from jqinject.odml import Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from jqinject.odml import Int8Act, Int8DynamicAct, Int8Weight, OdmlConversion, OdmlQat
 from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.qwix_arrays import path_of, range_of
 from tests.golden.adapters.qwix_models import model_of
@@ -64,7 +64,7 @@ def rule_of(rule: Mapping[str, Any], nudge: float) -> Rule:
         if given.take("weight_qtype", None) is not None:
             weight = Int8Weight.let(calibration_impl=weight_method, **format_of(given.take("weight_qtype")))
         act_method = range_of(given.take("act_calibration_method", "minmax"), 1.0)
-        kind = Int8Act if given.take("act_static_scale", True) else Int8ActDynamic
+        kind = Int8Act if given.take("act_static_scale", True) else Int8DynamicAct
         if given.take("act_qtype", None) is not None:
             act = kind.let(calibration_impl=act_method, **format_of(given.take("act_qtype")))
         names = given.take("op_names", None)
