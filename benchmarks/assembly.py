@@ -1,4 +1,4 @@
-"""What building a quantized layer costs on top of the float one, in jqinject and Brevitas, and why.
+"""What building a quantized layer, and calling it eagerly, costs on top of the float one, and why.
 
     python benchmarks/assembly.py
     python benchmarks/assembly.py --brevitas-python path/to/other/bin/python
@@ -6,6 +6,7 @@
 Per framework: QuantLinear (8-bit weights per channel, 8-bit input, 32-bit bias) minus the framework's own
 Linear, round by round, interleaved in one process. Brevitas is measured in this process where it can be
 imported, else by this same file in the interpreter that `--brevitas-python` names, else left out.
+The calls are eager ones in training, of a layer without a quantized bias.
 """
 
 import argparse
@@ -58,6 +59,24 @@ def jqinject_builders(inputs: int, outputs: int) -> Builders:
         return layer.kernel.get_value().block_until_ready()
 
     return {"Linear": linear, "QuantLinear": quantized}
+
+
+def eager_calls(inputs: int, outputs: int, batch: int = 32) -> Builders:
+    """Return eager calls of the float and the quantized layer in training; each waits for its output."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from jqinject.nn import QuantLinear
+    from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+
+    int8: Any = {"weight_quant": Int8WeightPerChannelFloat, "input_quant": Int8ActPerTensorFloat}
+    linear = nnx.Linear(inputs, outputs, rngs=nnx.Rngs(0))
+    quantized = QuantLinear(inputs, outputs, **int8, rngs=nnx.Rngs(0))
+    x = jnp.ones((batch, inputs))
+    return {
+        "Linear": lambda: linear(x).block_until_ready(),
+        "QuantLinear": lambda: quantized(x).block_until_ready(),
+    }
 
 
 def brevitas_builders(inputs: int, outputs: int) -> Builders:
@@ -142,7 +161,7 @@ def room_of(path: str) -> str:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Measure and print the three tables."""
+    """Measure and print the tables."""
     builders = jqinject_builders(options.inputs, options.outputs)
     timings = {"jqinject": interleaved(builders, rounds=options.rounds)}
     other = brevitas_timings(options)
@@ -157,6 +176,11 @@ def report(options: argparse.Namespace) -> None:
     print_table(f"Building a {options.inputs} x {options.outputs} layer", columns, rows)
     if other is None:
         print("Brevitas is not installed here; name an interpreter that has it with --brevitas-python.")
+
+    calls = interleaved(eager_calls(options.inputs, options.outputs), rounds=options.rounds)
+    float_call, call = calls["Linear"], calls["QuantLinear"]
+    row = [float_call.show(), call.show(), f"{call.median / float_call.median:.1f}"]
+    print_table("Calling it eagerly, in training", ["Linear", "QuantLinear", "/ Linear"], [row])
 
     resolve = resolvers(options.inputs, options.outputs)
     alone = interleaved(resolve, rounds=options.rounds)

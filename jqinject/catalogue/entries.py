@@ -15,7 +15,7 @@ from jqinject.catalogue.examples import kind_of, wiring_of
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
-from jqinject.ops import NF4, Codebook
+from jqinject.ops import NF4, TableGrid
 from jqinject.quant.float_base import FpFNUZMixin, FpOCPMixin
 
 # Components by the reader's search term; subclasses count too. Methods take precedence over scalings.
@@ -103,7 +103,7 @@ def _format(wiring: Node) -> str:
         if any(plain in base for base in bases):
             return plain.lower()
     if "CodebookQuant" in bases:
-        codebook = Codebook.of(wiring["codebook"].value)
+        codebook = TableGrid.of(wiring["codebook"].value)
         return "nf4" if codebook == NF4 else f"codebook of {len(codebook.values)}"
     if _value(wiring, "q_dtype") is not None:
         return np.dtype(wiring["q_dtype"].value).name.replace("float", "fp").replace("_", " ")
@@ -136,7 +136,7 @@ def _scaling(wiring: Node, kind: str) -> str:
     if _granularity(wiring) == "unscaled":
         return "none"
     bases = [base.__name__ for node in components_of(wiring) for base in node.value.__mro__]
-    if "CalibratedQuant" in bases:
+    if "RangeScaling" in bases:
         calibrated = "calibrated" if "SimpleMovingAverage" in bases else "dynamic"
         return "statistics" if kind == "weight" else calibrated
     if _value(wiring, "delayed") is False:

@@ -20,8 +20,7 @@ from jqinject.catalogue.examples import kind_of
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
 from jqinject.nn.base import override_keywords
-from jqinject.nn.base.overrides import keywords_of
-from jqinject.nn.base.quant_layer import QuantLayer
+from jqinject.nn.base.quant_layer import QuantLayer, keywords_of
 from jqinject.nn.base.slots import Slot
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES

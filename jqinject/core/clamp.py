@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
 from jqinject.ops import clamp, exp2, log2
-from jqinject.ops.float_format import check_codes, max_float
+from jqinject.ops.minifloat import check_codes, max_float
 from jqinject.ops.reductions import magnitude
 
 

@@ -131,8 +131,8 @@ class ComponentMeta(type(nnx.Module)):
             return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
         made = object.__new__(cls)
         cls._pytree_meta_construct(made, *args, **kwargs)
-        if any(_holds_state(part) for part in vars(made).values()):
-            return construct_module(node_class(cls), vars(made))
+        if any(map(_holds_state, vars(made).values())):
+            return construct_module(vars(cls).get("_node") or node_class(cls), vars(made))
         made._seal()
         return made
 
@@ -237,8 +237,9 @@ class Component(metaclass=ComponentMeta):
         return made
 
     def _seal(self) -> None:
-        parts = sorted(vars(self).items())
-        vars(self)[_SEALED] = (type(self), tuple((name, type(part), part) for name, part in parts))
+        names = sorted(vars(self))
+        parts = [*map(vars(self).get, names)]
+        vars(self)[_SEALED] = (type(self), *zip(names, map(type, parts), parts, strict=True))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if _SEALED in vars(self):

@@ -18,7 +18,6 @@ from jqinject.core._protocols import is_nearest
 from jqinject.core.quantizers.quantizer import DelayWrapper
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
-from jqinject.ops import FloatFormat
 from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
@@ -73,7 +72,7 @@ def _marked(x: Any, result: Any, narrow_range: bool, nearest: bool) -> Any:
     if isinstance(result, IntQuantTensor):
         grid = (result.scale, result.zero_point, jnp.asarray(result.bit_width, jnp.float32))
         facts["signed"] = result.signed
-    elif isinstance(result, FloatQuantTensor) and isinstance(result.format, FloatFormat):
+    elif isinstance(result, FloatQuantTensor) and not result.format.is_learned:
         grid = (result.scale,)
         facts["format"] = result.format
     else:

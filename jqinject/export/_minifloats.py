@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.export._grid import DEQUANTIZE, grid_of
-from jqinject.ops import FloatFormat
+from jqinject.ops import FloatGrid
 from jqinject.ops.float8_cast import FLOAT8_DTYPES
 
 # Earlier opsets have no 8-bit floats.
 OPSET_OF_FLOAT8 = 19
 
 
-def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatFormat, opset: int) -> Any:
+def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatGrid, opset: int) -> Any:
     """A known value as stored 8-bit floats and DequantizeLinear; unchanged if ONNX has no such floats.
 
     Args:
@@ -36,7 +36,7 @@ def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatFormat, opset
     return restored.astype(value.dtype)
 
 
-def rounded(x: Any, scale: Any, form: FloatFormat) -> jax.Array:
+def rounded(x: Any, scale: Any, form: FloatGrid) -> jax.Array:
     """The nearest numbers of a saturating format, by comparisons: ONNX cannot read float bits before opset 26.
 
     Args:
@@ -44,10 +44,10 @@ def rounded(x: Any, scale: Any, form: FloatFormat) -> jax.Array:
         scale: broadcasts with it.
         form: the format.
     """
-    steps = jnp.clip(x / scale, form.min_value, form.max_value)
-    exponents = np.arange(2 - form.bias, np.floor(np.log2(form.max_value)) + 1)
+    steps = jnp.clip(x / scale, *form.bounds)
+    exponents = np.arange(2 - form.exponent_bias, np.floor(np.log2(form.largest)) + 1)
     starts = jnp.asarray(2.0**exponents, jnp.float32)  # of the binades above the subnormal numbers
     binade = jnp.sum((jnp.abs(steps)[..., None] >= starts).astype(jnp.int32), axis=-1)
     apart = jnp.asarray(form.smallest_subnormal * 2.0 ** np.arange(len(starts) + 1), jnp.float32)[binade]
-    y = jnp.clip(jnp.round(steps / apart) * apart, form.min_value, form.max_value) * scale
+    y = jnp.clip(jnp.round(steps / apart) * apart, *form.bounds) * scale
     return jnp.where(jnp.isinf(x), x if form.inf_values is not None else jnp.nan, y)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jqinject.inject.library import DependencyError
-
 _OF_CLASS: "WeakKeyDictionary[type, Arguments]" = WeakKeyDictionary()
 _TYPING = ("typing", "typing_extensions")
 
@@ -19,20 +17,17 @@ class Arguments:
 
     Attributes:
         named: (name, required) of every argument, in order.
+        names: all names asked for, required or not.
         positional: how many of them are positional-only.
         defaults: the default of every argument that has one.
         refused: why the callable cannot be wired at all; empty if it can.
     """
 
     named: tuple[tuple[str, bool], ...] = ()
+    names: tuple[str, ...] = ()
     positional: int = 0
     defaults: Mapping[str, Any] | None = None
     refused: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names asked for, required or not."""
-        return tuple(name for name, _ in self.named)
 
     def call(self, function: Callable[..., Any], found: dict[str, Any]) -> Any:
         """Call `function` with the names found; the others take their defaults."""
@@ -104,12 +99,7 @@ def _read(function: Callable[..., Any], *, skip_first: bool) -> Arguments:
         )
     return Arguments(
         named=tuple((p.name, p.default is p.empty) for p in parameters),
+        names=tuple(p.name for p in parameters),
         positional=sum(1 for p in parameters if p.kind is p.POSITIONAL_ONLY),
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
     )
-
-
-def check_wirable(arguments: Arguments, title: str) -> None:
-    """Raise the explanatory error if a callable cannot be wired."""
-    if arguments.refused:
-        raise DependencyError(f"{title} cannot be wired: {arguments.refused}")

@@ -49,7 +49,9 @@ class Binding:
                 "a binding takes an injector (a class that derives from ExtendedInjector), got "
                 f"{brief(injector)}"
             )
-        kept = {name: snapshot(value) for name, value in (overrides or {}).items()}
+        kept = dict(overrides or {})
+        for name, value in kept.items():
+            kept[name] = snapshot(value)
         applied = injector.let(**kept) if kept else injector
         key = injector_key(applied)
         for name, value in (

@@ -2,7 +2,7 @@
 
 import copyreg
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
 from jqinject.inject.errors import lines
@@ -36,6 +36,7 @@ _NOTHING_DECLARED = {
     "__defaults__": False,
     "__made_by__": (),
     "__around__": (),
+    "__deciders__": (),
 }
 
 _HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
@@ -49,6 +50,8 @@ class InjectorMeta(InjectorType):
     __defaults__: bool
     __made_by__: tuple[Any, ...]
     __around__: tuple["InjectorMeta", Mapping[str, Any]] | tuple[()]
+    __deciders__: Sequence["InjectorMeta"]
+    """The injectors that this one consists of: the first that declares a name decides it."""
 
     def __new__(
         mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, defaults: bool = False
@@ -62,17 +65,12 @@ class InjectorMeta(InjectorType):
         declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
         facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults}
         cls = type.__new__(mcs, class_name, bases, {**kept, **facts})
-        merged = {
-            name: spec for base in reversed(cls.__deciders__) for name, spec in base.__declared__.items()
-        }
+        injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
+        deciders = sorted(injectors, key=lambda base: base.__defaults__)
+        merged = {name: spec for base in reversed(deciders) for name, spec in base.__declared__.items()}
+        type.__setattr__(cls, "__deciders__", deciders)
         type.__setattr__(cls, "__dependencies__", merged)
         return cls
-
-    @property
-    def __deciders__(cls) -> list["InjectorMeta"]:
-        """The injectors that this one consists of: the first that declares a name decides it."""
-        injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
-        return sorted(injectors, key=lambda base: base.__defaults__)
 
     def __getattr__(cls, attrname: str) -> Any:
         if attrname.startswith("__") and attrname.endswith("__"):

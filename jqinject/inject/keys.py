@@ -27,13 +27,11 @@ from jqinject.inject.library import This, Value
 from jqinject.inject.links import steps_of
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Same:
     """An object compared by identity, and kept alive so that its id stays unique."""
 
-    __slots__ = ("it",)
-
-    def __init__(self, it: Any) -> None:
-        self.it = it
+    it: Any
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and other.it is self.it

@@ -95,10 +95,12 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
     Raises:
         TypeError: names every such declaration, with the known name that it resembles.
     """
-    doubtful = {name: cls for cls in injector.__deciders__ if _is_users(cls) for name in cls.__declared__}
-    doubtful = {
-        name: cls for name, cls in doubtful.items() if name not in known and _stands_once(name, injector)
-    }
+    doubtful: dict[str, Any] = {}
+    for cls in injector.__deciders__:
+        if cls.__made_by__ or cls.__module__.partition(".")[0] != _LIBRARY:
+            for name in cls.__declared__:
+                if name not in known and _stands_once(name, injector):
+                    doubtful[name] = cls
     if not doubtful:
         return
     asked = asked_at(injector, depth=0) | known
@@ -117,10 +119,6 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
     ]
     if texts:
         raise TypeError("\n".join(texts))
-
-
-def _is_users(cls: Any) -> bool:
-    return bool(cls.__declared__) and (bool(cls.__made_by__) or cls.__module__.partition(".")[0] != _LIBRARY)
 
 
 def _declared_behind(injector: Any, cls: Any) -> set[str]:

@@ -6,6 +6,7 @@ are only read, so any number of threads resolve at once, and no lock is held whi
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from jqinject.inject.arguments import Arguments
@@ -36,7 +37,11 @@ class Scope:
         self.outer = outer
         self.title = title
         specs: Mapping[str, Spec] = injector.__dependencies__
-        self.specs = {**specs, **{k: spec_of(k, v) for k, v in given.items()}} if given else specs
+        self.specs = (
+            {**specs, **dict(zip(given, map(spec_of, given, given.values()), strict=True))}
+            if given
+            else specs
+        )
         self.cache: dict[str, Any] = {}
         self.inner: dict[str, Scope] = {}
 
@@ -61,15 +66,13 @@ def scope_of(injector: Any, given: Mapping[str, Any]) -> Scope:
     return Scope(injector, given, outer, repr(injector.__name__))
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """One name under construction: the chain of frames is the path that errors show."""
 
-    __slots__ = ("name", "scope", "spec")
-
-    def __init__(self, scope: Scope, name: str, spec: Spec) -> None:
-        self.scope = scope
-        self.name = name
-        self.spec = spec
+    scope: Scope
+    name: str
+    spec: Spec
 
     def __str__(self) -> str:
         if self.spec.kind == "COMPONENT":
@@ -79,15 +82,13 @@ class Frame:
         return f"{self.name} (@value)" if self.spec.kind == "FUNCTION" else self.name
 
 
+@dataclass(slots=True, eq=False)
 class Resolution:
     """One access. `trace` collects the names asked of the outermost injector."""
 
-    __slots__ = ("path", "root", "trace")
-
-    def __init__(self, root: Scope, trace: set[str] | None = None) -> None:
-        self.root = root
-        self.trace = trace
-        self.path: list[Frame] = []
+    root: Scope
+    trace: set[str] | None = None
+    path: list[Frame] = field(default_factory=list)
 
     def get(self, scope: Scope, name: str) -> Any:
         """The result of `name` in `scope`: built at the first request of this access, then shared."""
@@ -143,19 +144,16 @@ class Resolution:
         self.trace.update(asked_at(injector, depth))
 
     def _call(self, scope: Scope, spec: Spec) -> Any:
-        arguments = self._arguments(spec)
+        try:
+            arguments = spec.arguments
+        except DependencyError as error:
+            raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
         found = self.arguments(scope, arguments) if arguments.named else {}
         try:
             return arguments.call(spec.target, found)
         except Exception as error:
             error.add_note(f"while building {self.chain()} in the injector {scope.title}")
             raise
-
-    def _arguments(self, spec: Spec) -> Arguments:
-        try:
-            return spec.arguments
-        except DependencyError as error:
-            raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
 
     def arguments(self, scope: Scope, arguments: Arguments) -> dict[str, Any]:
         """The names that a callable asks for; those with a default only if they are declared."""

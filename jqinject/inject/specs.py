@@ -13,11 +13,12 @@
 """
 
 import enum
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from jqinject.inject.arguments import Arguments, arguments_of_class, arguments_of_function, check_wirable
+from jqinject.inject.arguments import Arguments, arguments_of_class, arguments_of_function
 from jqinject.inject.functions import check_function
 from jqinject.inject.library import DependencyError, InjectorType, Operation, Package, This, Value
 from jqinject.inject.links import check_link
@@ -25,16 +26,14 @@ from jqinject.inject.links import check_link
 Kind = Literal["PLAIN", "COMPONENT", "FUNCTION", "LINK", "NESTED"]
 
 
+@dataclass(slots=True, eq=False)
 class Spec:
     """A declaration, classified once; never changed afterwards (the arguments are only remembered)."""
 
-    __slots__ = ("_arguments", "declared", "kind", "target")
-
-    def __init__(self, kind: Kind, target: Any, declared: Any) -> None:
-        self.kind: Kind = kind
-        self.target = target
-        self.declared = declared
-        self._arguments: Arguments | None = None
+    kind: Kind
+    target: Any
+    declared: Any
+    _arguments: Arguments | None = None
 
     @property
     def arguments(self) -> Arguments:
@@ -47,7 +46,10 @@ class Spec:
         if found is None:
             if self.kind == "COMPONENT":
                 found = arguments_of_class(self.target)
-                check_wirable(found, f"component {self.target.__qualname__}")
+                if found.refused:
+                    raise DependencyError(
+                        f"component {self.target.__qualname__} cannot be wired: {found.refused}"
+                    )
             elif self.kind == "FUNCTION":
                 found = arguments_of_function(self.target)
             else:

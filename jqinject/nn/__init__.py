@@ -18,7 +18,7 @@ from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention a
 from jqinject.nn.attention.torch_attention import attention_from_torch as attention_from_torch
 from jqinject.nn.base.batch_norm_folding import MergedBatchNorm as MergedBatchNorm
 from jqinject.nn.base.batch_norm_folding import merge_bn as merge_bn
-from jqinject.nn.base.contraction_kind import ContractionKind as ContractionKind
+from jqinject.nn.base.weight_layer import ContractionKind as ContractionKind
 from jqinject.nn.batch_norm import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.conv.conv import QuantConv as QuantConv

@@ -11,12 +11,12 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.override_keywords import (
     QuantBatchNormOverrides,
 )
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.slots import flax_arguments
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

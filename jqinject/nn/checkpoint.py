@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantCheckpointOverrides
 from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import ACT, GRAD
-from jqinject.ops import FloatFormat
+from jqinject.nn.base.slots import ACT, GRAD, hold_proxies
 from jqinject.ops.packing import saved_codes, saved_floats, saved_integers
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
@@ -120,7 +118,7 @@ def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
 def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
     _few_bits(quantized.bit_width)
     form = quantized.format
-    assert isinstance(form, FloatFormat), "a learned format has no constant bits"
+    assert not form.is_learned, "a learned format has no constant bits"
     if form.bit_width == MOST_BITS and jnp.issubdtype(quantized.q_dtype, jnp.floating):
         return saved_floats(x, quantized.payload(), quantized.scale)
     return saved_codes(x, quantized.codes(), quantized.scale, form)

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantConcatOverrides, QuantEltwiseAddOverrides
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import INPUT, OUTPUT
+from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, concatenate
 from jqinject.quant_tensor.arithmetic import add
-from jqinject.quant_tensor.integer_operations import IntegerOperations
+from jqinject.quant_tensor.shaping import is_on_integers
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -150,7 +149,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
                 returned, and nothing is quantized.
         """
         operands = self._quantized(input), self._quantized(other)
-        if self.input_quant is not None and all(isinstance(x, IntegerOperations) for x in operands):
+        if self.input_quant is not None and all(map(is_on_integers, operands)):
             return self._output(add(*operands, same_quantizer=True))
         return self._output(operands[0] + operands[1])
 

@@ -11,7 +11,6 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.override_keywords import (
     QuantGroupNormOverrides,
@@ -19,6 +18,7 @@ from jqinject.nn.base.override_keywords import (
     QuantRMSNormOverrides,
 )
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.slots import flax_arguments
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantAvgPoolOverrides, QuantMaxPoolOverrides
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import INPUT, OUTPUT
+from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 

@@ -12,9 +12,9 @@ from flax.typing import Dtype
 
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
-from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.override_keywords import QuantScaleBiasOverrides
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor, QuantTensor, as_array, reshape

@@ -10,14 +10,13 @@ import jax
 from flax import nnx
 
 from jqinject.core.component import assign
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import (
     TruncAdaptiveAvgPool2dOverrides,
     TruncAvgPool2dOverrides,
     TruncAvgPoolOverrides,
 )
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import TRUNC
+from jqinject.nn.base.slots import TRUNC, hold_proxies
 from jqinject.quant import QuantizerLike, RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool
 

@@ -20,6 +20,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jqinject.ops.clamp import bounded, change_beside, choose
+from jqinject.ops.grid import Grid, Rounding
+from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest, with_gradient_of
 
@@ -192,3 +194,35 @@ def fake_quantize(
     """
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
     return _fake_quantize(how, x, scale, zero_point, low, high)
+
+
+def quantize_on_grid(
+    x: jax.Array,
+    grid: Grid,
+    scale: jax.Array,
+    zero_point: jax.Array | None = None,
+    rounding: Rounding = nearest,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Quantize and dequantize on any grid: `(grid.round(x / scale + zero_point) - zero_point) * scale`.
+
+    It has no gradient of its own: how it passes `x` is up to the caller and the rounding.
+
+    Args:
+        x: a float32 array.
+        grid: the numbers at scale 1.
+        scale: float per step, not 0; broadcasts with `x`.
+        zero_point: the number that stands for 0, likewise; None if there is none.
+        rounding: to whole numbers; tables have one of their own.
+        dtype: of the result, whose range it does not exceed.
+
+    Example:
+        >>> from jqinject.ops import FloatGrid, IntGrid
+        >>> x = jnp.array([0.26, -0.9, 9.0])
+        >>> quantize_on_grid(x, IntGrid(4), jnp.float32(0.5)), quantize_on_grid(x, FloatGrid(2, 1), jnp.float32(0.5))
+        (Array([ 0.5, -1. ,  3.5], dtype=float32), Array([ 0.25, -1.  ,  3.  ], dtype=float32))
+    """
+    steps = float_steps(x, scale)
+    if zero_point is None:
+        return from_float_steps(grid.round(steps, rounding), scale, dtype)
+    return from_float_steps(grid.round(steps + zero_point, rounding) - zero_point, scale, dtype)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float_grid import float_steps, from_float_steps
+from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of
 

@@ -1,241 +1,314 @@
-"""Round to minifloats, and their codes.
-
-Low-bit floats as unsigned integers, to keep them from the forward pass to the backward pass.
-
-Under a rematerialisation policy that saves intermediate results, JAX rounds floats to the exponent and mantissa widths
-of their dtype, by IEEE 754's rules. Formats that use codes which IEEE 754 reserves lose their largest numbers: 256 and
-448 of `float8_e4m3fn` become nan, and so do 4 and 6 of `float4_e2m1fn`. Integers are left alone.
-
-Rounds numbers to the grid of a minifloat, and converts them to its codes and back.
-"""
+"""Minifloat formats: bit widths, bias, codes that are not numbers, and the codes of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.power import divide, exp2
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops.clamp import bounded
+from jqinject.ops.grid import Rounding, narrowest, with_learned
+from jqinject.ops.minifloat import (
+    MOST_EXPONENT_BITS,
+    MOST_MANTISSA_BITS,
+    check_codes,
+    checked_width,
+    max_available_float,
+    max_float,
+    max_mantissa,
+    to_float_grid,
+)
+from jqinject.ops.packing import container_bits, pack, unpack
+from jqinject.ops.power import exp2
+from jqinject.ops.ste import nearest
 
 
-def is_low_bit(dtype: Any) -> bool:
-    """Whether it is a float dtype of fewer than 16 bits.
-
-    Example:
-        >>> is_low_bit(jnp.float8_e4m3fn), is_low_bit(jnp.float4_e2m1fn), is_low_bit(jnp.bfloat16), is_low_bit(jnp.int8)
-        (True, True, False, False)
-    """
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
-
-
-@jax.tree_util.register_dataclass
+@with_learned("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 @dataclass(frozen=True)
-class LowBits:
-    """A pytree whose low-bit floats are bit-cast to unsigned integers of the same width; made by `as_bits`.
+class FloatGrid:
+    """A minifloat format.
+
+    A number is `(-1)**sign * mantissa * 2**(field - bias)` with the mantissa in [1, 2), or for the exponent field 0
+    `(-1)**sign * fraction * 2**(1 - bias)` with the fraction in [0, 1).
 
     Attributes:
-        tree: the pytree, with integers in place of low-bit floats.
-        dtypes: the original dtypes of its leaves, None for unchanged ones.
-    """
+        exponent_bit_width: 1 to 8; or an array if learned.
+        mantissa_bit_width: 0 to 22, without the implicit 1; or an array if learned.
+        exponent_bias: subtracted from the exponent field; None means `2**(e - 1) - 1`.
+        signed: whether there is a sign bit.
+        saturating: whether numbers that are too large become the largest; else inf, or nan if there is no inf.
+        inf_values: mantissas, in binary, that mean inf together with the largest exponent; None for no inf.
+        nan_values: likewise for nan.
+        max_available_float: the largest number; None if all codes are numbers.
 
-    tree: Any
-    dtypes: tuple[np.dtype | None, ...] = field(metadata={"static": True})
-
-    def floats(self) -> Any:
-        """The original pytree."""
-        leaves, structure = jax.tree.flatten(self.tree)
-        back = [
-            leaf if dtype is None else jax.lax.bitcast_convert_type(leaf, dtype)
-            for leaf, dtype in zip(leaves, self.dtypes, strict=True)
-        ]
-        return jax.tree.unflatten(structure, back)
-
-
-def as_bits(tree: Any) -> LowBits:
-    """A pytree in a form that can be kept for a backward pass. No gradient.
-
-    Args:
-        tree: arrays; those that are not low-bit floats stay as they are.
-
-    Returns:
-        The pytree as `LowBits`; its `floats()` restores it.
+    Raises:
+        TypeError: a width is neither an int nor an array.
+        ValueError: a width is out of range; float32 cannot hold the numbers; no format has these codes.
 
     Example:
-        >>> kept = as_bits((jnp.array([448.0], jnp.float8_e4m3fn), jnp.ones(2)))
-        >>> kept.tree
-        (Array([126], dtype=uint8), Array([1., 1.], dtype=float32))
-        >>> kept.floats()[0]
-        Array([448], dtype=float8_e4m3fn)
+        >>> FloatGrid(4, 3).largest, FloatGrid(4, 3, nan_values=("111",), max_available_float=448.0).dtype
+        (480.0, dtype(float8_e4m3fn))
+        >>> form = FloatGrid.of_dtype("float4_e2m1fn")
+        >>> form.bounds, form.round(jnp.array([2.6, -9.0]))
+        ((-6.0, 6.0), Array([ 3., -6.], dtype=float32))
     """
-    leaves, structure = jax.tree.flatten(tree)
-    dtypes = tuple(np.dtype(leaf.dtype) if is_low_bit(leaf.dtype) else None for leaf in leaves)
-    bits = [leaf if dtype is None else _bits(leaf, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-    return LowBits(jax.tree.unflatten(structure, bits), dtypes)
+
+    exponent_bit_width: Any
+    mantissa_bit_width: Any
+    exponent_bias: Any = None
+    signed: bool = True
+    saturating: bool = True
+    inf_values: tuple[str, ...] | None = None
+    nan_values: tuple[str, ...] | None = None
+    max_available_float: float | None = None
+    is_integer = is_table = False
+
+    def __post_init__(self) -> None:
+        for name in ("exponent_bit_width", "mantissa_bit_width", "exponent_bias"):
+            if isinstance(width := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(width))
+        exponent, mantissa, bias = self.widths
+        if not isinstance(exponent, jax.Array):
+            checked_width("exponent_bit_width", exponent, 1, MOST_EXPONENT_BITS)
+        if not isinstance(mantissa, jax.Array):
+            checked_width("mantissa_bit_width", mantissa, 0, MOST_MANTISSA_BITS)
+        if bias is None:
+            bias = (exp2(exponent - 1) if isinstance(exponent, jax.Array) else 2 ** (exponent - 1)) - 1
+            object.__setattr__(self, "exponent_bias", bias)
+        check_codes(mantissa, self.inf_values, self.nan_values, self.saturating)
+        if self.is_learned:
+            return
+        least = 1 - bias - mantissa
+        if least < -126 or self.largest > float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"a minifloat of {exponent} bits of exponent, {mantissa} of mantissa and bias {bias} has "
+                "numbers that float32, in which it is computed, does not hold.\n"
+                "  cure: fewer bits of exponent, another exponent_bias, or max_available_float"
+            )
+
+    @classmethod
+    def of_dtype(cls, dtype: Any) -> FloatGrid:
+        """The grid of one of JAX's narrow float dtypes.
+
+        Raises:
+            TypeError: for any other dtype.
+        """
+        form = DTYPE_GRIDS.get(np.dtype(dtype))
+        if form is None:
+            names = ", ".join(narrow.name for narrow in DTYPE_GRIDS)
+            raise TypeError(f"{np.dtype(dtype).name} is no minifloat; JAX has {names}")
+        return form
+
+    @property
+    def widths(self) -> tuple[Any, Any, Any]:
+        """Bits of the exponent and of the mantissa, and the bias."""
+        return self.exponent_bit_width, self.mantissa_bit_width, self.exponent_bias
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a width is an array."""
+        return not all(isinstance(width, int | float) for width in self.widths)
+
+    @property
+    def bit_width(self) -> Any:
+        """Bits of one number."""
+        return self.exponent_bit_width + self.mantissa_bit_width + int(self.signed)
+
+    @property
+    def largest(self) -> Any:
+        """The largest number."""
+        exponent, mantissa, bias = self.widths
+        if self.is_learned:
+            all_codes = max_float(exponent, max_mantissa(mantissa), bias)
+            return (
+                all_codes
+                if self.max_available_float is None
+                else jnp.minimum(all_codes, self.max_available_float)
+            )
+        beyond = 2**exponent - 1 - bias > 127
+        all_codes = math.inf if beyond else max_float(exponent, max_mantissa(mantissa), bias)
+        return all_codes if self.max_available_float is None else min(all_codes, self.max_available_float)
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """The least number, 0 without a sign, and the largest."""
+        return (-self.largest if self.signed else 0.0), self.largest
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The least number above 0."""
+        return 2.0 ** (1 - self.exponent_bias - self.mantissa_bit_width)
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The JAX dtype that is exactly this format, or None."""
+        return None if self.is_learned else _dtype_of(self)
+
+    @property
+    def storage(self) -> np.dtype:
+        """The dtype of payloads: its own if backends convert to it, else that of its codes."""
+        dtype = self.dtype
+        return self.code_dtype if dtype is None or dtype in NOT_CONVERTED else dtype
+
+    @property
+    def code_dtype(self) -> np.dtype:
+        """The narrowest unsigned integers that hold its codes one by one: uint8, uint16 or uint32."""
+        return narrowest(self.bit_width, "uint")
+
+    @property
+    def is_ocp(self) -> bool:
+        """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2, with their codes for inf and nan."""
+        return self._is_one_of(jnp.float8_e4m3fn, jnp.float8_e5m2)
+
+    @property
+    def is_fnuz(self) -> bool:
+        """Whether it is e4m3 or e5m2 with a bias one higher, no inf, and the code of negative 0 for nan."""
+        return self._is_one_of(jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz)
+
+    def _is_one_of(self, *dtypes: Any) -> bool:
+        """Whether it has the widths and the codes of one of these, wherever its numbers end."""
+        if self.is_learned or not self.signed:
+            return False
+        return any(_widths_and_codes(self) == _widths_and_codes(self.of_dtype(dtype)) for dtype in dtypes)
+
+    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
+        """The minifloats, float32; those that are too large become the largest."""
+        numbers = to_float_grid(steps, self.mantissa_bit_width, self.exponent_bias, rounding)
+        low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
+        return bounded(numbers, low, high)
+
+    def encode(self, steps: jax.Array) -> jax.Array:
+        """Minifloats in `storage`: a float dtype that backends convert to, else their codes; no gradient.
+
+        Example:
+            >>> FloatGrid.of_dtype(jnp.float8_e4m3fn).encode(jnp.array([3.0]))
+            Array([3], dtype=float8_e4m3fn)
+        """
+        dtype, steps = self.storage, jax.lax.stop_gradient(steps)
+        return self.codes(steps) if jnp.issubdtype(dtype, jnp.integer) else steps.astype(dtype)
+
+    def decode(self, payload: jax.Array) -> jax.Array:
+        """The numbers that a payload or codes stand for, float32.
+
+        Example:
+            >>> FloatGrid(2, 1).decode(jnp.array([0, 2, 15, 1], jnp.uint8))
+            Array([ 0. ,  1. , -6. ,  0.5], dtype=float32)
+        """
+        return (
+            _decoded(payload, self)
+            if jnp.issubdtype(payload.dtype, jnp.integer)
+            else payload.astype(jnp.float32)
+        )
+
+    def codes(self, steps: jax.Array) -> jax.Array:
+        """Sign, exponent field and mantissa as one unsigned integer, of `code_dtype`.
+
+        nan takes its own code if the format has one, else that of negative 0, as in the FNUZ formats; inf takes its own
+        code, else that of nan. A number that is not on the grid is rounded, and saturates.
+
+        Args:
+            steps: float array; no gradient.
+
+        Example:
+            >>> FloatGrid(2, 1).codes(jnp.array([0.0, 1.0, -6.0, 0.5]))
+            Array([ 0,  2, 15,  1], dtype=uint8)
+        """
+        return _encoded(steps, self)
+
+    def pack(self, payload: jax.Array) -> jax.Array:
+        """A payload, or codes, of at most 8 bits in bytes."""
+        if jnp.issubdtype(payload.dtype, jnp.floating):
+            payload = jax.lax.bitcast_convert_type(payload, f"uint{self.bit_width}")
+        return pack(payload, container_bits(self.bit_width))
+
+    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The payload that `pack` has packed."""
+        codes = unpack(packed, container_bits(self.bit_width), shape, signed=False)
+        if jnp.issubdtype(self.storage, jnp.integer):
+            return codes
+        return jax.lax.bitcast_convert_type(codes.astype(f"uint{self.bit_width}"), self.storage)
+
+    def known(self) -> FloatGrid:
+        """The grid with its current widths as constants, if these are not traced.
+
+        Raises:
+            ValueError: the widths are not whole numbers.
+        """
+        widths = [float(width) for width in self.widths]
+        if not all(width.is_integer() for width in widths):
+            raise ValueError(
+                f"a minifloat with widths {widths[0]:g} and {widths[1]:g} and bias {widths[2]:g} has no codes: they "
+                "have to be whole numbers"
+            )
+        exponent, mantissa, bias = (int(width) for width in widths)
+        return replace(self, exponent_bit_width=exponent, mantissa_bit_width=mantissa, exponent_bias=bias)
+
+    def __str__(self) -> str:
+        if self.is_learned:
+            return "a minifloat of learned widths"
+        if self.dtype is not None:
+            return self.dtype.name
+        sign = "" if self.signed else "unsigned "
+        return f"{sign}e{self.exponent_bit_width}m{self.mantissa_bit_width} up to {self.largest:g}"
 
 
-def _bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(dtype).bits}"))
+@cache
+def _dtype_of(form: FloatGrid) -> np.dtype | None:
+    for dtype, exact in DTYPE_GRIDS.items():
+        same = (*form.widths, form.signed, form.largest) == (*exact.widths, exact.signed, exact.largest)
+        if same and (form.saturating or (form.inf_values is None) == (exact.inf_values is None)):
+            return dtype
+    return None
 
 
-_TINY = float(jnp.finfo(jnp.float32).tiny)
+def _widths_and_codes(form: FloatGrid) -> tuple[Any, ...]:
+    nan = None if form.nan_values is None else frozenset(form.nan_values)
+    return (*form.widths, form.inf_values, nan)
+
+
+def _ieee(exponent: int, mantissa: int) -> FloatGrid:
+    """A format whose largest exponent encodes only inf and nan."""
+    codes = tuple(format(code, f"0{mantissa}b") for code in range(2**mantissa))
+    inf, nan = codes[:1], codes[1:]
+    largest = max_available_float(exponent, mantissa, 2 ** (exponent - 1) - 1, nan, inf)
+    return FloatGrid(exponent, mantissa, None, True, False, inf, nan, largest)
+
+
+DTYPE_GRIDS: Mapping[np.dtype, FloatGrid] = {
+    np.dtype(jnp.float8_e4m3fn): FloatGrid(
+        4, 3, saturating=False, nan_values=("111",), max_available_float=448.0
+    ),
+    np.dtype(jnp.float8_e5m2): _ieee(5, 2),
+    np.dtype(jnp.float8_e4m3fnuz): FloatGrid(4, 3, 8),
+    np.dtype(jnp.float8_e5m2fnuz): FloatGrid(5, 2, 16),
+    np.dtype(jnp.float8_e4m3b11fnuz): FloatGrid(4, 3, 11),
+    np.dtype(jnp.float8_e4m3): _ieee(4, 3),
+    np.dtype(jnp.float8_e3m4): _ieee(3, 4),
+    np.dtype("float6_e3m2fn"): FloatGrid(3, 2),
+    np.dtype("float6_e2m3fn"): FloatGrid(2, 3),
+    np.dtype(jnp.float4_e2m1fn): FloatGrid(2, 1),
+}
+# Dtypes that JAX knows by name but has no compiled conversion for.
+NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
+
 _INF_BITS = 0x7F800000
-_LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
-@jax.custom_jvp
-def _exponent(magnitude: jax.Array) -> jax.Array:
-    return ((jax.lax.bitcast_convert_type(magnitude, jnp.int32) >> 23) - 127).astype(jnp.float32)
-
-
-@_exponent.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return _exponent(*primals), tangents[0] / (primals[0] * math.log(2.0))
-
-
-def exponent_of(x: jax.Array) -> jax.Array:
-    """`floor(log2 |x|)`, exact, at least -126; the gradient is that of `log2 |x|`.
-
-    Example:
-        >>> exponent_of(jnp.array([8.0, 7.999999, -0.3, 0.0]))
-        Array([   3.,    2.,   -2., -126.], dtype=float32)
-    """
-    magnitude = jnp.abs(x)
-    return _exponent(jnp.where(magnitude > _TINY, magnitude, _TINY))
-
-
-def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax.Array:
-    """The distance between adjacent numbers of a minifloat at `x`: `2**(max(floor(log2 |x|), 1 - bias) - m)`.
-
-    Args:
-        x: float32 array, finite.
-        mantissa_bit_width: m, a number or a float32 array.
-        exponent_bias: likewise.
-
-    Returns:
-        A float32 array, exact powers of two if the widths are whole numbers.
-
-    Example:
-        >>> float_step(jnp.array([17.0, 15.0, 1.0, 0.0]), 3, 7).tolist()
-        [2.0, 1.0, 0.125, 0.001953125]
-    """
-    exponent = exponent_of(x) - mantissa_bit_width
-    least = jnp.asarray(1.0 - exponent_bias - mantissa_bit_width, jnp.float32)
-    return exp2(jnp.where(exponent < least, least, exponent))
-
-
-def to_float_grid(
-    x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any, rounding: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """The nearest numbers of a minifloat with unbounded range: `u * rounding(x / u)`, `u = float_step(x)`.
-
-    With straight-through rounding the derivative is `y / x` where `x` is normal (the step grows with `x`) and 1 where
-    it is subnormal, as in Brevitas. Non-finite numbers are unchanged, and finite numbers stay finite: if the nearest
-    number is 2**128, it becomes the largest float32, which a later clamp cuts off.
-
-    Args:
-        x: float32 array.
-        mantissa_bit_width: a number or a float32 array.
-        exponent_bias: likewise.
-        rounding: to whole numbers.
-
-    Returns:
-        A float32 array of the shape of `x`.
-
-    Source: Brevitas, `core.quant.float`.
-
-    Example:
-        >>> to_float_grid(jnp.array([17.1, 0.3, -1e3]), 3, 7, jnp.round).tolist()
-        [18.0, 0.3125, -1024.0]
-    """
-    finite = jnp.isfinite(x)
-    known = jnp.where(finite, x, 0.0)
-    step = float_step(known, mantissa_bit_width, exponent_bias)
-    rounded = rounding(divide(known, step)) * step
-    return jnp.where(finite, with_gradient_of(rounded, jnp.clip(rounded, -_LARGEST, _LARGEST)), x)
-
-
-@jax.custom_jvp
-def _float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    steps = divide(x, scale)
-    return jnp.where(jnp.isfinite(x), jnp.clip(steps, -_LARGEST, _LARGEST), steps)
-
-
-@_float_steps.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    (_, scale), (dx, dscale) = primals, tangents
-    steps = _float_steps(*primals)
-    return steps, (dx - steps * dscale) / scale
-
-
-def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """`x / scale` for a minifloat; finite numbers stay finite: one that is too large saturates, an infinity does not.
-
-    Args:
-        x: a float32 array.
-        scale: float32, broadcasts with `x`, not 0.
-
-    Returns:
-        The quotient, float32.
-
-    Example:
-        >>> float_steps(jnp.array([3e38, jnp.inf]), jnp.float32(1e-3)).tolist()
-        [3.4028234663852886e+38, inf]
-    """
-    return _float_steps(x, scale)
-
-
-def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """`steps * scale`, computed in float32; finite numbers stay finite.
-
-    If a format's largest number times its scale, or a number that was rounded up, exceeds the range of `dtype`, it
-    becomes the largest number of `dtype`.
-
-    Args:
-        steps: numbers of a minifloat, float32.
-        scale: float32, broadcasts with `steps`.
-        dtype: of the result.
-
-    Example:
-        >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16).tolist()
-        [65504.0, inf]
-    """
-    value = steps * scale
-    largest = float(jnp.finfo(dtype).max)
-    inside = jnp.where(jnp.isfinite(steps) & jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
-    return with_gradient_of(value, inside).astype(dtype)
-
-
-def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:
-    """The codes of numbers of a minifloat: sign, exponent field and mantissa as one unsigned integer.
-
-    nan takes its own code if the format has one, else that of negative 0, as in the FNUZ formats; inf takes its own
-    code, else that of nan. A number that is not on the grid is rounded, and saturates.
-
-    Args:
-        x: float array; no gradient.
-        form: the format.
-
-    Returns:
-        Unsigned integers of the narrowest dtype.
-
-    Example:
-        >>> to_float_codes(jnp.array([0.0, 1.0, -6.0, 0.5]), FloatFormat(2, 1))
-        Array([ 0,  2, 15,  1], dtype=uint8)
-    """
+def _encoded(x: jax.Array, form: FloatGrid) -> jax.Array:
+    """See `FloatGrid.codes`."""
     x = jax.lax.stop_gradient(x).astype(jnp.float32)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     magnitude, sign = bits & jnp.uint32(2**31 - 1), bits >> 31
-    codes = jnp.minimum(_nearest_code(magnitude, form), jnp.uint32(largest_code(form)))
+    codes = jnp.minimum(_nearest_code(magnitude, form), jnp.uint32(_largest_code(form)))
     sign_bit = _sign_bit(form)
     codes = jnp.where(codes > 0, codes | sign * sign_bit, 0) if form.signed else jnp.where(sign > 0, 0, codes)
-    special = special_codes(form)
+    special = _special_codes(form)
     inf = jnp.uint32(special.nan if special.inf is None else special.inf)
     if form.signed and special.inf is not None:
         inf = inf | sign * sign_bit
@@ -243,14 +316,14 @@ def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:
     return jnp.where(magnitude > _INF_BITS, jnp.uint32(special.nan), codes).astype(form.code_dtype)
 
 
-def _nearest_code(magnitude: jax.Array, form: FloatFormat) -> jax.Array:
+def _nearest_code(magnitude: jax.Array, form: FloatGrid) -> jax.Array:
     """The codes of the nearest magnitudes, ties to even, in a format without a largest number.
 
     Args:
         magnitude: the bits of float32 numbers without their signs.
         form: the format.
     """
-    mantissa, bias = form.mantissa_bit_width, form.bias
+    mantissa, bias = form.mantissa_bit_width, form.exponent_bias
     dropped = 23 - mantissa
     # The implicit bit of a format without a mantissa is odd.
     odd = (magnitude >> dropped) & 1 if mantissa else jnp.uint32(1)
@@ -261,35 +334,10 @@ def _nearest_code(magnitude: jax.Array, form: FloatFormat) -> jax.Array:
     return jnp.where(magnitude < least_normal, subnormal, normal - jnp.uint32(127 - bias << mantissa))
 
 
-def payload_of(x: jax.Array, form: FloatFormat) -> jax.Array:
-    """Numbers of a minifloat in its `payload_dtype`: a float dtype that backends convert to, else codes.
-
-    Args:
-        x: numbers of the format, float32; no gradient.
-        form: the format.
-
-    Example:
-        >>> payload_of(jnp.array([3.0]), FloatFormat.of_dtype(jnp.float8_e4m3fn))
-        Array([3], dtype=float8_e4m3fn)
-    """
-    dtype = form.payload_dtype
-    x = jax.lax.stop_gradient(x)
-    return to_float_codes(x, form) if jnp.issubdtype(dtype, jnp.integer) else x.astype(dtype)
-
-
-def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
-    """The numbers that codes stand for, float32; the inverse of `to_float_codes`.
-
-    Args:
-        codes: unsigned integers.
-        form: the format.
-
-    Example:
-        >>> from_float_codes(jnp.array([0, 2, 15, 1], jnp.uint8), FloatFormat(2, 1))
-        Array([ 0. ,  1. , -6. ,  0.5], dtype=float32)
-    """
+def _decoded(codes: jax.Array, form: FloatGrid) -> jax.Array:
+    """The numbers that codes stand for, float32."""
     wide = codes.astype(jnp.uint32)
-    mantissa, bias = form.mantissa_bit_width, form.bias
+    mantissa, bias = form.mantissa_bit_width, form.exponent_bias
     magnitude = wide & jnp.uint32(_sign_bit(form) - 1)
     normal = (magnitude << (23 - mantissa)) + jnp.uint32(127 - bias << 23)
     if 2**form.exponent_bit_width - 1 - bias > 127:
@@ -297,7 +345,7 @@ def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
     subnormal = magnitude.astype(jnp.float32) * np.float32(form.smallest_subnormal)
     is_normal = magnitude >= 2**mantissa
     value = jnp.where(is_normal, jax.lax.bitcast_convert_type(normal, jnp.float32), subnormal)
-    special = special_codes(form)
+    special = _special_codes(form)
     if special.inf is not None:
         value = jnp.where(magnitude == special.inf, jnp.inf, value)
     if form.signed:
@@ -305,7 +353,7 @@ def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
     return jnp.where(_means_nan(wide, magnitude, special, form), jnp.nan, value)
 
 
-class SpecialCodes(NamedTuple):
+class _SpecialCodes(NamedTuple):
     """The codes, without a sign, that are not numbers.
 
     Attributes:
@@ -319,34 +367,29 @@ class SpecialCodes(NamedTuple):
     least: int
 
 
-def largest_code(form: FloatFormat) -> int:
-    """The code of the largest number of a format.
-
-    Example:
-        >>> largest_code(FloatFormat(2, 1))
-        7
-    """
-    mantissa, exponent = math.frexp(form.max_value)
+def _largest_code(form: FloatGrid) -> int:
+    """The code of the largest number of a format."""
+    mantissa, exponent = math.frexp(form.largest)
     fraction = int((2 * mantissa - 1) * 2**form.mantissa_bit_width)
-    return (exponent - 1 + form.bias << form.mantissa_bit_width) + fraction
+    return (exponent - 1 + form.exponent_bias << form.mantissa_bit_width) + fraction
 
 
-def special_codes(form: FloatFormat) -> SpecialCodes:
+def _special_codes(form: FloatGrid) -> _SpecialCodes:
     """The codes of a format that are not numbers."""
     top = (2**form.exponent_bit_width - 1) << form.mantissa_bit_width
-    largest = largest_code(form)
+    largest = _largest_code(form)
     # If a number has the same code, the code means the number.
     infs = [top + int(code, 2) for code in form.inf_values or () if top + int(code, 2) > largest]
     nans = [top + int(code, 2) for code in form.nan_values or () if top + int(code, 2) > largest]
-    return SpecialCodes(nans[0] if nans else _sign_bit(form), infs[0] if infs else None, largest + 1)
+    return _SpecialCodes(nans[0] if nans else _sign_bit(form), infs[0] if infs else None, largest + 1)
 
 
-def _means_nan(wide: jax.Array, magnitude: jax.Array, special: SpecialCodes, form: FloatFormat) -> jax.Array:
+def _means_nan(wide: jax.Array, magnitude: jax.Array, special: _SpecialCodes, form: FloatGrid) -> jax.Array:
     if special.nan == _sign_bit(form):
         return (wide == special.nan) if form.signed else jnp.zeros(wide.shape, bool)
     above = magnitude >= special.least
     return above if special.inf is None else above & (magnitude != special.inf)
 
 
-def _sign_bit(form: FloatFormat) -> int:
+def _sign_bit(form: FloatGrid) -> int:
     return 1 << (form.exponent_bit_width + form.mantissa_bit_width)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops import Codebook, divide
+from jqinject.ops import TableGrid, divide
 
 SMALLEST_SCALE = 1e-12
 FLOAT8_MAX = 448.0
@@ -69,7 +69,7 @@ class BlockTable:
         (dtype('uint8'), [2.0, 0.0], [2.0, -0.019, 0.0])
     """
 
-    table: Codebook
+    table: TableGrid
     block_size: int
 
     def __post_init__(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from jqinject.ops import Codebook
+from jqinject.ops import TableGrid
 
 
-def dynamic_table(bit_width: int, signed: bool) -> Codebook:
+def dynamic_table(bit_width: int, signed: bool) -> TableGrid:
     """The dynamic data type: `2^b` numbers of 7 orders of magnitude (of `b - 1`, if fewer), with 0 and 1.
 
     The first bits count the orders below 1, what is left divides `[0.1, 1]` of that order evenly.
@@ -31,10 +31,10 @@ def dynamic_table(bit_width: int, signed: bool) -> Codebook:
         middles = (edges[1:] + edges[:-1]) / np.float32(2) * np.float32(10.0 ** (order - orders + 1))
         found += middles.tolist()
         found += (-middles).tolist() if signed else []
-    return Codebook(tuple(sorted(found)))
+    return TableGrid(tuple(sorted(found)))
 
 
-def linear_table(bit_width: int) -> Codebook:
+def linear_table(bit_width: int) -> TableGrid:
     """`2^b` evenly spaced numbers up to 1, without 0.
 
     A second moment must not become 0, as updates are divided by its root.
@@ -49,4 +49,4 @@ def linear_table(bit_width: int) -> Codebook:
         (0.25, 0.5, 0.75, 1.0)
     """
     count = 2**bit_width
-    return Codebook(tuple((k + 1) / count for k in range(count)))
+    return TableGrid(tuple((k + 1) / count for k in range(count)))

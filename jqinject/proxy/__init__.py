@@ -4,9 +4,6 @@ There is one class for each role. What the numbers are (integers, minifloats, a 
 the quantizer and its result say.
 """
 
-import warnings
-from typing import TYPE_CHECKING, Any
-
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
 from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
@@ -17,7 +14,6 @@ from jqinject.proxy.base import DistantWeight as DistantWeight
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
-from jqinject.proxy.base import WeightLayer as WeightLayer
 from jqinject.proxy.base import beside_weights as beside_weights
 from jqinject.proxy.links import LINKS as LINKS
 from jqinject.proxy.links import check_range as check_range
@@ -35,32 +31,3 @@ from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantPro
 ActQuantProxy = ActQuantProxyFromInjector
 GradQuantProxy = GradQuantProxyFromInjector
 WeightQuantProxy = WeightQuantProxyFromInjector
-
-# Names by format, as in Brevitas: deprecated, each stands for the class of its role.
-_BY_FORMAT = {
-    "ActFloatQuantProxyFromInjector": ActQuantProxyFromInjector,
-    "DynamicActFloatQuantProxyFromInjector": ActQuantProxyFromInjector,
-    "DynamicActQuantProxyFromInjector": ActQuantProxyFromInjector,
-    "GroupwiseActFloatQuantProxyFromInjector": ActQuantProxyFromInjector,
-    "GroupwiseActQuantProxyFromInjector": ActQuantProxyFromInjector,
-    "GroupwiseGradQuantProxyFromInjector": GradQuantProxyFromInjector,
-    "DecoupledWeightQuantProxyFromInjector": WeightQuantProxyFromInjector,
-    "DecoupledWeightQuantWithInputProxyFromInjector": WeightQuantProxyFromInjector,
-    "GroupwiseWeightFloatQuantProxyFromInjector": WeightQuantProxyFromInjector,
-    "GroupwiseWeightQuantProxyFromInjector": WeightQuantProxyFromInjector,
-    "WeightFloatQuantProxyFromInjector": WeightQuantProxyFromInjector,
-}
-
-
-if not TYPE_CHECKING:  # it would hide misspelt names
-
-    def __getattr__(name: str) -> Any:
-        if name not in _BY_FORMAT:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        role = _BY_FORMAT[name]
-        warnings.warn(
-            f"jqinject.proxy.{name} is deprecated: one class serves all formats. Use {role.__name__}.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return role

@@ -1,11 +1,4 @@
-"""Proxies of activations, gradients and accumulators.
-
-The proxy of activations.
-
-The proxies of gradients.
-
-The proxy of accumulators that are truncated.
-"""
+"""Proxies of what flows through a model: activations, gradients, and accumulators that are truncated."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -17,29 +10,71 @@ from flax import nnx
 
 from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
-from jqinject.core.component import assign
 from jqinject.core.state import LOOKED_AT
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
-from jqinject.ops import FloatFormat
 from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.base import FormatQueries
+from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import QuantMetadata
 from jqinject.proxy.links import NAME, ContractsInput, check_range, declared_transform, transformed
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
-from jqinject.quant_tensor._float_fields import CONTRACTED
+from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
 
-class ActQuantProxyFromInjector(FormatQueries):
+class FlowProxy(QuantProxyFromInjector):
+    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare.
+
+    Attributes:
+        pre_transform: the transform; None without one.
+        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
+    """
+
+    made_from_parameters = False
+    pre_transform: Any = None
+    transform_axes: tuple[int, ...] = (-1,)
+    reads = QuantProxyFromInjector.reads | {NAME}
+
+    def _declare(
+        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    ) -> None:
+        transform = declared_transform(self.binding, stack, trace, handed)
+        if transform is None:
+            return
+        self._check_transform(transform, layer)
+        vars(self)["pre_transform"] = transform
+        if isinstance(layer, ContractsInput) and layer.input_axes != (-1,):
+            vars(self)["transform_axes"] = layer.input_axes
+
+    def _check_transform(self, transform: Any, layer: Any) -> None:
+        """Raise if the layer does not undo a transform."""
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """See `QuantProxyFromInjector`; the gradient goes through the `pre_transform` first."""
+        return super().quantize_gradient(transformed(self, g))
+
+    def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
+        """Quantize an array that is no tensor of the model, without a transform; no state changes.
+
+        Args:
+            x: float array.
+            force_eval: as eval mode would, also in training mode.
+
+        Returns:
+            A QuantTensor, with its groups as axes; None if quantization is off.
+        """
+        if not self.is_quant_enabled:
+            return None
+        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        if force_eval:
+            set_mode(quantizer, use_running_average=True, deterministic=True)
+        return self._pack(quantizer(x))
+
+
+class ActQuantProxyFromInjector(FlowProxy):
     """Quantizes what flows: inputs, outputs, results of activation functions.
 
     Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
 
     An injector may declare a `pre_transform` (`jqinject.core.transforms`), which comes before the quantizer, also while
     that is off or None: the weight that the tensor meets is stored for it.
-
-    Attributes:
-        pre_transform: the transform; None without one.
-        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,20 +93,7 @@ class ActQuantProxyFromInjector(FormatQueries):
 
     role = "activation"
     quantizes_activations = True
-    made_from_parameters = False
-    pre_transform: Any = None
-    transform_axes: tuple[int, ...] = (-1,)
-    reads = FormatQueries.reads | {NAME}
-
-    def _declare(
-        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
-    ) -> None:
-        transform = declared_transform(self.binding, stack, trace, handed)
-        if transform is not None:
-            assign(self, pre_transform=transform)
-            axes = layer.input_axes if isinstance(layer, ContractsInput) else (-1,)
-            if axes != (-1,):
-                assign(self, transform_axes=axes)
+    measured = ("input", "the tensor", "proxy(x)")
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -84,7 +106,7 @@ class ActQuantProxyFromInjector(FormatQueries):
             there is a `pre_transform`.
         """
         if self.pre_transform is not None:
-            return self.quantize_transformed(transformed(self, as_array(x)))
+            x = transformed(self, as_array(x))
         if self.tensor_quant is None or self.disable_quant:
             return x
         array = x.value if isinstance(x, QuantTensor) else x
@@ -98,50 +120,9 @@ class ActQuantProxyFromInjector(FormatQueries):
         Args:
             x: float array.
         """
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        if self.use_running_average and self not in LOOKED_AT:
+        if self.is_quant_enabled:
             check_range(self, x)
-        return self._quantized(x)
-
-    def quantize_gradient(self, g: Any) -> Any:
-        """See `QuantProxyFromInjector`."""
-        return super().quantize_gradient(g if self.pre_transform is None else transformed(self, g))
-
-    def quantize(self, x: jax.Array) -> Any:
-        """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
-        `value` the dequantized ones; `x` itself if quantization is off."""
-        return self(x)
-
-    def scale(self, force_eval: bool = True) -> jax.Array | None:
-        """Float per integer step, float32; None if quantization is off.
-
-        Args:
-            force_eval: the scale that eval mode would use, also in training mode.
-
-        Raises:
-            RuntimeError: it is made from the tensor at hand.
-        """
-        return self._attribute("scale", force_eval)
-
-    def zero_point(self, force_eval: bool = True) -> jax.Array | None:
-        """The integer that stands for 0, float32; None if quantization is off.
-
-        Args:
-            force_eval: the zero point that eval mode would use, also in training mode.
-
-        Raises:
-            RuntimeError: it is made from the tensor at hand.
-        """
-        return self._attribute("zero_point", force_eval)
-
-    def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
-        """Bits of one number; None if quantization is off.
-
-        Args:
-            force_eval: the bit width that eval mode would use, also in training mode.
-        """
-        return self._attribute("bit_width", force_eval)
+        return self._quantized(x) if self.is_quant_enabled else x
 
     def sample(self, force_eval: bool = True) -> Any:
         """Quantize one 0, or one group of them: they have the scale, zero point and bit width of any.
@@ -153,45 +134,18 @@ class ActQuantProxyFromInjector(FormatQueries):
         """
         return self.trial(jnp.zeros(self._sample_shape(), jnp.float32), force_eval)
 
-    def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
-        """Quantize an array that is no activation of the model, without a transform; no state changes.
-
-        Args:
-            x: float array.
-            force_eval: as eval mode would, also in training mode.
-
-        Returns:
-            A QuantTensor, with its groups as axes; None if quantization is off.
-        """
-        if not self.is_quant_enabled:
-            return None
-        quantizer = nnx.clone(self.tensor_quant, graph=True)
-        if force_eval:
-            set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._pack(quantizer(x))
-
     def _sample_shape(self) -> tuple[int, ...]:
         """A statistic of rows needs an axis, and groups need one of them along the axis that is cut."""
         size, dim = self.group_size, self.group_dim
         if size is None or dim is None:
-            return (1,) * self.quant_metadata.is_dynamic
+            return (1,) * self.is_dynamic
         return (*(1,) * dim, size) if dim >= 0 else (size, *(1,) * (-dim - 1))
 
-    def _looked_at(self) -> Any:
-        return self.sample()
-
-    def _attribute(self, name: str, force_eval: bool) -> Any:
-        if not self.is_quant_enabled:
-            return None
-        if self.quant_metadata.is_dynamic and name != "bit_width":
-            raise RuntimeError(
-                f"the {name.replace('_', ' ')} of {self.binding.base.__name__} depends on the input: it is made from "
-                f"the tensor at hand.\n  cure: proxy(x).{name}"
-            )
-        return getattr(self.sample(force_eval), name)
+    def _is_measured(self) -> bool:
+        return self.is_dynamic
 
 
-class GradQuantProxyFromInjector(FormatQueries):
+class GradQuantProxyFromInjector(FlowProxy):
     """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
 
     Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
@@ -218,27 +172,14 @@ class GradQuantProxyFromInjector(FormatQueries):
     """
 
     role = "gradient"
-    made_from_parameters = False
-    pre_transform: Any = None
-    transform_axes: tuple[int, ...] = (-1,)
-    reads = FormatQueries.reads | {NAME}
+    measured = ("gradient", "the one", "proxy.quantize(g)")
 
-    def _declare(
-        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
-    ) -> None:
-        transform = declared_transform(self.binding, stack, trace, handed)
-        if transform is None:
-            return
+    def _check_transform(self, transform: Any, layer: Any) -> None:
         if not getattr(layer, "rotates_both_operands", False):
             raise TypeError(
                 f"{self.binding.base.__name__} declares {NAME} = {transform!r}, and only a product whose operands both "
                 "go through it undoes it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
             )
-        assign(self, pre_transform=transform)
-
-    def quantize_gradient(self, g: Any) -> Any:
-        """See `QuantProxyFromInjector`; the gradient goes through the `pre_transform` first."""
-        return super().quantize_gradient(g if self.pre_transform is None else transformed(self, g))
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a quantized gradient.
@@ -260,36 +201,24 @@ class GradQuantProxyFromInjector(FormatQueries):
         """As a call, for a QuantTensor too, which stays one."""
         return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
 
-    def quantize(self, g: jax.Array) -> Any:
+    def quantize(self, x: Any, /, *more: Any) -> Any:
         """A gradient at hand as this step would quantize it; nothing is recorded, and rounding is to nearest.
 
         Args:
-            g: float array.
+            x: float array.
+            more: nothing.
 
         Returns:
-            A QuantTensor, or `g` itself if quantization is off.
+            A QuantTensor, or `x` itself if quantization is off.
         """
-        if not self.is_quant_enabled:
-            return g
-        quantizer = nnx.clone(self.tensor_quant, graph=True)
-        set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._seen(self._pack(quantizer(g)), g)
+        return self._seen(self.trial(x), x) if self.is_quant_enabled else x
 
-    def scale(self) -> jax.Array | None:
-        """The scale of the next gradient as far as it is known, float32; None if quantization is off.
+    def sample(self, force_eval: bool = True) -> Any:
+        """Quantize one 0 as `quantize` does; None if quantization is off."""
+        return self.trial(jnp.zeros((), jnp.float32))
 
-        Raises:
-            RuntimeError: nothing is known of it before the gradient is there.
-        """
-        if self.is_quant_enabled and reporting(self) is None:
-            raise RuntimeError(
-                f"the scale of {self.binding.base.__name__} depends on the gradient: it is made from the one at hand."
-                "\n  cure: proxy.quantize(g).scale"
-            )
-        return self._looked_at().scale if self.is_quant_enabled else None
-
-    def _looked_at(self) -> Any:
-        return self.quantize(jnp.zeros((), jnp.float32))
+    def _is_measured(self) -> bool:
+        return reporting(self) is None
 
     @property
     def q_dtype(self) -> np.dtype | None:
@@ -297,7 +226,7 @@ class GradQuantProxyFromInjector(FormatQueries):
         if not self.is_quant_enabled or reporting(self) is None:
             return None
         form = number_format(self.tensor_quant)
-        return form.dtype if isinstance(form, FloatFormat) and form.dtype in CONTRACTED else None
+        return form.dtype if form is not None and form.dtype in CONTRACTED else None
 
     def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)
@@ -306,13 +235,13 @@ class GradQuantProxyFromInjector(FormatQueries):
         if why:
             raise TypeError(
                 f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
-                "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
+                "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, layers, quantizer)
 
 
 @final
-class TruncQuantProxyFromInjector(FormatQueries):
+class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     """Requantizes integers to fewer bits; scale, zero point and sign come with them.
 
     Example:
@@ -353,26 +282,21 @@ class TruncQuantProxyFromInjector(FormatQueries):
         check_range(self, as_array(x))
         return self._seen(self._truncated(self.tensor_quant, x), x)
 
-    def quantize(self, x: IntQuantTensor) -> Any:
-        """Quantize as a call does."""
-        return self(x)
-
-    def scale(self, x: IntQuantTensor) -> jax.Array | None:
+    def scale(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]
         """Float per integer step of the result for `x`, float32; None if quantization is off."""
-        return self._attribute("scale", x)
+        return self._asked("scale", x)
 
-    def zero_point(self, x: IntQuantTensor) -> jax.Array | None:
+    def zero_point(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]
         """The integer that stands for 0 in the result for `x`; None if quantization is off."""
-        return self._attribute("zero_point", x)
+        return self._asked("zero_point", x)
 
-    def bit_width(self) -> int | jax.Array | None:
+    def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
         """Bits of an integer of the result; None if quantization is off."""
         return self.tensor_quant.bit_width_impl() if self.is_quant_enabled else None
 
-    def _attribute(self, name: str, x: IntQuantTensor) -> Any:
-        if not self.is_quant_enabled:
-            return None
-        return getattr(self._truncated(nnx.clone(self.tensor_quant, graph=True), x), name)
+    def sample(self, x: IntQuantTensor) -> Any:  # type: ignore[override]
+        """Requantize `x` without changing state."""
+        return self._truncated(nnx.clone(self.tensor_quant, graph=True), x)
 
     def _truncated(self, quantizer: Any, x: Any) -> IntQuantTensor:
         if not isinstance(x, IntQuantTensor):

@@ -1,21 +1,15 @@
-"""Assemble quantizers, for stacked layers too, and write state into old Variables.
-
-Putting a quantizer together, for one layer or a stack of them, and putting it in the place of the old one.
-
-What a quantizer learned, once the channels of its tensor are multiplied by constants.
-"""
+"""Assemble quantizers, for stacked layers too, and write their state into the Variables of those in use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart, state_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
@@ -26,13 +20,15 @@ Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
     """The sizes of the leading axes that the layers' weights have beyond those of one (built under `nnx.vmap`)."""
+    depths: set[int] = set()
     for layer in layers:
-        if len(layer.weight_shape) < layer.weight_ndim:
+        shape, ndim = layer.weight_shape, layer.weight_ndim
+        if len(shape) < ndim:
             raise ValueError(
-                f"the weight of a {type(layer).__name__} has {layer.weight_ndim} axes (more in a stack of layers), "
-                f"got shape {tuple(layer.weight_shape)}"
+                f"the weight of a {type(layer).__name__} has {ndim} axes (more in a stack of layers), "
+                f"got shape {tuple(shape)}"
             )
-    depths = {len(layer.weight_shape) - layer.weight_ndim for layer in layers}
+        depths.add(len(shape) - ndim)
     if len(depths) > 1:
         raise ValueError(f"layers stacked {sorted(depths)} times deep cannot share one quantizer")
     return layers[0].weight_shape[: depths.pop()] if depths else ()
@@ -71,7 +67,7 @@ def build_stacked(
 
     mapped = one
     for size in reversed(sizes):
-        mapped = (_along_leading_axis if one_by_one else _over_leading_axis)(mapped, size)
+        mapped = _over_leading_axis(mapped, size, one_by_one)
     stacked = mapped(state)
     if "plain" in made:
         return made["plain"]
@@ -80,31 +76,16 @@ def build_stacked(
     return quantizer
 
 
-def _over_leading_axis(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
-    def mapped(state: Any) -> Any:
-        axes = jax.tree.map(lambda leaf: 0 if _is_stacked(leaf, size) else None, state)
-        return jax.vmap(function, in_axes=(axes,), axis_size=size)(state)
+def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bool) -> Callable[[Any], Any]:
+    def axis_of(leaf: Any) -> int | None:
+        return 0 if leaf.ndim and leaf.shape[0] == size else None
 
-    return mapped
+    def at(state: Any, i: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf if axis_of(leaf) is None else leaf[i], state)
 
-
-def _along_leading_axis(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
-    def mapped(state: Any) -> Any:
-        def at(i: Any) -> Any:
-            def one(leaf: Any) -> Any:
-                return (
-                    jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False) if _is_stacked(leaf, size) else leaf
-                )
-
-            return function(jax.tree.map(one, state))
-
-        return jax.lax.map(at, jnp.arange(size))
-
-    return mapped
-
-
-def _is_stacked(leaf: Any, size: int) -> bool:
-    return bool(leaf.ndim) and leaf.shape[0] == size
+    if one_by_one:
+        return lambda state: jax.lax.map(lambda i: function(at(state, i)), jnp.arange(size))
+    return lambda state: jax.vmap(function, in_axes=(jax.tree.map(axis_of, state),), axis_size=size)(state)
 
 
 def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -279,91 +260,3 @@ def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
         return {path: v.get_value().shape for path, v in learned.items()}
 
     return own(old) == own(new)
-
-
-RescaledState: TypeAlias = list[tuple[nnx.Variable[Any] | RecordPart, jax.Array]]
-
-
-class ChannelFactors:
-    """The factors of a tensor's channels; see `jqinject.core._protocols.Factors`.
-
-    Args:
-        factors: broadcast to the tensor.
-        groups: size and axis of the tensor's groups; None without groups.
-    """
-
-    def __init__(self, factors: np.ndarray, groups: tuple[int, int] | None) -> None:
-        if groups is not None:
-            factors = np.expand_dims(factors, groups[1] % factors.ndim + 1)
-        self.factors = factors
-
-    def times(self, x: jax.Array) -> jax.Array:
-        """Multiply numbers, one per channel, by the magnitudes; a channel of zeros keeps its number."""
-        factors = np.where(self.factors == 0, 1, np.abs(self.factors)).astype(np.float32)
-        if np.ptp(factors) == 0:
-            return x * factors.flat[0]
-        if x.ndim != factors.ndim or np.broadcast_shapes(x.shape, factors.shape) != x.shape:
-            raise ValueError(f"its numbers, of shape {x.shape}, are not one per channel")
-        return x * factors
-
-    def check_signs(self) -> None:
-        """Raise if a factor is negative."""
-        if np.any(self.factors < 0):
-            raise ValueError(
-                "a channel is multiplied by a negative number, which mirrors the range of a zero point"
-            )
-
-
-def rescaled_state(
-    quantizer: Any, fresh: Any, layers: tuple[Any, ...], factors: np.ndarray | None
-) -> RescaledState:
-    """Return the learned Variables of a quantizer after the channels of its tensor are multiplied.
-
-    Args:
-        quantizer: in use.
-        fresh: assembled from the same tensor: what differs from it was learned.
-        layers: of the quantizer.
-        factors: broadcast to the tensor; None if nothing that is learned can follow.
-
-    Raises:
-        ValueError: a component learned something that cannot follow; the text begins with its path.
-    """
-    if not isinstance(quantizer, nnx.Module):
-        return []
-    channels = None if factors is None else ChannelFactors(factors, groups_of(quantizer))
-    borrowed, untrained = borrowed_paths(quantizer, layers), variables_of(fresh)
-    variables = {path: v for path, v in variables_of(quantizer).items() if path not in borrowed}
-    learned = {path[:-1] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
-    state: RescaledState = []
-    for path in sorted(learned, key=str):
-        try:
-            changes = _changes(walk(quantizer, path), channels)
-        except ValueError as error:
-            raise ValueError(
-                f"{'.'.join(('tensor_quant', *map(str, path)))}: what it learned or collected cannot follow the "
-                f"weight: {error}.\n  cure: fold the batch norm before training and calibration, or take one scale per "
-                "output channel; jqinject.reassemble(model) discards what quantizers learned"
-            ) from None
-        own = ((below[-1], v) for below, v in variables.items() if below[:-1] == path)
-        state += [(v, changes.get(name, v.get_value())) for name, v in own]
-    return state
-
-
-def _changes(component: Any, channels: ChannelFactors | None) -> dict[str, jax.Array]:
-    """The Variables of a component that change, by name."""
-    if getattr(component, "is_scale_free", False):
-        return {}
-    if channels is None:
-        raise ValueError("its tensor is not only multiplied, or several layers share it")
-    rescaled = getattr(component, "rescaled", None)
-    if rescaled is None:
-        raise ValueError(f"{type(component).__name__} does not know how")
-    return rescaled(channels)
-
-
-def _is_equal(variable: Any, other: Any) -> bool:
-    if other is None:
-        return False
-    if isinstance(other, nnx.RngState):
-        return True
-    return bool(jnp.array_equal(variable.get_value(), other.get_value(), equal_nan=True))

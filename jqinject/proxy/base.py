@@ -1,12 +1,14 @@
-"""The base of proxies: hold a quantizer, assemble it again, call it.
+"""The base of proxies, modules between an injector and the layers that they serve.
 
-What a proxy asks of the layer it serves.
+A proxy holds a quantizer, assembles it again, calls it, and says what its numbers are.
+Of a layer with a weight it asks:
 
-Holders of a proxy whose weight is a Variable elsewhere in the model.
-
-Warnings and errors about quantizers that layers share, or that were replaced under an optimizer.
-
-The module between an injector and the layers it serves.
+| attribute            | meaning                                                                             |
+|----------------------|-------------------------------------------------------------------------------------|
+| `weight`, `bias`     | the Variables, whatever the layer calls them; `bias` may be None                    |
+| `output_channel_dim` | the axis (or axes) of the weight with the output channels, counted without stacking |
+| `weight_shape`       | its shape, frozen or not                                                            |
+| `weight_ndim`        | the axes of one weight; a weight with more of them is a stack of layers             |
 """
 
 from __future__ import annotations
@@ -14,24 +16,23 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.core
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxScaling, Quantized
-from jqinject.core._protocols import amax_history, number_format, scale_dtype
-from jqinject.core.component import InnerModule, assign, set_view
+from jqinject.core import AmaxScaling, CommittedQuant, Quantized
+from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
+from jqinject.core.component import Component, InnerModule, set_view
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
-from jqinject.ops import FloatFormat, LearnedFloatFormat
+from jqinject.ops import FloatGrid
 from jqinject.proxy.assembly import (
-    RescaledState,
     build_stacked,
     copy_mode,
     replace_by_difference,
-    rescaled_state,
     same_parameters,
     stack_of,
 )
@@ -45,33 +46,7 @@ from jqinject.proxy.binding import (
     quant_metadata_of,
 )
 from jqinject.proxy.links import HoldsRanges, known_layers, link, linked_layers, relink
-from jqinject.proxy.traced_once import traced_once
 from jqinject.quant_tensor import as_array
-
-
-@runtime_checkable
-class WeightLayer(Protocol):
-    """A layer with a weight, and perhaps a bias.
-
-    Attributes:
-        weight: the weight Variable, whatever the layer calls it.
-        bias: the bias Variable, or None.
-        output_channel_dim: the axis of the weight that holds the output channels, counted without stacking; a tuple
-            where channels are counted along several.
-        weight_shape: its shape, frozen or not.
-        weight_ndim: the axes of one weight; a weight with more of them is a stack of layers.
-    """
-
-    @property
-    def weight(self) -> Any: ...
-    @property
-    def bias(self) -> Any: ...
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]: ...
-    @property
-    def weight_shape(self) -> tuple[int, ...]: ...
-    @property
-    def weight_ndim(self) -> int: ...
 
 
 class DistantWeight(InnerModule):
@@ -156,6 +131,11 @@ class QuantProxyFromInjector(HoldsRanges):
     committed: bool = False
     served_layers: int = 1
     role: ClassVar[str] = "parameter"
+    measured: ClassVar[tuple[str, str, str]] = (
+        "",
+        "",
+        "",
+    )  # words for errors about scales of the tensor at hand
     made_from_parameters: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
@@ -171,9 +151,11 @@ class QuantProxyFromInjector(HoldsRanges):
         stack: tuple[int, ...] = (),
     ) -> None:
         declared = DeclaredInjector.of(injector, overrides, offered, where)
-        assign(self, binding=declared.binding, use_running_average=False)
+        # NNX registers attributes when `__init__` returns; one by one it takes 25 microseconds each.
+        attributes = vars(self)
+        attributes.update(binding=declared.binding, use_running_average=False)
         trace: set[str] = set()
-        layers = beside_weights((layer,))
+        layers = (layer.beside_weight() if isinstance(layer, DistantWeight) else layer,)
         try:
             # First what is said of it: a flag that is not one is reported by the quantizer's name.
             said = quant_metadata_of(self.binding, layers)
@@ -182,11 +164,12 @@ class QuantProxyFromInjector(HoldsRanges):
             # A misspelt override is the likelier cause than the name that is missing because of it.
             declared.check_known(trace)
             raise
-        self._declare(layer, stack, trace, self._handed(layers, rngs))
-        declared.check_read(self, quantizer, trace, self._handed(layers, rngs))
-        assign(self, quant_metadata=self._read_metadata(said, layers, quantizer))
+        handed = self._handed(layers, rngs)
+        self._declare(layer, stack, trace, handed)
+        declared.check_read(self, quantizer, trace, handed)
+        attributes["quant_metadata"] = self._read_metadata(said, layers, quantizer)
         if isinstance(quantizer, nnx.Module):
-            assign(self, tensor_quant=quantizer)
+            attributes["tensor_quant"] = quantizer
         else:
             self._hold(quantizer)
         link(self, layer)
@@ -227,9 +210,24 @@ class QuantProxyFromInjector(HoldsRanges):
         return amax_history(self.tensor_quant)
 
     @property
+    def group_size(self) -> int | None:
+        """Elements that share a scale, as declared (along a shorter axis all of them do); None without groups."""
+        return self.quant_metadata.group_size
+
+    @property
+    def group_dim(self) -> int | None:
+        """The axis that is cut into groups; None without groups."""
+        return self.quant_metadata.group_dim
+
+    @property
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
-        return self.quant_metadata.has_zero_point
+        return has_zero_point(self.tensor_quant)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the scale is that of the tensor at hand."""
+        return is_dynamic(self.tensor_quant)
 
     @property
     def requires_quant_input(self) -> bool:
@@ -322,16 +320,11 @@ class QuantProxyFromInjector(HoldsRanges):
         trace: set[str] | None,
         stack: tuple[int, ...],
     ) -> Any:
-        def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-            found = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
-            quantizer = checked_quantizer(found, self.binding.base.__name__)
-            return self._with_kept_scales(quantizer, layers) if self.committed else quantizer
-
-        return build_stacked(build, layers, stack, rngs) if stack else build(layers, rngs)
-
-    def _with_kept_scales(self, quantizer: Any, layers: tuple[Any, ...]) -> Any:
-        """A quantizer whose scales do not follow the weight; those of other tensors do not."""
-        return quantizer
+        if stack:
+            return build_stacked(lambda one, rngs: self._build(one, rngs, trace, ()), layers, stack, rngs)
+        quantizer = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
+        checked_quantizer(quantizer, self.binding.base.__name__)
+        return CommittedQuant(quantizer, layers[0].weight.get_value()) if self.committed else quantizer
 
     def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""
@@ -339,20 +332,10 @@ class QuantProxyFromInjector(HoldsRanges):
         handed["tracked_parameter_list"] = self._tracked_parameters(layers)
         return handed if rngs is None else {**handed, "rngs": rngs}
 
-    def rescaled_state(self, factors: np.ndarray | None) -> RescaledState:
-        """Return the quantizer's learned Variables with the values that they have once its channels are multiplied.
-
-        To be written after the quantizer is assembled again from the new tensor.
-
-        Args:
-            factors: of the channels, broadcast to the tensor; None if learned numbers cannot follow.
-
-        Raises:
-            ValueError: a component learned something that cannot follow; the text begins with its path.
-        """
+    def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
+        """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
         layers = beside_weights(known_layers(self))
-        fresh = self._build(layers, None, None, self._stack(layers))
-        return rescaled_state(self.tensor_quant, fresh, layers, factors if len(layers) == 1 else None)
+        return layers, self._build(layers, None, None, self._stack(layers))
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
@@ -398,6 +381,11 @@ class QuantProxyFromInjector(HoldsRanges):
             note_quantizer(error, self)
             raise
 
+    def quantize(self, x: Any, /, *more: Any) -> Any:
+        """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
+        `value` the dequantized ones; `x` itself if quantization is off."""
+        return self(x, *more)
+
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, as a QuantTensor; the array if quantization is off."""
         return self._quantized(g) if self.is_quant_enabled else g
@@ -408,17 +396,62 @@ class QuantProxyFromInjector(HoldsRanges):
             packed = self.quant_metadata.joined(packed, np.shape(as_array(x)), self)
         return packed.set(value=as_array(x)) if self.observing else packed
 
+    # The numbers. Each answer is None if quantization is off.
 
-# What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
-QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
+    def sample(self, force_eval: bool = True) -> Any:
+        """Return a QuantTensor of the quantizer that shows what its numbers are; None if it makes none by itself.
 
+        Args:
+            force_eval: as eval mode would, also in training mode.
+        """
+        return None
 
-class FormatQueries(QuantProxyFromInjector):
-    """Abstract: a proxy that can be asked for the format of its numbers, whichever it is.
+    def scale(self, force_eval: bool = True) -> jax.Array | None:
+        """Return the float per integer step, float32.
 
-    Questions about minifloats are answered None if quantization is off, and raise an AttributeError where the
-    numbers are not minifloats. `force_eval` is accepted for every role; a format does not depend on the mode.
-    """
+        Args:
+            force_eval: the scale that eval mode would use, also in training mode.
+
+        Raises:
+            RuntimeError: it is made from the tensor at hand.
+        """
+        return self._asked("scale", force_eval)
+
+    def zero_point(self, force_eval: bool = True) -> jax.Array | None:
+        """Return the integer that stands for 0, float32.
+
+        Args:
+            force_eval: the zero point that eval mode would use, also in training mode.
+
+        Raises:
+            RuntimeError: it is made from the tensor at hand.
+        """
+        return self._asked("zero_point", force_eval)
+
+    def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
+        """Return the bits of one number.
+
+        Args:
+            force_eval: the bit width that eval mode would use, also in training mode.
+        """
+        return self._asked("bit_width", force_eval)
+
+    def _asked(self, name: str, *how: Any) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        if name != "bit_width" and self._is_measured():
+            what, which, call = self.measured
+            raise RuntimeError(
+                f"the {name.replace('_', ' ')} of {self.binding.base.__name__} depends on the {what}: it is made from "
+                f"{which} at hand.\n  cure: {call}.{name}"
+            )
+        return getattr(self.sample(*how), name, None)
+
+    def _is_measured(self) -> bool:
+        """Whether scale and zero point are those of the tensor at hand."""
+        return False
+
+    # Minifloats; an AttributeError where the numbers are others. A format does not depend on the mode.
 
     def exponent_bit_width(self, force_eval: bool = True) -> Any:
         """Bits of the exponent of a minifloat: an int, or an array if learned."""
@@ -448,34 +481,20 @@ class FormatQueries(QuantProxyFromInjector):
     def is_ocp(self) -> bool:
         """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
         form = self._minifloat()
-        return isinstance(form, FloatFormat) and form.is_ocp
+        return isinstance(form, FloatGrid) and form.is_ocp
 
     @property
     def is_fnuz(self) -> bool:
         """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
         form = self._minifloat()
-        return isinstance(form, FloatFormat) and form.is_fnuz
-
-    @property
-    def group_size(self) -> int | None:
-        """Elements that share a scale, as declared (along a shorter axis all of them do); None without groups."""
-        return self.quant_metadata.group_size
-
-    @property
-    def group_dim(self) -> int | None:
-        """The axis that is cut into groups; None without groups."""
-        return self.quant_metadata.group_dim
-
-    def _looked_at(self) -> Any:
-        """A QuantTensor of the quantizer's, which is on; None if it makes none without a tensor."""
-        return None
+        return isinstance(form, FloatGrid) and form.is_fnuz
 
     def _minifloat(self) -> Any:
         if not self.is_quant_enabled:
             return None
         said = number_format(self.tensor_quant)
-        form = getattr(self._looked_at(), "format", None) if said is None else said
-        return form if isinstance(form, FloatFormat | LearnedFloatFormat) else None
+        form = getattr(self.sample(), "format", None) if said is None else said
+        return form if isinstance(form, FloatGrid) else None
 
     def _of_minifloat(self, name: str) -> Any:
         form = self._minifloat()
@@ -485,3 +504,31 @@ class FormatQueries(QuantProxyFromInjector):
                 "nan.\n  cure: proxy.bit_width(), proxy.scale() and proxy.zero_point() describe integers"
             )
         return None if form is None else getattr(form, name)
+
+
+# What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
+QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
+
+
+def traced_once(quantizer: Any, x: Any) -> Quantized | None:
+    """What a quantizer, which keeps payloads if it can, returns for a tensor of a program that is being traced.
+
+    None if it has state, the tensor is concrete, or the result has numbers that are known before the program runs. A
+    model traces its quantizers hundreds of times, each about a millisecond; the equations are the same, and JAX
+    inlines them.
+
+    Args:
+        quantizer: the quantizer.
+        x: a float array.
+    """
+    is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
+    return _traced(quantizer, x) if is_value and isinstance(x, jax.core.Tracer) else None
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _traced(quantizer: Any, x: jax.Array) -> Quantized | None:
+    result = getattr(quantizer, "keeping_payload", quantizer)(x)
+    traced = isinstance(result, Quantized) and all(
+        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)
+    )
+    return result if traced else None

@@ -9,14 +9,15 @@ What an injector and its quantizer say about the numbers that they make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jqinject.core import IntGrid, PackableResult, Quantized, components_in
-from jqinject.core._protocols import block_width, groups_of, has_zero_point, is_dynamic, needs_input_format
+from jqinject.core import PackableResult, Quantized, components_in
+from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.inject import (
     Binding,
     ExtendedInjector,
@@ -27,6 +28,7 @@ from jqinject.inject import (
     reach_of,
     requested_names,
 )
+from jqinject.ops import IntGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy.links import name_of
@@ -40,8 +42,8 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def checked_quantizer(quantizer: Any, name: str) -> Any:
-    """What an injector assembles as `tensor_quant`: a component, or None for no quantization.
+def checked_quantizer(quantizer: Any, name: str) -> None:
+    """Check what an injector assembles as `tensor_quant`: a component, or None for no quantization.
 
     Args:
         quantizer: what was assembled.
@@ -57,7 +59,6 @@ def checked_quantizer(quantizer: Any, name: str) -> Any:
             "  cure: leave it to the quantizer, and override what it is made of (bit_width, scaling_impl, ...); or "
             "declare a class of your own whose instances return a Quantized"
         )
-    return quantizer
 
 
 def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
@@ -74,8 +75,8 @@ def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
     if isinstance(result, PackableResult):
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
-        *numbers, bit_width = result
-        return Quantized(*numbers, IntGrid(bit_width, signed))
+        value, scale, zero_point, bit_width = result
+        return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
     got = f"{type(result).__name__} of {len(result)}" if isinstance(result, tuple | list) else _shown(result)
     raise TypeError(
         f"tensor_quant = {type(quantizer).__name__} must return a Quantized, or (value, scale, zero_point, bit_width), "
@@ -121,6 +122,13 @@ def _shown(result: Any) -> str:
 
 _METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
 _GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
+_DECLARED = (
+    "signed",
+    "narrow_range",
+    "float_to_int_impl_type",
+    "requires_input_scale",
+    "quantize_zero_point",
+)
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
 
@@ -195,18 +203,10 @@ class DeclaredInjector:
     def _check(
         self, known: frozenset[str] | set[str], read: set[str] | None, handed: Mapping[str, Any]
     ) -> None:
-        beside = [name for name in self.names if name in self.overrides]
-        before = [name for name in self.names if name not in self.overrides]
-        for names, (where, prefix) in ((beside, self.where), (before, ("", ""))):
-            check_overrides(
-                self.binding.injector,
-                names,
-                known=known,
-                read=read,
-                given=handed,
-                where=where,
-                prefix=prefix,
-            )
+        check = partial(check_overrides, self.binding.injector, known=known, read=read, given=handed)
+        where, prefix = self.where
+        check([name for name in self.names if name in self.overrides], where=where, prefix=prefix)
+        check([name for name in self.names if name not in self.overrides])
 
 
 @dataclass(frozen=True)
@@ -219,11 +219,8 @@ class QuantMetadata:
         rounding_mode: the name of the rounding.
         group_size: elements that share a scale; None if there are no groups.
         group_dim: the axis that is cut into groups.
-        block_width: how many groups beside each other share a scale.
-        has_zero_point: whether their zero point may differ from 0, as the quantizer says.
         requires_input_scale: of a bias: whether its scale comes in with the input.
         requires_quant_input: of a weight: whether its quantizer is called with the format of the layer's input.
-        is_dynamic: whether the scale is that of the tensor at hand, as the quantizer says.
         whole_zero_points: whether zero points are integers.
     """
 
@@ -232,12 +229,9 @@ class QuantMetadata:
     rounding_mode: str | None
     group_size: int | None = None
     group_dim: int | None = None
-    block_width: int = 1
-    has_zero_point: bool = True
     requires_input_scale: bool = False
     whole_zero_points: bool = True
     requires_quant_input: bool = False
-    is_dynamic: bool = False
 
     def with_facts(self, quantizer: Any, binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
         """The same with the facts of the quantizer; for the groups of a user's own quantizer that does not state them,
@@ -259,10 +253,7 @@ class QuantMetadata:
             self,
             group_size=size,
             group_dim=dim,
-            block_width=block_width(quantizer),
-            has_zero_point=has_zero_point(quantizer),
             requires_quant_input=needs_input_format(quantizer),
-            is_dynamic=is_dynamic(quantizer),
         )
 
     def joined(self, packed: Any, shape: tuple[int, ...], proxy: Any) -> Any:
@@ -291,37 +282,32 @@ class QuantMetadata:
 
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
     """What an injector declares of its integers, for the layers that it serves; None for what it does not declare."""
-
-    def fact(name: str) -> Any:
-        return _resolved(binding, name, layers) if binding.declares(name) else None
-
-    signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
+    said: dict[str, Any] = {}
+    for name in _DECLARED:
+        if binding.declares(name):
+            said[name] = _resolved(binding, name, layers)
+    for name in ("signed", "narrow_range"):
+        flag = said.get(name)
+        unsaid = name not in said or (flag is None and name == "signed")
+        if not (
+            unsaid or isinstance(flag, bool | np.bool_)
+        ):  # 'False' would count as true, and None as false
+            raise TypeError(
+                f"{binding.base.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
+                f"  cure: {name} = True or {name} = False"
+            )
+        said[name] = None if unsaid else bool(flag)
+    rounding = said.get("float_to_int_impl_type")
+    # Zero points of a `scale_shift_zero_point_impl` are what it makes of a distance.
+    shifted = binding.declares("scale_shift_zero_point_impl")
     return QuantMetadata(
-        signed=None if signed is None else _truth(binding, "signed", signed),
-        narrow_range=_truth(binding, "narrow_range", narrow_range)
-        if binding.declares("narrow_range")
-        else None,
+        signed=said["signed"],
+        narrow_range=said["narrow_range"],
         rounding_mode=None if rounding is None else str(rounding).upper(),
-        requires_input_scale=bool(fact("requires_input_scale")),
-        whole_zero_points=_whole_zero_points(binding, fact),
+        requires_input_scale=bool(said.get("requires_input_scale")),
+        whole_zero_points=not shifted and bool(said.get("quantize_zero_point", True)),
     )
 
 
 def _resolved(binding: Binding, name: str, layers: tuple[Any, ...]) -> Any:
     return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
-
-
-def _whole_zero_points(binding: Binding, fact: Callable[[str], Any]) -> bool:
-    """Whether zero points are integers; those of a `scale_shift_zero_point_impl` are what it makes of a distance."""
-    if binding.declares("scale_shift_zero_point_impl"):
-        return False
-    return not binding.declares("quantize_zero_point") or bool(fact("quantize_zero_point"))
-
-
-def _truth(binding: Binding, name: str, given: Any) -> bool:
-    if not isinstance(given, bool | np.bool_):  # 'False' would count as true, and None as false
-        raise TypeError(
-            f"{binding.base.__name__}: {name} must be True or False, got {given!r} of type {type(given).__name__}.\n"
-            f"  cure: {name} = True or {name} = False"
-        )
-    return bool(given)

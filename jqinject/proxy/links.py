@@ -47,7 +47,7 @@ class Links:
     __slots__ = ("layers", "parameters")
 
     def __init__(self, *layers: Any) -> None:
-        self.layers = [weakref.ref(layer) for layer in layers]
+        self.layers = list(map(weakref.ref, layers))
         self.parameters: Any = None
 
     def knows(self, layer: Any) -> bool:

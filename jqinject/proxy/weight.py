@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import CommittedQuant
-from jqinject.proxy.base import FormatQueries
+from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import note_quantizer
 from jqinject.proxy.links import first_parameters
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
@@ -55,7 +54,7 @@ def input_format_of(quant_input: Any, quantizer: str) -> InputFormat:
     )
 
 
-class WeightQuantProxyFromInjector(FormatQueries):
+class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     """Quantizes the weight of a layer, or with one quantizer the weights of several.
 
     The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
@@ -90,13 +89,13 @@ class WeightQuantProxyFromInjector(FormatQueries):
     def _warn_of_cut_groups(self, layer: Any, where: str) -> None:
         """Warn if groups end with an axis although the contraction sums over another one too."""
         summed = getattr(layer, "summed_axes", ())
-        size, dim = self.group_size, self.group_dim
+        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
         # Groups without padding are refused where they do not fill the axis.
         if (
             size is None
             or dim is None
             or len(summed) < 2
-            or not getattr(self.tensor_quant, "group_padding", True)
+            or not getattr(getattr(self.tensor_quant, "input_view_impl", None), "group_padding", True)
         ):
             return
         shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
@@ -132,30 +131,13 @@ class WeightQuantProxyFromInjector(FormatQueries):
             return x
         return self._quantized(x) if quant_input is None else self._quantized(x, *self._more(quant_input))
 
-    def quantize(self, x: jax.Array, quant_input: Any = None) -> Any:
-        """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
-        `value` the dequantized ones; `x` itself if quantization is off."""
-        return self(x, quant_input)
-
-    def scale(self) -> jax.Array | None:
-        """Float per integer step, float32; None if quantization is off."""
-        return self._attribute("scale")
-
-    def zero_point(self) -> jax.Array | None:
-        """The integer that stands for 0, float32; None if quantization is off."""
-        return self._attribute("zero_point")
-
-    def bit_width(self) -> int | jax.Array | None:
-        """Bits of one number; None if quantization is off."""
-        return self._attribute("bit_width")
-
     def scale_(self) -> jax.Array | None:
         """The scale of each group, with 1 along the elements of a group; None if quantization is off."""
-        return self._attribute("scale_")
+        return self._asked("scale_")
 
     def zero_point_(self) -> jax.Array | None:
         """The zero point of each group; None if quantization is off."""
-        return self._attribute("zero_point_")
+        return self._asked("zero_point_")
 
     def pre_scale(self, quant_input: Any = None) -> jax.Array | None:
         """What a decoupled quantizer divides the weight by before rounding, float32; None if quantization is off.
@@ -207,13 +189,8 @@ class WeightQuantProxyFromInjector(FormatQueries):
         Raises:
             TypeError: the quantizer does not round to nearest on a grid that it knows.
         """
-        if not self.committed and self.is_quant_enabled:
-            self.committed = True
-            try:
-                self._assembled_again(*layers)
-            except Exception:
-                self.committed = False
-                raise
+        if self.is_quant_enabled:
+            self._commit(True, layers)
 
     def release(self, *layers: Any) -> None:
         """Measure scales of the weights as they are again: the reverse of `commit`.
@@ -221,19 +198,23 @@ class WeightQuantProxyFromInjector(FormatQueries):
         Args:
             layers: as for `init_tensor_quant`.
         """
-        if self.committed:
-            self.committed = False
+        self._commit(False, layers)
+
+    def _commit(self, committed: bool, layers: tuple[Any, ...]) -> None:
+        if committed == self.committed:
+            return
+        self.committed = committed
+        try:
             self._assembled_again(*layers)
+        except Exception:
+            self.committed = not committed
+            raise
 
-    def _with_kept_scales(self, quantizer: Any, layers: tuple[Any, ...]) -> Any:
-        return CommittedQuant(quantizer, layers[0].weight.get_value())
-
-    def _attribute(self, name: str) -> Any:
-        return getattr(self._looked_at(), name) if self.is_quant_enabled else None
-
-    def _looked_at(self) -> Any:
-        weight = first_parameters(self).weight.get_value()
-        return self._seen(self._pack(self._look()), weight)
+    def sample(self, force_eval: bool = True) -> Any:
+        """Quantize the weight as it is, without changing state; None if quantization is off."""
+        if not self.is_quant_enabled:
+            return None
+        return self._seen(self._pack(self._look()), first_parameters(self).weight.get_value())
 
     def _look(self, quant_input: Any = None) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
@@ -252,7 +233,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
 
 
 @final
-class BiasQuantProxyFromInjector(FormatQueries):
+class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     """Quantizes a bias, in the steps of the accumulator or with a scale of its own.
 
     Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be
@@ -274,7 +255,7 @@ class BiasQuantProxyFromInjector(FormatQueries):
 
     role = "bias"
 
-    reads: ClassVar[frozenset[str]] = FormatQueries.reads | {"requires_input_scale"}
+    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
 
     @property
     def requires_input_scale(self) -> bool:
@@ -315,32 +296,29 @@ class BiasQuantProxyFromInjector(FormatQueries):
             raise
         return self._quantized(x, scale)
 
-    def scale(self) -> jax.Array | None:
-        """Float per integer step, float32; None without a bias, if quantization is off, or if the scale comes with the
+    def sample(self, force_eval: bool = True) -> Any:
+        """Quantize the bias as it is; None without a bias, if quantization is off, or if the scale comes with the
         input."""
-        return self._attribute("scale")
+        if not self.is_quant_enabled or self.requires_input_scale:
+            return None
+        biases = self._tracked_parameters((first_parameters(self),))
+        return self._pack(self._look(biases[0].get_value())) if biases else None
 
-    def zero_point(self) -> jax.Array | None:
-        """The integer that stands for 0; None if quantization is off."""
-        return jnp.zeros((), jnp.float32) if self._needs_input() else self._attribute("zero_point")
+    def zero_point(self, force_eval: bool = True) -> jax.Array | None:
+        """The integer that stands for 0; None without a bias, or if quantization is off."""
+        return jnp.zeros((), jnp.float32) if self._needs_input() else super().zero_point(force_eval)
 
-    def bit_width(self) -> int | jax.Array | None:
-        """Bits of an integer; None if quantization is off."""
+    def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
+        """Bits of an integer; None without a bias, or if quantization is off."""
         if not self._needs_input():
-            return self._attribute("bit_width")
-        sentinel = jnp.zeros((), jnp.float32)
-        return nnx.clone(self.tensor_quant, graph=True)(sentinel, jnp.ones((), jnp.float32)).bit_width
+            return super().bit_width(force_eval)
+        return self._look(jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)).bit_width
 
     def _needs_input(self) -> bool:
         return self.is_quant_enabled and self.requires_input_scale
 
-    def _attribute(self, name: str) -> Any:
-        if not self.is_quant_enabled or self.requires_input_scale:
-            return None
-        biases = self._tracked_parameters((first_parameters(self),))
-        if not biases:
-            return None
-        return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(biases[0].get_value())), name)
+    def _look(self, *of: jax.Array) -> Any:
+        return nnx.clone(self.tensor_quant, graph=True)(*of)
 
     def _accumulator_scale(self, input: Any, weight: Any, weight_scale: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import NF4
-from jqinject.ops.codebook import half_integers, largest_of, widest_gap
+from jqinject.ops.grid import half_integers, largest_of, widest_gap
 from jqinject.quant import enums
 from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.fragments import DynamicPerRow, MaxStatsScaling
@@ -89,15 +89,9 @@ class NF4WeightPerGroupFp8Scale(NF4WeightPerGroupFloat):
 
 
 NORMAL_CLIP = {
-    1: 0.7978845587140913,
-    2: 1.4935346200015913,
-    3: 2.051068354131873,
-    4: 2.513930578568423,
-    5: 2.9160938834961225,
-    6: 3.276597282593217,
-    7: 3.6010497188221655,
-    8: 3.884938678807525,
-}
+    1: 0.7978845587140913, 2: 1.4935346200015913, 3: 2.051068354131873, 4: 2.513930578568423,
+    5: 2.9160938834961225, 6: 3.276597282593217, 7: 3.6010497188221655, 8: 3.884938678807525,
+}  # fmt: skip
 """Bits to the root mean squares at which QuEST clips, near the least squared error of a normal distribution."""
 
 

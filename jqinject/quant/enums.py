@@ -31,8 +31,7 @@ class ImplEnum(enum.StrEnum):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __hash__(self) -> int:
-        return hash(self.value)
+    __hash__ = str.__hash__
 
 
 class BitWidthImplType(ImplEnum):
@@ -138,8 +137,9 @@ def chooses(value: object, *members: ImplEnum) -> bool:
     >>> chooses("INT", QuantType.INT, QuantType.FP), chooses(RestrictValueType.INT, QuantType.INT), chooses(None)
     (True, False, False)
     """
-    name = value.lower() if isinstance(value, str) and not isinstance(value, enum.Enum) else value
-    return any(name == member for member in members)
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
+        value = value.lower()
+    return value in members
 
 
 def as_enum(enum_class: type[_Member], value: Any, *, name: str = "") -> _Member:

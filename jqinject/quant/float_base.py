@@ -4,12 +4,14 @@ A quantizer lists a format (`Fp8e4m3Mixin`, ...), perhaps codes for inf and nan 
 (`FpFNUZMixin`), and a base (`ScaledFloatWeightBase`, ...). Names and numbers are those of Brevitas.
 """
 
+from typing import Any
+
 from jqinject import core
-from jqinject.inject import ExtendedInjector, choices, this, value
+from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import max_available_float as largest_below_codes
 from jqinject.quant import enums
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
-from jqinject.quant.solver.solve_components import pick
+from jqinject.quant.solver.solve_components import selected
 
 EXPONENT_WIDTH_IMPL = {
     enums.BitWidthImplType.CONST: core.ExponentWidthConst,
@@ -25,27 +27,19 @@ OCP_CODES = {
 NO_CODES = (None, None)
 
 
-@choices(*EXPONENT_WIDTH_IMPL.values())
-def exponent_width_impl(exponent_bit_width_impl_type):
-    """`bit_width_impl` of the exponent."""
-    name = "exponent_bit_width_impl_type"
-    return pick(enums.BitWidthImplType, exponent_bit_width_impl_type, EXPONENT_WIDTH_IMPL, name)
+MAX_MANTISSA = {
+    enums.BitWidthImplType.CONST: core.StaticMaxMantissa,  # known beforehand where the mantissa's bits are
+    enums.BitWidthImplType.PARAMETER: core.ComputeMaxMantissa,
+    enums.BitWidthImplType.STATEFUL_CONST: core.ComputeMaxMantissa,
+}
 
 
-@choices(*MANTISSA_WIDTH_IMPL.values())
-def mantissa_width_impl(mantissa_bit_width_impl_type):
-    """`bit_width_impl` of the mantissa."""
-    name = "mantissa_bit_width_impl_type"
-    return pick(enums.BitWidthImplType, mantissa_bit_width_impl_type, MANTISSA_WIDTH_IMPL, name)
-
-
-@choices(core.StaticMaxMantissa, core.ComputeMaxMantissa)
-def max_mantissa(mantissa_bit_width_impl_type):
-    """`compute_max_mantissa`: known beforehand where the mantissa's bits are."""
-    member = enums.as_enum(
-        enums.BitWidthImplType, mantissa_bit_width_impl_type, name="mantissa_bit_width_impl_type"
+def _codes(index: int) -> Any:
+    return value(
+        lambda bit_width, mantissa_bit_width, exponent_bit_width: OCP_CODES.get(
+            (bit_width, mantissa_bit_width, exponent_bit_width), NO_CODES
+        )[index]
     )
-    return core.StaticMaxMantissa if member is enums.BitWidthImplType.CONST else core.ComputeMaxMantissa
 
 
 class ExponentBitWidthClass(ExtendedInjector):
@@ -53,7 +47,7 @@ class ExponentBitWidthClass(ExtendedInjector):
 
     exponent_bit_width_impl_type = (this << 1).exponent_bit_width_impl_type
     bit_width = (this << 1).exponent_bit_width
-    bit_width_impl = exponent_width_impl
+    bit_width_impl = selected("exponent_bit_width_impl_type", EXPONENT_WIDTH_IMPL)
 
 
 class MantissaBitWidthClass(ExtendedInjector):
@@ -61,8 +55,8 @@ class MantissaBitWidthClass(ExtendedInjector):
 
     mantissa_bit_width_impl_type = (this << 1).mantissa_bit_width_impl_type
     bit_width = (this << 1).mantissa_bit_width
-    bit_width_impl = mantissa_width_impl
-    compute_max_mantissa = max_mantissa
+    bit_width_impl = selected("mantissa_bit_width_impl_type", MANTISSA_WIDTH_IMPL)
+    compute_max_mantissa = selected("mantissa_bit_width_impl_type", MAX_MANTISSA)
 
 
 class FloatBase(ExtendedInjector):
@@ -116,45 +110,35 @@ class ScaledFloatActBase(FloatBase, ActQuantSolver):
 class Fp8e4m3Mixin(ExtendedInjector):
     """8 bits: 4 of exponent, 3 of mantissa."""
 
-    bit_width = 8
-    exponent_bit_width = 4
-    mantissa_bit_width = 3
+    bit_width, exponent_bit_width, mantissa_bit_width = 8, 4, 3
     saturating = True
 
 
 class Fp8e5m2Mixin(ExtendedInjector):
     """8 bits: 5 of exponent, 2 of mantissa."""
 
-    bit_width = 8
-    exponent_bit_width = 5
-    mantissa_bit_width = 2
+    bit_width, exponent_bit_width, mantissa_bit_width = 8, 5, 2
     saturating = True
 
 
 class Fp6e3m2Mixin(ExtendedInjector):
     """6 bits: 3 of exponent, 2 of mantissa, up to 28."""
 
-    bit_width = 6
-    exponent_bit_width = 3
-    mantissa_bit_width = 2
+    bit_width, exponent_bit_width, mantissa_bit_width = 6, 3, 2
     saturating = True
 
 
 class Fp6e2m3Mixin(ExtendedInjector):
     """6 bits: 2 of exponent, 3 of mantissa, up to 7.5."""
 
-    bit_width = 6
-    exponent_bit_width = 2
-    mantissa_bit_width = 3
+    bit_width, exponent_bit_width, mantissa_bit_width = 6, 2, 3
     saturating = True
 
 
 class Fp4e2m1Mixin(ExtendedInjector):
     """4 bits: 2 of exponent, 1 of mantissa, up to 6."""
 
-    bit_width = 4
-    exponent_bit_width = 2
-    mantissa_bit_width = 1
+    bit_width, exponent_bit_width, mantissa_bit_width = 4, 2, 1
     saturating = True
 
 
@@ -165,16 +149,7 @@ class FpOCPMixin(ExtendedInjector):
     """
 
     saturating = True
-    inf_values = value(
-        lambda bit_width, mantissa_bit_width, exponent_bit_width: OCP_CODES.get(
-            (bit_width, mantissa_bit_width, exponent_bit_width), NO_CODES
-        )[0]
-    )
-    nan_values = value(
-        lambda bit_width, mantissa_bit_width, exponent_bit_width: OCP_CODES.get(
-            (bit_width, mantissa_bit_width, exponent_bit_width), NO_CODES
-        )[1]
-    )
+    inf_values, nan_values = _codes(0), _codes(1)
     max_available_float = value(largest_below_codes)
 
 

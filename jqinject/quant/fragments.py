@@ -10,9 +10,9 @@ scale or zero point, and stops once that is filled.
 """
 
 from jqinject import core
-from jqinject.inject import ExtendedInjector, choices, this
+from jqinject.inject import ExtendedInjector, this
 from jqinject.quant import enums
-from jqinject.quant.solver.solve_components import pick
+from jqinject.quant.solver.solve_shapes import by_output
 
 
 class IntQuant(ExtendedInjector):
@@ -236,12 +236,6 @@ class DynamicPerGroup(ExtendedInjector):
     scaling_per_output_type = enums.ScalingPerOutputType.GROUP
 
 
-INNER_VIEW = {
-    enums.ScalingPerOutputType.CHANNEL: core.OverOutputChannelView,
-    enums.ScalingPerOutputType.TENSOR: core.OverTensorView,
-}
-
-
 class _MSESubInjector(ExtendedInjector):
     """A search in a namespace of its own, so that the searches of a scale and of a zero point do not clash."""
 
@@ -283,12 +277,8 @@ class MSEActZeroPointSubInjector(MSEZeroPointSubInjector):
     memory_shape = (this << 1).zero_point_shape
 
 
-@choices(*INNER_VIEW.values())
-def inner_view_impl(scaling_per_output):
-    """How a search lays out tensors, which it is given without a view."""
-    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
-        return this.input_view_impl
-    return pick(enums.ScalingPerOutputType, scaling_per_output, INNER_VIEW, "scaling_per_output_type")
+# a search is given tensors without a view
+inner_view_impl = by_output(core.OverTensorView, core.OverOutputChannelView, this.input_view_impl)
 
 
 class MSESymmetricScale(ExtendedInjector):

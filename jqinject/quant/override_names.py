@@ -95,10 +95,7 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     # the scale
     "scaling_impl_type": ("ScalingImplType", "where the scale comes from"),
     "scaling_impl": ("Component", "the component that gives the scale"),
-    "scaling_per_output_type": (
-        "ScalingPerOutputType",
-        "one scale for the tensor, each channel or each group",
-    ),
+    "scaling_per_output_type": ("ScalingPerOutputType", "one scale for a tensor, channel or group"),
     "scaling_per_output": ("ScalingPerOutputType", "what shares a scale, as components read it"),
     "scaling_per_output_channel": ("bool", "a scale for each channel: Brevitas's older name"),
     "scaling_init": ("Array", "initial scale of a constant or learned one, or the range it is made from"),
@@ -123,28 +120,16 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "tensor_clamp_impl": ("Component", "how to clamp, and where the gradient goes"),
     "force_parameter": ("bool", "keep a single tracked parameter too"),
     "affine_rescaling": ("bool", "learn an affine map of the statistic"),
-    "scaling_affine_rescaling_init": (
-        "float | None",
-        "initial factor of a learned affine map of the statistic",
-    ),
-    "scaling_affine_shifting_init": (
-        "float | None",
-        "initial shift of a learned affine map of the statistic",
-    ),
-    "scaling_gradient_scale": (
-        "float | None",
-        "factor of the gradient of a learned scale instead of `1 / sqrt(N Q)`",
-    ),
+    "scaling_affine_rescaling_init": ("float | None", "initial factor of an affine map of the statistic"),
+    "scaling_affine_shifting_init": ("float | None", "initial shift of an affine map of the statistic"),
+    "scaling_gradient_scale": ("float | None", "factor of a learned scale's gradient, not `1 / sqrt(N Q)`"),
     "scale_quant": ("Injector", "injector that quantizes the scales themselves"),
     "scale_stop_grad": ("bool", "stop the gradient of the range"),
     "dynamic_scaling_broadcastable_fn": ("Component", "brings a statistic into a shape that broadcasts"),
     # statistics
     "scaling_stats_op": ("StatsOp", "the statistic that a scale comes from"),
     "scaling_stats_impl": ("Component", "the component of the statistic that a scale comes from"),
-    "scaling_stats_momentum": (
-        "float | None",
-        "weight of the newest batch, in (0, 1]; None for the mean of all",
-    ),
+    "scaling_stats_momentum": ("float | None", "weight of the newest batch, in (0, 1]; None: their mean"),
     "scaling_stats_permute_dims": ("tuple[int, ...] | None", "order of axes that brings the channels first"),
     "scaling_stats_input_view_shape_impl": ("Component", "how the tensor is laid out for the statistic"),
     "scaling_stats_input_concat_dim": ("int", "axis along which several parameters are joined"),
@@ -184,18 +169,12 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "straight_through": ("bool", "gradients pass unchanged, and the payload is kept"),
     "scale_rounding": ("ScaleRounding", "how the power of two that a block shares is rounded"),
     "block_scale_impl": ("Component", "how a block's scale and the shared one follow from magnitudes"),
-    "folded": (
-        "bool",
-        "divide by the shared scale and by 6 at once, as TransformerEngine's PyTorch side does",
-    ),
+    "folded": ("bool", "divide by the shared scale and by 6 at once, as TransformerEngine in PyTorch"),
     "shared_per_row": ("bool", "the scale that blocks share is one per row, instead of one per tensor"),
     "exponent_impl": ("Component", "from a block's largest magnitude to the exponent of its scale"),
     "group_size": ("int | tuple[int, int]", "elements of a group, or of a block along both axes"),
     "collected_range": ("float | None", "a range that counts as collected; calibration replaces it"),
-    "collected_zero_point": (
-        "float | None",
-        "a distance below zero that counts as collected; calibration replaces it",
-    ),
+    "collected_zero_point": ("float | None", "a distance below zero that counts as collected"),
     "group_dim": ("int | None", "the axis that is cut into groups"),
     "block_width": ("int", "groups beside each other that share a scale"),
     "block_dim": ("int | None", "the axis along which they are beside each other"),
@@ -208,26 +187,11 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "zero_point_impl": ("Component", "the component that gives the zero point"),
     "zero_point_shape": (_SHAPE, "shape of the zero point"),
     "zero_point_stats_impl": ("Component", "the statistic that a zero point comes from"),
-    "zero_point_stats_input_view_shape_impl": (
-        "Component",
-        "how the tensor is laid out for the statistic of the zero point",
-    ),
-    "zero_point_stats_input_concat_dim": (
-        "int",
-        "axis along which several parameters are joined for the zero point",
-    ),
-    "zero_point_stats_momentum": (
-        "float | None",
-        "weight of the newest batch in the statistic of the zero point",
-    ),
-    "zero_point_affine_rescaling_init": (
-        "float | None",
-        "initial factor of a learned affine map of the zero point",
-    ),
-    "zero_point_affine_shifting_init": (
-        "float | None",
-        "initial shift of a learned affine map of the zero point",
-    ),
+    "zero_point_stats_input_view_shape_impl": ("Component", "layout of the tensor for the zero point"),
+    "zero_point_stats_input_concat_dim": ("int", "axis that joins parameters for the zero point"),
+    "zero_point_stats_momentum": ("float | None", "weight of the newest batch in the zero point"),
+    "zero_point_affine_rescaling_init": ("float | None", "initial factor of the zero point's affine map"),
+    "zero_point_affine_shifting_init": ("float | None", "initial shift of the zero point's affine map"),
     "quantize_zero_point": ("bool", "make the zero point an integer of the range"),
     "scale_shift_zero_point_impl": ("Component", "from a distance in floats to the zero point"),
     # searches
@@ -257,7 +221,6 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "normalize_stats_impl": ("Component", "the statistic that weights are divided by"),
     "output_channel_dim": (_AXES, "the axis of the output channels, or the axes"),
     "out_channels": ("int", "number of output channels"),
-    "weight_ndims": ("int", "number of axes of the weight"),
     "quantized_shape": (_SHAPE, "shape of the tensor that is quantized"),
     "upstream_shape": (_SHAPE, "shape of the scale that another one multiplies"),
     # the quantizer as a whole

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import Grid
+from jqinject.ops import Grid, quantize_on_grid
 
 
 @jax.tree_util.register_dataclass
@@ -23,8 +23,8 @@ class MatrixGrid:
         grid: the numbers at scale 1: static.
 
     Example:
-        >>> from jqinject.core import IntegerGrid
-        >>> grid = MatrixGrid(jnp.float32([[0.5], [1.0]]), jnp.float32(0), IntegerGrid(-8.0, 7.0, True, None))
+        >>> from jqinject.ops import IntGrid
+        >>> grid = MatrixGrid(jnp.float32([[0.5], [1.0]]), jnp.float32(0), IntGrid(4))
         >>> grid.nearest(jnp.array([[0.6, -9.0], [0.6, -9.0]])).tolist()
         [[0.5, -4.0], [1.0, -8.0]]
     """
@@ -35,7 +35,7 @@ class MatrixGrid:
 
     def nearest(self, x: jax.Array) -> jax.Array:
         """The nearest numbers of the grid."""
-        return self.grid.nearest(x, self.scale, self.zero_point)
+        return quantize_on_grid(x, self.grid, self.scale, self.zero_point)
 
     def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
         """The grid with a scale and a zero point for each number."""

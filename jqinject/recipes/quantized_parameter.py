@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import CommittedQuant, Grid
+from jqinject.core import CommittedQuant
 from jqinject.core._protocols import grid_of
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops import Grid
 from jqinject.ops.groups import fitting_size, split_groups, spread_groups
 from jqinject.program import OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import Grid
+from jqinject.ops import Grid
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.quantized_parameter import QuantizedParameter, measured
 from jqinject.recipes.stream.matrices import Moved

@@ -14,7 +14,6 @@ from jqinject.core import (
     AbsMax,
     ConstScaling,
     FloatRestrictValue,
-    IntGrid,
     IntQuant,
     OverTensorView,
     PowerOfTwoRestrictValue,
@@ -26,7 +25,7 @@ from jqinject.core import (
 from jqinject.core._protocols import has_zero_point, is_nearest, number_format, scale_dtype
 from jqinject.model import WeightBitWidthWeightedBySize
 from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.ops import FloatFormat
+from jqinject.ops import FloatGrid, IntGrid
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8WeightPerTensorFloat,
@@ -115,7 +114,7 @@ def test_components_of_the_users_own_are_believed():
     [
         (Int8WeightPerTensorFloat, False, None, type(None)),
         (ShiftedUint8WeightPerTensorFloat, True, None, type(None)),
-        (NVFP4Weight, False, np.dtype(jnp.float8_e4m3fn), FloatFormat),
+        (NVFP4Weight, False, np.dtype(jnp.float8_e4m3fn), FloatGrid),
         (NF4WeightPerTensorFloat, False, None, object),
     ],
 )

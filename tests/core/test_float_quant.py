@@ -21,7 +21,7 @@ from jqinject.core import (
     StaticExponentBias,
 )
 from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.ops import FloatFormat, LearnedFloatFormat
+from jqinject.ops import FloatGrid
 from jqinject.quant import (
     Fp4e2m1OCPWeightPerTensorFloat,
     Fp6e3m2OCPActPerTensorFloat,
@@ -133,8 +133,8 @@ def test_learned_widths_have_gradients_and_a_format_in_the_end():
     )
     layer.weight = nnx.Param(jnp.full((4, 3), 600.3).at[0, 0].set(1.06))
     weight = layer.quant_weight()
-    assert isinstance(weight.format, LearnedFloatFormat)
-    assert weight.format.known() == FloatFormat(4, 3) and weight.bit_width == 8
+    assert weight.format.is_learned
+    assert weight.format.known() == FloatGrid(4, 3) and weight.bit_width == 8
     np.testing.assert_array_equal(weight.value, jnp.full((4, 3), 480.0).at[0, 0].set(1.0))
     gradients = nnx.grad(lambda layer: layer.quant_weight().value[1, 1])(layer)["weight_quant"][
         "tensor_quant"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jqinject.core import IntGrid, Quantized
+from jqinject.core import Quantized
 from jqinject.nn import (
     QuantBatchNorm,
     QuantConv,
@@ -26,6 +26,7 @@ from jqinject.nn import (
     QuantScaleBias,
     QuantSimpleCell,
 )
+from jqinject.ops import IntGrid
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3WeightPerTensorCurrent,

@@ -11,7 +11,7 @@ from flax import nnx
 import jqinject
 from jqinject import quant
 from jqinject.nn import QuantCheckpoint, QuantConv, QuantEmbed, QuantLinear
-from jqinject.ops import NF4, Codebook
+from jqinject.ops import NF4, TableGrid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseCodebookQuantTensor
 
 X = jax.random.normal(jax.random.key(0), (3, 8))
@@ -104,7 +104,11 @@ def test_a_convolution_and_a_table_of_rows():
         ),
         ("Fp8e4m3Weight", "Fp8e4m3Act", "no backend contracts e4m3 up to 480: runs dequantized"),
         ("Fp4e2m1OCPWeight", "Fp4e2m1OCPAct", "no backend contracts float4_e2m1fn: runs dequantized"),
-        ("NF4WeightPerTensorFloat", "Int8ActDynamicPerTensor", "indices into a table: runs dequantized"),
+        (
+            "NF4WeightPerTensorFloat",
+            "Int8DynamicActPerTensorAbsMax",
+            "indices into a table: runs dequantized",
+        ),
     ],
 )
 def test_the_report_says_what_runs_dequantized(weight, act, note):
@@ -172,7 +176,7 @@ def test_nf4_in_groups_is_its_table_times_the_largest_of_each_group():
 
 def test_codes_in_groups_cross_transformations():
     weight = linear("NF4WeightPerGroupFloat", weight_group_size=4).quant_weight()
-    table = Codebook((-1.0, 0.0, 0.5, 2.0))
+    table = TableGrid((-1.0, 0.0, 0.5, 2.0))
     values = jnp.array([[1.0, -2.0], [1.0, 0.0]])
     x = GroupwiseCodebookQuantTensor(values, jnp.array([[2.0], [0.5]]), 2, 0, table, dequant_shape=(3,))
     for tensor in (x, weight):
@@ -217,7 +221,7 @@ def test_rows_of_a_table_in_groups():
 
 
 def test_another_table_and_its_gradients():
-    table = Codebook((-1.0, -0.5, 0.0, 2.0))
+    table = TableGrid((-1.0, -0.5, 0.0, 2.0))
     layer = linear("NF4WeightPerTensorFloat", weight_codebook=table)
     layer.weight = nnx.Param(jnp.full((8, 6), 0.4).at[0, 0].set(-4.0).at[0, 1].set(jnp.nan))
     # 4.0 is brought to the largest magnitude, 2.0: what is below -1.0 is clamped to it.
@@ -231,7 +235,7 @@ def test_another_table_and_its_gradients():
 @pytest.mark.parametrize("values", [(1.0,), (0.0, 0.0), (1.0, 0.0), (0.0, np.inf), tuple(range(257))])
 def test_a_table_is_ascending_and_finite(values):
     with pytest.raises(ValueError, match="a codebook has 2 to 256 finite numbers in ascending order"):
-        Codebook(values)
+        TableGrid(values)
 
 
 def test_a_sign_can_be_turned():

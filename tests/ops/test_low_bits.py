@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.ops.float_grid import as_bits
+from jqinject.ops.packing import as_bits
 
 DTYPES = (
     jnp.float4_e2m1fn,

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 
 from jqinject import ops
-from jqinject.ops import NF4, Codebook, FloatFormat, LearnedFloatFormat, max_available_float, normal_table
-from jqinject.ops.float_format import DTYPE_FORMATS
-from jqinject.ops.float_grid import exponent_of
+from jqinject.ops import NF4, FloatGrid, TableGrid, max_available_float, normal_table
+from jqinject.ops.float_grid import DTYPE_GRIDS
+from jqinject.ops.minifloat import exponent_of
 from jqinject.optim import dynamic_table
 
 # Compiled, each at once.
-from_float_codes = jax.jit(ops.from_float_codes, static_argnums=1)
-to_float_codes = jax.jit(ops.to_float_codes, static_argnums=1)
+from_float_codes = jax.jit(lambda codes, form: form.decode(codes), static_argnums=1)
+to_float_codes = jax.jit(lambda x, form: form.codes(x), static_argnums=1)
 to_float_grid = jax.jit(ops.to_float_grid, static_argnums=(1, 2, 3))
 FORMATS = [
-    FloatFormat(1, 0),
-    FloatFormat(3, 0),
-    FloatFormat(2, 1),
-    FloatFormat(3, 2, signed=False),
-    FloatFormat(4, 3, 20),
-    FloatFormat(5, 1, -3),
-    FloatFormat(2, 6),
+    FloatGrid(1, 0),
+    FloatGrid(3, 0),
+    FloatGrid(2, 1),
+    FloatGrid(3, 2, signed=False),
+    FloatGrid(4, 3, 20),
+    FloatGrid(5, 1, -3),
+    FloatGrid(2, 6),
 ]
-every_dtype = pytest.mark.parametrize("dtype", list(DTYPE_FORMATS), ids=str)
+every_dtype = pytest.mark.parametrize("dtype", list(DTYPE_GRIDS), ids=str)
 
 
 def by_hand(form):
@@ -36,7 +36,7 @@ def by_hand(form):
     for field in range(2**form.exponent_bit_width):
         for fraction in range(steps):
             whole = Fraction(fraction, steps) + (field > 0)
-            found.append(float(whole * Fraction(2) ** (max(field, 1) - form.bias)))
+            found.append(float(whole * Fraction(2) ** (max(field, 1) - form.exponent_bias)))
     return np.array(found, np.float32)
 
 
@@ -46,7 +46,7 @@ def test_codes_and_numbers_are_those_of_the_definition(form):
     codes = np.arange(len(numbers), dtype=form.code_dtype)
     np.testing.assert_array_equal(from_float_codes(jnp.asarray(codes), form), numbers)
     np.testing.assert_array_equal(to_float_codes(jnp.asarray(numbers), form), codes)
-    assert (form.max_value, form.smallest_subnormal) == (numbers.max(), numbers[numbers > 0].min())
+    assert (form.largest, form.smallest_subnormal) == (numbers.max(), numbers[numbers > 0].min())
     if form.signed:
         negative = to_float_codes(jnp.asarray(-numbers[1:]), form)
         np.testing.assert_array_equal(from_float_codes(negative, form), -numbers[1:])
@@ -54,7 +54,7 @@ def test_codes_and_numbers_are_those_of_the_definition(form):
     rng = np.random.default_rng(0)
     x = np.abs(rng.standard_normal(64) * numbers.max() * 2.0 ** rng.integers(-12, 1, 64)).astype(np.float32)
     x = np.minimum(np.concatenate([x, (numbers[1:] + numbers[:-1]) / 2]), numbers.max()).astype(np.float32)
-    taken = np.asarray(to_float_grid(jnp.asarray(x), form.mantissa_bit_width, form.bias, jnp.round))
+    taken = np.asarray(to_float_grid(jnp.asarray(x), form.mantissa_bit_width, form.exponent_bias, jnp.round))
     distance = np.abs(numbers[None] - x[:, None])
     np.testing.assert_array_equal(np.abs(taken - x), distance.min(1))
     tie = (distance == distance.min(1, keepdims=True)).sum(1) == 2
@@ -65,9 +65,9 @@ def test_codes_and_numbers_are_those_of_the_definition(form):
 
 @every_dtype
 def test_a_dtype_is_its_format(dtype):
-    form = DTYPE_FORMATS[dtype]
+    form = DTYPE_GRIDS[dtype]
     info = ml_dtypes.finfo(dtype)
-    assert (form.dtype, form.bit_width, form.max_value) == (dtype, info.bits, float(info.max))
+    assert (form.dtype, form.bit_width, form.largest) == (dtype, info.bits, float(info.max))
     assert form.smallest_subnormal == float(info.smallest_subnormal)
     codes = np.arange(2**form.bit_width, dtype=np.uint8)
     theirs = codes.view(dtype).astype(np.float32)
@@ -76,14 +76,14 @@ def test_a_dtype_is_its_format(dtype):
     minus_zero = codes == 2 ** (form.bit_width - 1)
     np.testing.assert_array_equal(ours[~minus_zero], theirs[~minus_zero])
     assert np.isnan(ours[minus_zero]) == (form.nan_values is None)
-    x = np.random.default_rng(0).uniform(-1, 1, 500).astype(np.float32) * np.float32(form.max_value)
-    rounded = to_float_grid(jnp.asarray(x), form.mantissa_bit_width, form.bias, jnp.round)
+    x = np.random.default_rng(0).uniform(-1, 1, 500).astype(np.float32) * np.float32(form.largest)
+    rounded = to_float_grid(jnp.asarray(x), form.mantissa_bit_width, form.exponent_bias, jnp.round)
     np.testing.assert_array_equal(rounded, x.astype(dtype).astype(np.float32))
 
 
 @every_dtype
 def test_what_is_no_number_comes_back(dtype):
-    form = DTYPE_FORMATS[dtype]
+    form = DTYPE_GRIDS[dtype]
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf])
     again = np.asarray(from_float_codes(to_float_codes(x, form), form))
     expected = [np.nan] * 3 if form.inf_values is None else [np.nan, np.inf, -np.inf]
@@ -99,24 +99,22 @@ def test_exponents_are_exact_beside_powers_of_two():
 
 
 def test_a_format_with_codes_that_are_numbers_keeps_the_numbers():
-    form = FloatFormat(4, 3, nan_values=("111",))  # 480 has the code of nan: nothing ends before it
+    form = FloatGrid(4, 3, nan_values=("111",))  # 480 has the code of nan: nothing ends before it
     numbers = jnp.array([480.0, -480.0, jnp.nan])
     np.testing.assert_array_equal(from_float_codes(to_float_codes(numbers, form), form), numbers)
     assert form.dtype is None
 
 
 def test_which_formats_hardware_has():
-    ocp = FloatFormat(4, 3, nan_values=("111",), max_available_float=448.0)
-    fnuz = FloatFormat(5, 2, 16)
+    ocp = FloatGrid(4, 3, nan_values=("111",), max_available_float=448.0)
+    fnuz = FloatGrid(5, 2, 16)
     assert (ocp.is_ocp, ocp.is_fnuz, ocp.dtype) == (True, False, jnp.float8_e4m3fn)
     assert (fnuz.is_ocp, fnuz.is_fnuz, fnuz.dtype) == (False, True, jnp.float8_e5m2fnuz)
-    assert FloatFormat(4, 3).dtype is FloatFormat(2, 1, signed=False).dtype is None
+    assert FloatGrid(4, 3).dtype is FloatGrid(2, 1, signed=False).dtype is None
     # An overflow to inf is none to nan.
     codes = {"inf_values": ("00",), "nan_values": ("01", "10", "11"), "max_available_float": 57344.0}
-    assert FloatFormat(5, 2, saturating=False, **codes).dtype == jnp.float8_e5m2
-    assert (
-        FloatFormat(4, 3, saturating=False, nan_values=("111",), max_available_float=448.0).dtype is not None
-    )
+    assert FloatGrid(5, 2, saturating=False, **codes).dtype == jnp.float8_e5m2
+    assert FloatGrid(4, 3, saturating=False, nan_values=("111",), max_available_float=448.0).dtype is not None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,7 @@ def test_which_formats_hardware_has():
 )
 def test_impossible_widths_are_refused(widths, error, text):
     with pytest.raises(error, match=text):
-        FloatFormat(*widths)
+        FloatGrid(*widths)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_impossible_widths_are_refused(widths, error, text):
 )
 def test_impossible_codes_are_refused(codes, text):
     with pytest.raises(ValueError, match=text):
-        FloatFormat(4, 3, **codes)
+        FloatGrid(4, 3, **codes)
 
 
 def test_the_largest_number_lies_below_the_codes():
@@ -160,17 +158,17 @@ def test_the_largest_number_lies_below_the_codes():
 
 
 def test_a_learned_format_is_known_where_its_widths_are_whole():
-    learned = LearnedFloatFormat(jnp.float32(4), jnp.float32(3), 7)
-    assert learned.known() == FloatFormat(4, 3, 7) and float(learned.max_value) == 480.0
+    learned = FloatGrid(jnp.float32(4), jnp.float32(3), 7)
+    assert learned.known() == FloatGrid(4, 3, 7) and float(learned.largest) == 480.0
     with pytest.raises(ValueError, match=r"widths 4 and 2\.5 and bias 7 has no codes"):
-        LearnedFloatFormat(jnp.float32(4), jnp.float32(2.5), 7).known()
+        FloatGrid(jnp.float32(4), jnp.float32(2.5), 7).known()
 
 
 @pytest.mark.parametrize(
     "table", [NF4, normal_table(4), dynamic_table(8, signed=True), dynamic_table(8, signed=False)]
 )
 @pytest.mark.parametrize("ties_up", [False, True])
-def test_numbers_beside_halfway_get_the_nearest_entry(table: Codebook, ties_up: bool) -> None:
+def test_numbers_beside_halfway_get_the_nearest_entry(table: TableGrid, ties_up: bool) -> None:
     values = table.table.astype(np.float64)
     near = ((values[1:] + values[:-1]) / 2).astype(np.float32)
     for x in (np.nextafter(near, np.float32(-2)), near, np.nextafter(near, np.float32(2))):

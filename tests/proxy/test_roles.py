@@ -4,19 +4,17 @@ import pickle
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
-import jqinject.proxy
-from jqinject.core import IntGrid, Quantized
+from jqinject.core import Quantized
 from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.ops import split_groups
+from jqinject.ops import IntGrid, split_groups
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import (
-    Int8ActDynamicPerTensor,
     Int8ActPerTensorFloat,
     Int8DynamicActPerRowFloat,
+    Int8DynamicActPerTensorAbsMax,
     Int8WeightPerTensorFloat,
     MXFloat8e5m2Act,
     MXInt8Weight,
@@ -30,24 +28,8 @@ def linear(quantizer, **given):
     return QuantLinear(64, 4, weight_quant=quantizer, rngs=nnx.Rngs(0), **given)
 
 
-@pytest.mark.parametrize("name", sorted(jqinject.proxy._BY_FORMAT))
-def test_names_by_format_are_deprecated_and_stand_for_roles(name):
-    with pytest.warns(
-        DeprecationWarning, match=rf"jqinject\.proxy\.{name} is deprecated.* Use \w+FromInjector"
-    ):
-        assert getattr(jqinject.proxy, name) in ROLES
-
-
-def test_a_proxy_class_by_format_still_serves():
-    with pytest.warns(DeprecationWarning):
-        from jqinject.proxy import GroupwiseWeightQuantProxyFromInjector as by_format
-
-    class Mine(MXInt8Weight):
-        proxy_class = by_format
-
-    ready, mine = linear(MXInt8Weight), linear(Mine)
-    np.testing.assert_array_equal(mine.quant_weight().scale_, ready.quant_weight().scale_)
-    again = pickle.loads(pickle.dumps(ready))
+def test_groups_survive_pickling():
+    again = pickle.loads(pickle.dumps(linear(MXInt8Weight)))
     assert (again.weight_quant.group_size, again.weight_quant.group_dim) == (32, 0)
 
 
@@ -66,7 +48,7 @@ def test_a_role_answers_for_every_format():
     assert (minifloats.exponent_bit_width(), minifloats.is_ocp, minifloats.bit_width()) == (None, False, None)
 
 
-@pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Int8ActDynamicPerTensor])
+@pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Int8DynamicActPerTensorAbsMax])
 def test_what_is_made_from_the_tensor_at_hand_is_not_known_before(quantizer):
     proxy = QuantIdentity(quantizer).act_quant
     assert proxy.bit_width() == 8

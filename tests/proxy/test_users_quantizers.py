@@ -9,8 +9,9 @@ from flax import nnx
 
 import jqinject
 from jqinject import ExtendedInjector, this, value
-from jqinject.core import BinaryQuant, IntGrid, Quantized, QuantParam, QuantStat
+from jqinject.core import BinaryQuant, Quantized, QuantParam, QuantStat
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
+from jqinject.ops import IntGrid
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import IntQuantTensor

@@ -182,7 +182,7 @@ def on_the_grid(result):
     plain = result.grouped if isinstance(result, GroupwiseQuantTensor) else result
     if isinstance(plain, FloatQuantTensor):
         numbers = np.abs(np.asarray(plain.minifloat(), np.float32))
-        return numbers.max() <= plain.known_format("a test").max_value
+        return numbers.max() <= plain.known_format("a test").largest
     if isinstance(plain, CodebookQuantTensor):
         return plain.codes().max() < len(plain.codebook.values)
     numbers, bits = np.asarray(plain.int(float_datatype=True)), int(plain.bit_width)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.ops import Codebook, FloatFormat
+from jqinject.ops import FloatGrid, TableGrid
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -20,12 +20,12 @@ from jqinject.quant_tensor import (
 
 VALUE = jnp.array([[0.5, -2.0, 0.25, 0.0], [1.0, -0.5, 0.0, 2.0]])
 GROUPED, ONES = VALUE.reshape(2, 2, 2), jnp.ones((2, 2, 1))
-TABLE = Codebook((-2.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0))
+TABLE = TableGrid((-2.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0))
 KINDS = {
     "int": IntQuantTensor(VALUE, 0.25, 0.0, 8, True, False),
     "int, channels": IntQuantTensor(VALUE, jnp.full((1, 4), 0.25), 3.0, 8, True, False),
     "float": FloatQuantTensor(VALUE, 1.0, jnp.float8_e4m3fn),
-    "float, channels": FloatQuantTensor(VALUE, jnp.ones((1, 4)), FloatFormat(3, 2)),
+    "float, channels": FloatQuantTensor(VALUE, jnp.ones((1, 4)), FloatGrid(3, 2)),
     "codebook": CodebookQuantTensor(VALUE, 1.0, TABLE),
     "int, groups": GroupwiseIntQuantTensor(GROUPED, ONES / 4, 0.0, 2, -1, 8, True, False),
     "float, groups": GroupwiseFloatQuantTensor(GROUPED, ONES, 2, -1, jnp.float8_e4m3fn),

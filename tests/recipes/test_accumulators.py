@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jqinject import Rule, quant
-from jqinject.core import IntegerGrid, TableGrid
-from jqinject.ops import Codebook
+from jqinject.ops import IntGrid, TableGrid
 from jqinject.recipes import GPFQ, GPTQ, Problem, Qronos, Recipe, Solve
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.statistics import Statistics
@@ -23,7 +22,7 @@ SOLVERS = (GPTQ, GPFQ, Qronos)
 
 def measure(matrices: jax.Array) -> MatrixGrid:
     scale = jnp.abs(matrices).max(-1, keepdims=True) / TOP
-    return MatrixGrid(scale, jnp.zeros_like(scale), IntegerGrid(-TOP, TOP, True, None))
+    return MatrixGrid(scale, jnp.zeros_like(scale), IntGrid(4, narrow_range=True))
 
 
 def problem(seed: int, inputs: tuple[int, bool] | None) -> Problem:
@@ -111,7 +110,7 @@ def test_what_an_accumulator_needs_is_said() -> None:
     ):
         GPTQ(accumulator_bits=8)(problem(0, (8, True)))
     table = problem(0, (8, True))
-    numbers = TableGrid(Codebook((-1.0, 0.0, 1.0)))
+    numbers = TableGrid((-1.0, 0.0, 1.0))
     other = Problem(
         table.weights,
         table.weights,

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jqinject import Rule, quant
-from jqinject.core import IntegerGrid
+from jqinject.ops import IntGrid
 from jqinject.recipes import (
     GPFQ,
     GPTQ,
@@ -36,7 +36,7 @@ RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))
 
 def measure(matrices: jax.Array) -> MatrixGrid:
     largest = jnp.abs(matrices).max(-1, keepdims=True)
-    return MatrixGrid(largest / 3, jnp.zeros_like(largest), IntegerGrid(-3.0, 3.0, True, None))
+    return MatrixGrid(largest / 3, jnp.zeros_like(largest), IntGrid(3, narrow_range=True))
 
 
 def problem(hessian: Any, cross: Any = None, rows: int = 6) -> Problem:

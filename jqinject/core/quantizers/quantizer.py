@@ -13,10 +13,10 @@ ends of that range instead of the scale.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,52 +29,18 @@ from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component
 from jqinject.core.state import QuantStat, float_array
+from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
-from jqinject.ops import power as int_range
-from jqinject.ops.codebook import Codebook
+from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import known_zero
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import Grid
+from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
 
-@dataclass(frozen=True)
-class IntGrid:
-    """The integers of a bit width.
-
-    Attributes:
-        bit_width: an int, or an array if learned.
-        signed: whether there are integers below 0.
-        narrow_range: whether one is left out: -128 of signed, 255 of unsigned 8 bits.
-    """
-
-    bit_width: Any
-    signed: bool = True
-    narrow_range: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("signed", "narrow_range"):
-            check.flag(getattr(self, name), "IntGrid", name)
-
-    @property
-    def bounds(self) -> tuple[Any, Any]:
-        """The least and the greatest integer."""
-        form = self.signed, self.narrow_range, self.bit_width
-        return int_range.min_int(*form), int_range.max_int(*form)
-
-
-def _flatten_grid(grid: IntGrid) -> tuple[tuple[Any, ...], Any]:
-    learned = not isinstance(grid.bit_width, int)
-    return ((grid.bit_width,), (grid.signed, grid.narrow_range)) if learned else ((), grid)
-
-
-def _unflatten_grid(aux: Any, bits: Any) -> IntGrid:
-    return aux if isinstance(aux, IntGrid) else IntGrid(*bits, *aux)
-
-
-jax.tree_util.register_pytree_node(IntGrid, _flatten_grid, _unflatten_grid)
-
-
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Quantized:
     """What every quantizer returns: a pytree.
@@ -94,6 +60,7 @@ class Quantized:
         levels: the numbers and both scales of a scale in two levels; else None.
 
     Example:
+        >>> from jqinject.ops import IntGrid
         >>> value, scale, zero_point, bit_width = Quantized(jnp.ones(2), jnp.float32(0.5), None, IntGrid(4))
         >>> zero_point, bit_width
         (Array(0., dtype=float32), 4)
@@ -102,11 +69,11 @@ class Quantized:
     value: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None
-    grid: Any
+    grid: Grid
     payload: jax.Array | None = None
     pre_scale: jax.Array | None = None
     pre_zero_point: jax.Array | None = None
-    scale_dtype: np.dtype | None = None
+    scale_dtype: np.dtype | None = field(default=None, metadata={"static": True})
     levels: Levels | None = None
 
     @property
@@ -117,7 +84,7 @@ class Quantized:
     def __iter__(self) -> Iterator[Any]:
         form, pre = self.grid, self.pre_scale
         numbers = (self.value, self.scale, _shown(self.zero_point))
-        if not isinstance(form, FloatFormat | LearnedFloatFormat):
+        if not isinstance(form, FloatGrid):
             return iter(
                 (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
             )
@@ -134,15 +101,14 @@ class Quantized:
             The QuantTensor of the grid's kind.
         """
         grid = self.grid
-        if isinstance(grid, Codebook):
+        if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
-        if not isinstance(grid, FloatFormat | LearnedFloatFormat):
-            zero_point = _shown(self.zero_point)
+        if not isinstance(grid, FloatGrid):
             form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, zero_point, *form, training, self.payload)
-        tensor = FloatQuantTensor(self.value, self.scale, grid, training, self.payload)
-        tensor = tensor if self.scale_dtype is None else tensor.with_scale_dtype(self.scale_dtype)
-        return tensor if self.levels is None else tensor.with_levels(self.levels)
+            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
+        if self.levels is not None:
+            return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
+        return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
 
 
 def _shown(zero_point: jax.Array | None) -> jax.Array:
@@ -150,44 +116,44 @@ def _shown(zero_point: jax.Array | None) -> jax.Array:
     return known_zero() if zero_point is None else zero_point
 
 
-_CHILDREN = ("value", "scale", "zero_point", "payload", "pre_scale", "pre_zero_point", "levels")
+def through_ends(
+    compute: Callable[..., Any],
+    x: jax.Array,
+    ends: ClippingRange | None,
+    *where: Any,
+    to_range: bool = True,
+    pure: bool = True,
+) -> Any:
+    """The number `compute(x, *where)` with the gradient of clipping `x` to the ends of a range.
 
-
-def _flatten(result: Quantized) -> tuple[tuple[Any, ...], Any]:
-    static = jax.tree_util.all_leaves([result.grid])
-    children = tuple(getattr(result, name) for name in _CHILDREN)
-    return (*children, None if static else result.grid), (result.grid if static else None, result.scale_dtype)
-
-
-def _unflatten(aux: Any, children: Any) -> Quantized:
-    *arrays, grid = children
-    numbers = dict(zip(_CHILDREN, arrays, strict=True))
-    return Quantized(grid=grid if aux[0] is None else aux[0], scale_dtype=aux[1], **numbers)
-
-
-jax.tree_util.register_pytree_node(Quantized, _flatten, _unflatten)
-
-
-class Ends(NamedTuple):
-    """The range that clipping follows, where the gradient goes through its ends instead of the scale.
-
-    Attributes:
-        high: the upper end, float32, broadcasts against the view.
-        low: the lower end; None for `-high`.
+    Args:
+        compute: rounds to a value, or to a value and its payload.
+        x: float32.
+        ends: the range; None passes the whole gradient.
+        where: scale and zero point, which get no gradient.
+        to_range: whether the ends get the gradient where `x` lies beyond them.
+        pure: whether `compute` is a function without state; else it is called once, outside the derivative.
     """
+    if ends is not None and pure:
+        return within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
+    y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
+    if ends is not None:
+        return within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
+    return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
 
-    high: jax.Array
-    low: jax.Array | None = None
+
+def _second(x: jax.Array, y: Any) -> Any:
+    return y
 
 
 @checked_arguments
 class DelayWrapper(Component):
-    """Returns `x` in the first `quantdelay_steps` calls, `y` after.
+    """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
     Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
 
     Args:
-        quantdelay_steps: the number of calls that pass through; None or at most 0 for no delay.
+        quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
 
     Raises:
         TypeError: when it is neither None nor an integer.
@@ -201,8 +167,8 @@ class DelayWrapper(Component):
     is_scale_free = True
     countdown: QuantStat | None = None
 
-    def __init__(self, quantdelay_steps: int | None) -> None:
-        steps = delay_steps(quantdelay_steps, "DelayWrapper")
+    def __init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, "DelayWrapper")
         if steps > 0:
             self.countdown = QuantStat(float_array(steps))
 
@@ -215,29 +181,29 @@ class DelayWrapper(Component):
         return jnp.where(left > 0, x, y)
 
 
-def delay_steps(quantdelay_steps: int | None, where: str) -> int:
+def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     """The number of delayed calls, at least 0.
 
     Raises:
         TypeError: when it is neither None nor an integer.
         ValueError: when a counter cannot hold it.
     """
-    if quantdelay_steps is None:
+    if quant_delay_steps is None:
         return 0
     try:
-        steps = operator.index(quantdelay_steps)
+        steps = operator.index(quant_delay_steps)
     except TypeError:
         raise TypeError(
-            f"{where}: quantdelay_steps must be an int or None, got {quantdelay_steps!r}."
+            f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
         ) from None
     if steps > MOST_STEPS:
-        raise ValueError(f"{where}: quantdelay_steps must be at most {MOST_STEPS}, got {steps}.")
+        raise ValueError(f"{where}: quant_delay_steps must be at most {MOST_STEPS}, got {steps}.")
     return max(steps, 0)
 
 
-def delay_of(quantdelay_steps: int | None, where: str) -> DelayWrapper | None:
+def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
     """A `DelayWrapper`, or None without a delay."""
-    steps = delay_steps(quantdelay_steps, where)
+    steps = delay_steps(quant_delay_steps, where)
     return DelayWrapper(steps) if steps else None
 
 
@@ -252,12 +218,6 @@ class Quantizer(Component):
 
     scaling_impl: Scaling
     input_view_impl: View = Identity()
-
-    def __post_init__(self) -> None:
-        """Check the components of a dataclass."""
-        for field in fields(self):  # type: ignore[arg-type]
-            if field.name.endswith(("_impl", "int_quant")):
-                check.component(getattr(self, field.name), type(self).__name__, field.name)
 
     @property
     def has_zero_point(self) -> bool:
@@ -317,7 +277,7 @@ class Quantizer(Component):
         x: jax.Array,
         scale: jax.Array,
         zero_point: jax.Array | None,
-        ends: Ends | None,
+        ends: ClippingRange | None,
         grid: Any,
         keep: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -332,7 +292,7 @@ class Quantizer(Component):
     @property
     def _by_range(self) -> bool:
         """Whether the gradient goes through the ends of the range that scale and zero point come from."""
-        return bool(class_fact(type(self.scaling_impl), "by_range"))
+        return getattr(self.scaling_impl, "by_range", False)
 
     def _measured(self, x: jax.Array, keep: bool) -> Quantized:
         if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
@@ -340,11 +300,14 @@ class Quantizer(Component):
         grid = self._grid()
         return self._quantize(x, *self._measure(x.astype(jnp.float32), grid), grid=grid, keep=keep)
 
-    def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, Ends | None]:
+    def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, ClippingRange | None]:
         """Scale, zero point, and the range whose ends get the gradient."""
         scaling, threshold = self.scaling_impl, self._threshold(grid)
         if self._by_range:
-            return scaling.measure(x, threshold, grid)  # type: ignore[attr-defined]
+            bits = grid.bit_width if grid.is_integer else None
+            ranged: Any = scaling
+            scale, zero_point, ends = ranged.measure(x, threshold, bits)
+            return scale, zero_point, ends if ranged.clip_gradient else None
         scale = scale_of(scaling, x, threshold, Search(self))
         tried = scale
         if x.size and searches(self._zero_point_impl) and isinstance(scaling, Settles):
@@ -362,7 +325,7 @@ class Quantizer(Component):
         x: jax.Array,
         scale: jax.Array,
         zero_point: jax.Array | None,
-        ends: Ends | None,
+        ends: ClippingRange | None,
         grid: Any,
         keep: bool,
     ) -> Quantized:

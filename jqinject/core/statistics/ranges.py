@@ -22,8 +22,8 @@ from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile,
 from jqinject.core.statistics.means import RMS, AbsMean
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops.cut import Cut
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import Names
@@ -297,8 +297,8 @@ class MSERange:
     """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
 
     Tries `max |x| * k / candidates`, `k` from `candidates` down to 1, with `range_steps` from 0 to the end, and takes
-    the first with the least error over the axes that share a scale. The numbers are those that a `CalibratedQuant` with
-    arguments of the same names rounds to.
+    the first with the least error over the axes that share a scale. The numbers are those of a quantizer
+    with arguments of the same names.
 
     Args:
         bit_width: of the integers.
@@ -354,8 +354,8 @@ class MSERange:
     def _grid(self) -> tuple[float, Callable[[jax.Array], jax.Array]]:
         """The steps to the end of the range, and how numbers in steps are rounded."""
         if self.q_dtype is not None:
-            form = FloatFormat.of_dtype(self.q_dtype)
-            largest, widths = form.max_value, (form.mantissa_bit_width, form.bias)
+            form = FloatGrid.of_dtype(self.q_dtype)
+            largest, widths = form.largest, (form.mantissa_bit_width, form.exponent_bias)
             return largest, lambda x: jnp.clip(to_float_grid(x, *widths, jnp.round), -largest, largest)
         edge = 2.0 ** (self.bit_width - 1)
         lowest, highest = self.narrow_range - edge, edge - 1

@@ -24,7 +24,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import Codebook
+from jqinject.ops import TableGrid
 from jqinject.ops.cut import Cut
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import split_groups
@@ -37,7 +37,7 @@ from jqinject.quant_tensor import (
     in_groups,
     is_concrete,
 )
-from jqinject.quant_tensor.groupwise.groups import with_two_axes
+from jqinject.quant_tensor.group_layout import with_two_axes
 
 Numbers = Mapping[str, jax.Array]
 
@@ -222,7 +222,7 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
 
 
 def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
-    if isinstance(form.format, Codebook):
+    if isinstance(form.format, TableGrid):
         return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
     if form.format is not None and payload.dtype == form.format.dtype:
         return FloatQuantTensor.stored(payload, scale, form.value_dtype)

@@ -26,8 +26,7 @@ from jqinject.dot.kernels.stored_rows import (
 )
 from jqinject.dot.tensors.common_groups import wide_dimensions
 from jqinject.native.stored_matmul import StoredRows, float_matmul
-from jqinject.ops import Codebook
-from jqinject.ops.float_grid import from_float_codes
+from jqinject.ops import TableGrid
 from jqinject.ops.groups import split_groups
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import varying_with
@@ -86,13 +85,13 @@ def reads_stored(form: FrozenForm, dtype: Any) -> bool:
 @lru_cache(maxsize=256)
 def _table(form: FrozenForm) -> tuple[float, ...] | None:
     """What 16 numbers in 4 bits stand for; None of other payloads."""
-    if isinstance(form.format, Codebook):
+    if isinstance(form.format, TableGrid):
         values = list(map(float, form.format.values))
         return tuple(values + values[-1:] * (16 - len(values))) if len(values) <= 16 else None
     if form.format is None:
         return TABLES.get(form.stored.dtype.name)
     with jax.ensure_compile_time_eval():
-        found = from_float_codes(jnp.arange(16, dtype=jnp.uint8), form.format)
+        found = form.format.decode(jnp.arange(16, dtype=jnp.uint8))
         return tuple(np.asarray(found, np.float32).tolist())
 
 

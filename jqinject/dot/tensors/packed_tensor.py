@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
+from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import from_float8
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.packing import pack, unpack
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
@@ -63,7 +62,7 @@ class _PackedCodes:
 
     codes: jax.Array
     scale: jax.Array
-    format: FloatFormat = field(metadata={"static": True})
+    format: FloatGrid = field(metadata={"static": True})
     shape: tuple[int, ...] = field(metadata={"static": True})
     dtype: np.dtype = field(metadata={"static": True})
 
@@ -149,7 +148,7 @@ def is_packed(x: Any) -> bool:
 def packed_tensor(x: Any) -> Any:
     """A quantized tensor as its payload and scale, if it keeps them; anything else unchanged."""
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
-        zero = None if known_zero_point(x) else x.zero_point
+        zero = x.zero_point if x.has_zero_point else None
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
     levels = levels_of(x)
     if levels is not None and isinstance(x, GroupwiseFloatQuantTensor):
@@ -160,13 +159,13 @@ def packed_tensor(x: Any) -> Any:
         return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
     if isinstance(x, FloatQuantTensor) and x.is_contractible:
         return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
-    if isinstance(x, FloatQuantTensor) and isinstance(x.format, FloatFormat) and x.keeps_minifloats:
+    if isinstance(x, FloatQuantTensor) and not x.format.is_learned and x.keeps_minifloats:
         return _packed_codes(x, x.format)
     return x
 
 
-def _packed_codes(x: FloatQuantTensor, form: FloatFormat) -> _PackedCodes:
-    codes = to_float_codes(x.minifloats(), form)
+def _packed_codes(x: FloatQuantTensor, form: FloatGrid) -> _PackedCodes:
+    codes = form.codes(x.minifloats())
     codes = pack(codes, 4) if form.bit_width <= 4 else codes
     return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
 
@@ -184,12 +183,11 @@ def unpacked_tensor(x: Any) -> Any:
     if isinstance(x, _PackedCodes):
         codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
         scale = x.scale.astype(jnp.float32)
-        value = from_float_steps(from_float_codes(codes, x.format), scale, x.dtype)
+        value = from_float_steps(x.format.decode(codes), scale, x.dtype)
         return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
-        tensor = FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype)
-        return tensor.with_scale_dtype(x.scale.dtype if x.scale.dtype.itemsize == 1 else None)
-    zero = known_zero() if x.zero_point is None else x.zero_point
-    return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.dtype)
+        scale_dtype = x.scale.dtype if x.scale.dtype.itemsize == 1 else None
+        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype, scale_dtype)
+    return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, *x.bits, x.dtype)

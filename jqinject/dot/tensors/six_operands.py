@@ -29,8 +29,8 @@ from jqinject.dot.tensors.packed_tensor import (
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.dot.tensors.two_levels import TwoLevels
 from jqinject.ops.float8_cast import to_float8_again
-from jqinject.ops.float_grid import LowBits, as_bits
 from jqinject.ops.observe import mapped_with, summed_like
+from jqinject.ops.packing import LowBits, as_bits
 from jqinject.ops.ste import explain_forward_mode, first_order
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 

@@ -15,7 +15,7 @@ from jqinject.dot.tensors.decision import KINDS, ContractionKind, describe
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.dot.tensors.packed_tensor import array_of, floats_of, unpacked_tensor
 from jqinject.dot.tensors.six_operands import UNCHANGED, BackwardProduct, KeptOperands, operands_of
-from jqinject.ops.float_grid import LowBits
+from jqinject.ops.packing import LowBits
 from jqinject.ops.ste import backward_only, first_order
 from jqinject.quant_tensor import IntQuantTensor, as_array
 

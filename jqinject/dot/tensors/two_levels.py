@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import from_float_codes, to_float_codes
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.groups import elements_axis
 from jqinject.ops.packing import pack_halves, unpack_halves
 from jqinject.quant_tensor import FloatQuantTensor, Groups, GroupwiseFloatQuantTensor, Levels, in_groups
@@ -66,7 +65,7 @@ class TwoLevels:
     shared: jax.Array
     groups: Groups = field(metadata={"static": True})
     dim: int = field(metadata={"static": True})
-    format: FloatFormat = field(metadata={"static": True})
+    format: FloatGrid = field(metadata={"static": True})
     dtype: np.dtype = field(metadata={"static": True})
     packed: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
@@ -78,7 +77,7 @@ class TwoLevels:
 
     def for_backward(self) -> TwoLevels:
         """What a backward pass keeps: codes and scales in their own bits."""
-        codes = to_float_codes(self.numbers, self.format)
+        codes = self.format.codes(self.numbers)
         if self.format.bit_width <= 4:
             codes = pack_halves(codes, elements_axis(self.dim))
         block = self.block.astype(BLOCK_DTYPE)
@@ -92,11 +91,12 @@ class TwoLevels:
             axis = elements_axis(self.dim)
             if self.format.bit_width <= 4:
                 numbers = unpack_halves(numbers, axis, self.packed[axis])
-            numbers = from_float_codes(numbers, self.format)
+            numbers = self.format.decode(numbers)
         scale = block * self.shared
-        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format)
+        levels = Levels(numbers, block, self.shared)
+        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
         whole = in_groups(
-            made.with_levels(Levels(numbers, block, self.shared)),
+            made,
             self.groups.size,
             self.groups.dim,
             self.groups.length,

@@ -13,10 +13,10 @@ from jqinject.dot import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.formats.loading.axes import Axes
 from jqinject.formats.loading.rows import Rows
-from jqinject.ops import Codebook, FloatFormat
+from jqinject.ops import FloatGrid, TableGrid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups
 
-E2M1, E2M3 = FloatFormat.of_dtype("float4_e2m1fn"), FloatFormat.of_dtype("float6_e2m3fn")
+E2M1, E2M3 = FloatGrid.of_dtype("float4_e2m1fn"), FloatGrid.of_dtype("float6_e2m3fn")
 
 
 class Placed:
@@ -154,10 +154,10 @@ def _quant_tensor(rows: Rows, placed: Placed, dtype: Any) -> Any:
 
 
 def _of_table(codes: np.ndarray, table: np.ndarray | None, scale: Any, dtype: Any) -> CodebookQuantTensor:
-    """Codes of a table, which a `Codebook` wants in ascending order and without a second zero."""
+    """Codes of a table, which a `TableGrid` wants in ascending order and without a second zero."""
     assert table is not None, "a table's codes have one"
     values, places = np.unique(table, return_inverse=True)
-    found = Codebook(tuple(float(value) for value in values))
+    found = TableGrid(tuple(float(value) for value in values))
     return CodebookQuantTensor.from_codes(
         jnp.asarray(places.astype(np.uint8)[codes]), scale, found, dtype=dtype
     )

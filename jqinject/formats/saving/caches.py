@@ -74,7 +74,7 @@ def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
 
 
 def _written(path: str, name: str, proxy: Any) -> CacheQuantizer:
-    form = None if proxy.quant_metadata.is_dynamic else static_format(proxy)
+    form = None if proxy.is_dynamic else static_format(proxy)
     if form is None or not form.symmetric or vars(proxy).get("pre_transform") is not None:
         raise CheckpointError(
             f"{path} quantizes a cache as {proxy.binding.base.__name__}, which no checkpoint can say.\n"

@@ -23,8 +23,8 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor
 
 CURE = (
-    "Int8ActDynamicPerRow, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, FP8e4m3OCPDynamicActPerRowFloat, NVFP4Act; "
-    "or rules without input_quant"
+    "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
+    "NVFP4Act; or rules without input_quant"
 )
 
 
@@ -42,7 +42,7 @@ def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputForma
     proxy = getattr(layer, "input_quant", None)
     if proxy is None or not proxy.is_quant_enabled:
         return None
-    found = _dynamic(proxy) if proxy.quant_metadata.is_dynamic else static_format(proxy)
+    found = _dynamic(proxy) if proxy.is_dynamic else static_format(proxy)
     if found is None or not _is_exact(proxy, found, path):
         raise CheckpointError(
             f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the input: what is loaded "

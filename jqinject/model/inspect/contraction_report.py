@@ -21,13 +21,13 @@ from jqinject.model.inspect.training.training_bytes import checked_optimizer, tr
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import Codebook
+from jqinject.ops import FloatGrid, TableGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.ops.sharding import is_split
 from jqinject.program import CALL, HELD, Call, Method, checked_method
 from jqinject.proxy import note_of_transform
-from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
+from jqinject.quant_tensor import CONTRACTED
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 
@@ -252,7 +252,7 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     if layer.contraction == "float":
         return "contraction='float'"
     form = _float_format(layer)
-    if isinstance(form, Codebook):
+    if isinstance(form, TableGrid):
         return "no backend contracts indices into a table: runs dequantized"
     if form is not None and _has_groups(layer):
         return f"{form} with a scale for each group: runs dequantized"
@@ -296,7 +296,7 @@ def _crossing(layer: Any) -> str:
     return f"{across}, an explicit one: the weight is gathered for each use" if gathers else ""
 
 
-def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
+def _float_format(layer: QuantWeightLayer) -> FloatGrid | TableGrid | None:
     """The minifloat format of the layer's weight, or its codebook; None if it has neither."""
     if layer.frozen is not None:
         return layer.frozen.form.format

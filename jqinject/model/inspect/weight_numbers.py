@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.core._protocols import number_format
+from jqinject.core._protocols import block_width, number_format
 from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
@@ -271,7 +271,7 @@ def _named(name: str, bits: Any, group_size: int | None, width: int = 1) -> Numb
 
 def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
     form = number_format(proxy.tensor_quant)
-    size, width = proxy.quant_metadata.group_size, proxy.quant_metadata.block_width
+    size, width = proxy.quant_metadata.group_size, block_width(proxy.tensor_quant)
     if size is not None and shape:
         size = min(size, shape[proxy.quant_metadata.group_dim])
     if form is not None:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import einsum, has_integers
-from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.slots import Slot
+from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.proxy import ActQuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
 

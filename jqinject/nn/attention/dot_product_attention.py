@@ -22,10 +22,10 @@ from jqinject.nn.attention.attention_base import (
     is_on,
     through,
 )
-from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantScaledDotProductAttentionOverrides
 from jqinject.nn.base.quant_layer import Out, QuantLayer
+from jqinject.nn.base.slots import hold_proxies
+from jqinject.nn.base.weight_layer import ContractionKind, checked_contraction
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 

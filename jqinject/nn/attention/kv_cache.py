@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import has_integers
-from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
@@ -168,7 +168,7 @@ def _payload(x: Any) -> jax.Array | None:
     if isinstance(x, IntQuantTensor) and has_integers(x):
         bits = container_bits(int(x.bit_width))
         return x.int() if bits == 8 else pack(x.int(), bits)
-    if isinstance(x, FloatQuantTensor) and isinstance(x.format, FloatFormat) and x.format.bit_width <= 8:
+    if isinstance(x, FloatQuantTensor) and not x.format.is_learned and x.format.bit_width <= 8:
         if _is_float8(x.format):
             return x.payload()
         return pack(x.codes(), container_bits(x.format.bit_width))
@@ -177,8 +177,8 @@ def _payload(x: Any) -> jax.Array | None:
     return None
 
 
-def _is_float8(form: FloatFormat) -> bool:
-    return form.bit_width == 8 and jnp.issubdtype(form.payload_dtype, jnp.floating)
+def _is_float8(form: FloatGrid) -> bool:
+    return form.bit_width == 8 and jnp.issubdtype(form.storage, jnp.floating)
 
 
 def _unpacked(payload: jax.Array, bits: int, features: int, signed: bool) -> jax.Array:

@@ -9,9 +9,8 @@ from typing import Any
 from flax import nnx
 
 from jqinject.nn.attention.attention_base import act_slot
-from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.hold_proxies import hold_proxies
-from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT
+from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, hold_proxies
+from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.nn.linear.linear_general import QuantLinearGeneral
 from jqinject.program import change_class
 

@@ -8,9 +8,8 @@ import jax
 from flax import nnx
 
 from jqinject.core.component import assign
-from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import ACT, GRAD, INPUT
+from jqinject.nn.base.slots import ACT, GRAD, INPUT, hold_proxies
 from jqinject.quant_tensor import as_array
 
 

@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import hold_proxies
-from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, hold_proxies
+from jqinject.nn.base.weight_axes import check_features
 from jqinject.quant_tensor import as_array
 
 

@@ -2,14 +2,182 @@
 
 from __future__ import annotations
 
+import html
 import inspect
-from typing import TYPE_CHECKING, Any, Generic
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from flax import nnx
 
-from jqinject.nn.base.overrides import Overrides, overrides_of
+from jqinject.inject import Binding, ExtendedInjector, Node, explain, requested_names
+from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject.show import brief
 from jqinject.nn.base.slots import Slot, slots_of
 from jqinject.quant import QuantizerLike
+from jqinject.quant.override_names import NAMES, PASSED
+
+OWN_NAME = "a name of your own injector"
+
+
+@dataclass(frozen=True)
+class Override:
+    """One name of a quantizer, and the keyword of a layer that declares it anew.
+
+    Attributes:
+        keyword: the keyword, as in `weight_bit_width`.
+        name: the injector's name, as in `bit_width`.
+        type: what may be given, as an annotation; empty for a name of a user's own injector.
+        default: what the injector has now, in a few characters; for a component its class.
+        meaning: what it says.
+        read: whether the quantizer reads it as it is wired now. Another is read once other names are changed, such as
+            `scaling_init` with `scaling_impl_type="const"`.
+    """
+
+    keyword: str
+    name: str
+    type: str
+    default: str
+    meaning: str
+    read: bool
+
+
+class Overrides(Sequence[Override]):
+    """The overrides that a layer takes: a sequence, found by keyword too; printed as a table of those that are read.
+
+    >>> from jqinject.nn import QuantLinear
+    >>> from jqinject.quant import Int8WeightPerChannelFloat
+    >>> found = QuantLinear.overrides(weight_quant=Int8WeightPerChannelFloat)
+    >>> found["weight_bit_width"].type, found["weight_bit_width"].default, found["weight_scaling_init"].read
+    ('int', '8', False)
+    """
+
+    def __init__(self, rows: Sequence[Override]) -> None:
+        self._rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Override]:
+        return iter(self._rows)
+
+    @overload
+    def __getitem__(self, index: int | str) -> Override: ...
+    @overload
+    def __getitem__(self, index: slice) -> Overrides: ...
+    def __getitem__(self, index: int | str | slice) -> Override | Overrides:
+        if isinstance(index, slice):
+            return Overrides(self._rows[index])
+        if isinstance(index, int):
+            return self._rows[index]
+        found = next((row for row in self._rows if row.keyword == index), None)
+        if found is None:
+            known = [row.keyword for row in self._rows]
+            raise KeyError(lines(f"no override {index!r}", did_you_mean(index, known)))
+        return found
+
+    def _table(self) -> list[tuple[str, str, str, str]]:
+        shown = [(row.keyword, row.type, row.default, row.meaning) for row in self._rows if row.read]
+        return [("keyword", "type", "now", "meaning"), *shown]
+
+    def _rest(self) -> str:
+        count = sum(not row.read for row in self._rows)
+        return f"{count} more are read once others are changed: those with `read=False`" if count else ""
+
+    def __str__(self) -> str:
+        table = self._table()
+        widths = [max(len(row[column]) for row in table) for column in range(3)]
+        drawn = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
+            ).rstrip()
+            for row in table
+        ]
+        return "\n".join([*drawn, *([self._rest()] if self._rest() else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *body = (
+            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+            for row, tag in zip(self._table(), ("th", *("td",) * len(self._rows)), strict=False)
+        )
+        rows = "".join(f"<tr>{row}</tr>" for row in body)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(self._rest())}</p>"
+
+
+def overrides_of(layer: type, slots: Sequence[Slot], given: Mapping[str, Any]) -> Overrides:
+    """The overrides of the quantizers that a layer would have.
+
+    Args:
+        layer: the class of the layer.
+        slots: its places for quantizers.
+        given: argument -> quantizer; one that is missing is the argument's default.
+
+    Raises:
+        TypeError: an argument that is not a quantizer of the layer.
+    """
+    arguments = list(dict.fromkeys(slot.argument for slot in slots))
+    for name in given:
+        if name not in arguments:
+            hint = did_you_mean(name, arguments)
+            raise TypeError(
+                lines(f"{layer.__name__}.overrides() takes {', '.join(arguments)}, got {name!r}", hint)
+            )
+    defaults = inspect.signature(layer).parameters
+    rows: dict[str, Override] = {}
+    for slot in slots:
+        default = defaults[slot.argument].default if slot.argument in defaults else None
+        injector = _injector(layer, slot.argument, given.get(slot.argument, default))
+        for row in () if injector is None else _rows(injector, slot, slots):
+            rows.setdefault(row.keyword, row)
+    return Overrides(list(rows.values()))
+
+
+def _injector(layer: type, argument: str, given: Any) -> Any:
+    binding = getattr(given, "binding", given)
+    if isinstance(binding, Binding):
+        return binding.injector
+    if given is None or given is inspect.Parameter.empty:
+        return None
+    if not (inspect.isclass(given) and issubclass(given, ExtendedInjector)):
+        raise TypeError(
+            f"{layer.__name__}.overrides({argument}=...) takes an injector (a class that derives from "
+            f"ExtendedInjector), a proxy or None, got {brief(given)}"
+        )
+    return given
+
+
+def keywords_of(slot: Slot, slots: Sequence[Slot], names: Iterable[str]) -> dict[str, str]:
+    """The keyword of each name of a quantizer: that with the longest prefix of the layer takes a keyword."""
+    longer = tuple(other.prefix for other in slots if len(other.prefix) > len(slot.prefix))
+    keywords = {slot.prefix + name: name for name in sorted(set(names) - PASSED)}
+    return {name: keyword for keyword, name in keywords.items() if not keyword.startswith(longer)}
+
+
+def _rows(injector: Any, slot: Slot, slots: Sequence[Slot]) -> list[Override]:
+    """Those that are read first, each kind by name."""
+    read = {node.name: node for node in explain(injector).walk()}
+    rows = []
+    for name, keyword in keywords_of(slot, slots, requested_names(injector)).items():
+        facts = NAMES.get(name)
+        type_, meaning = facts or ("", OWN_NAME)
+        node = read.get(name)
+        now = _declared(injector, name) if node is None else _now(node)
+        rows.append(Override(keyword, name, type_, now, meaning, node is not None))
+    return sorted(rows, key=lambda row: not row.read)
+
+
+def _now(node: Node) -> str:
+    return "of the layer" if node.error else brief(node.value)
+
+
+def _declared(injector: Any, name: str) -> str:
+    spec = injector.__dependencies__.get(name)
+    if spec is None:
+        return ""
+    return "computed" if spec.kind == "FUNCTION" else brief(spec.target)
+
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

@@ -6,22 +6,85 @@ the slots of a layer from what a user gives.
 """
 
 import functools
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
+import jax
 from flax import nnx
 
-from jqinject.nn.base.weight_input import LayerParameters
+from jqinject.inject import Binding, ExtendedInjector
+from jqinject.inject.errors import did_you_mean, lines
 from jqinject.proxy import (
     LINKS,
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
+    InputFormat,
     QuantProxyFromInjector,
     TruncQuantProxyFromInjector,
     WeightQuantProxyFromInjector,
     complete,
 )
+from jqinject.quant.enums import ScalingPerOutputType, chooses
+from jqinject.quant_tensor import IntQuantTensor
+
+
+class LayerParameters(NamedTuple):
+    """What a weight's or bias's proxy may be asked about: it stays when the layer is gone.
+
+    Attributes:
+        weight, bias: Variables, or None.
+        input_quant: the proxy of the input, or None.
+    """
+
+    weight: Any
+    bias: Any
+    input_quant: Any
+
+    def input_format(self) -> InputFormat | None:
+        """Of the quantized input, as far as `input_quant` says it."""
+        return input_format(self)
+
+
+def check_input_for_weight(layer: Any) -> None:
+    """Refuse a weight quantizer that goes by the input where there is none, or an input that it cannot go by.
+
+    Args:
+        layer: a layer that holds its quantizers.
+
+    Raises:
+        TypeError: the input is not quantized to integers.
+        ValueError: the layer has no quantized input, or it is too wide for the accumulator.
+    """
+    weight_quant, input_quant = layer.weight_quant, layer.input_quant
+    if weight_quant is None or not weight_quant.is_quant_enabled or not weight_quant.requires_quant_input:
+        return
+    if type(layer).input_quant is None:
+        raise ValueError(
+            f"{type(layer).__name__}: {weight_quant.binding.base.__name__} quantizes the weight for the integers that "
+            "it is multiplied with, and this layer has no quantized input.\n  cure: another weight quantizer, such as "
+            "Int8WeightPerChannelFloat"
+        )
+    if input_quant is not None and input_quant.is_quant_enabled:
+        weight_quant.check_input(_sample(input_quant))
+
+
+def input_format(layer: Any) -> InputFormat | None:
+    """The format of a layer's quantized input, as far as its `input_quant` says it; None if there is none."""
+    proxy = layer.input_quant
+    sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
+    return InputFormat(sample.bit_width, sample.signed) if isinstance(sample, IntQuantTensor) else None
+
+
+def _sample(proxy: Any) -> Any:
+    """One quantized 0, of which bits and sign are read; only traced if bits are static, so that nothing runs."""
+    traced = jax.eval_shape(proxy.sample)
+    static = not isinstance(traced, IntQuantTensor) or isinstance(traced.bit_width, int)
+    return traced if static else proxy.sample()
 
 
 @dataclass(frozen=True)
@@ -103,3 +166,222 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
     names = dict.fromkeys(name for body in bodies for name in body if isinstance(body[name], Slot))
     declared = (getattr(layer, name) for name in names)
     return tuple(slot for slot in declared if isinstance(slot, Slot))
+
+
+@functools.cache
+def arguments_of(layer: type) -> tuple[str, ...]:
+    """The names that a class takes as arguments, those that it passes on to its bases included."""
+    found: dict[str, None] = {}
+    for cls in layer.__mro__:
+        if "__init__" in vars(cls):
+            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                break
+    return tuple(found)
+
+
+def flax_arguments(parent: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the constructor of a Flax layer takes of a layer's own arguments, by name.
+
+    Args:
+        parent: the class of the Flax layer.
+        given: the `locals()` of the layer's `__init__`, at its beginning.
+    """
+    return {name: given[name] for name in arguments_of(parent) if name in given}
+
+
+def split_overrides(
+    layer: Any, slots: Sequence[Slot], overrides: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Overrides by the argument whose quantizer they are for, without their prefixes.
+
+    Raises:
+        TypeError: a keyword that starts with no prefix of the layer; names the nearest argument.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for slot in slots:
+        found[slot.argument] = {}
+    for keyword, override in overrides.items():
+        matching = [slot for slot in slots if keyword.startswith(slot.prefix)]
+        if not matching:
+            longest_first = sorted(slots, key=lambda slot: -len(slot.prefix))
+            prefixes = ", ".join(dict.fromkeys(slot.prefix for slot in longest_first))
+            kind = type(layer)
+            hint = did_you_mean(keyword, [*arguments_of(kind), *(slot.argument for slot in longest_first)])
+            text = (
+                f"{kind.__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
+            )
+            cure = f"{kind.__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)"
+            raise TypeError(lines(text + prefixes, hint or cure))
+        slot = max(matching, key=lambda slot: len(slot.prefix))
+        found[slot.argument][keyword.removeprefix(slot.prefix)] = override
+    return found
+
+
+CHANNEL_SHAPE = "activation_channel_shape"
+
+
+def make_proxy(
+    layer: Any,
+    slot: Slot,
+    given: Any,
+    overrides: Mapping[str, Any],
+    rngs: nnx.Rngs | None,
+    stack: tuple[int, ...] = (),
+    channel_shape: tuple[int, ...] | None = None,
+    offered: Mapping[str, Any] | None = None,
+) -> Any:
+    """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
+
+    A proxy to be shared is returned unchanged; `share` makes it serve the layer, once the layer holds it.
+
+    Args:
+        layer: the layer, which has its weights.
+        slot: the place for the quantizer.
+        given: an injector, a binding, a proxy or None.
+        overrides: names declared anew.
+        rngs: for quantizers that draw random numbers.
+        stack: sizes of the leading axes that the layer is stacked along.
+        channel_shape: the shape of a scale for each channel of what flows through the slot, if the layer knows it.
+        offered: names that the layer declares, for an injector that asks for them and has not been given them.
+
+    Raises:
+        TypeError: what was given is not a quantizer, or is one of another kind; or overrides have nothing to act on.
+        ValueError: a proxy to share has a scale for each of other channels.
+    """
+    where = f"{type(layer).__name__}({slot.name}=...)"
+    if given is None or isinstance(given, QuantProxyFromInjector):
+        if overrides:
+            _refuse_overrides(where, slot, given, overrides)
+        if given is not None:
+            _check_kind(where, slot, type(given), "a proxy")
+            _check_channels(where, given, channel_shape)
+        return given
+    if not isinstance(given, Binding) and not (
+        inspect.isclass(given) and issubclass(given, ExtendedInjector)
+    ):
+        raise TypeError(
+            f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
+            f"(other_layer.{slot.name}) or None, got {_shown(given)}"
+        )
+    binding = given if isinstance(given, Binding) else Binding(given)
+    if channel_shape is not None and _is_per_channel(binding.let(**overrides), layer):
+        offered = {**(offered or {}), CHANNEL_SHAPE: channel_shape}
+    named = binding.let(**overrides) if overrides else binding
+    proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
+    _check_kind(where, slot, proxy_class, binding.base.__name__)
+    called = (
+        f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
+        slot.prefix,
+    )
+    make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+    proxy = make(offered=offered)
+    if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
+        # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
+        return make(offered={name: offer for name, offer in (offered or {}).items() if name != "axis_name"})
+    return proxy
+
+
+def hold_proxies(
+    layer: Any,
+    arguments: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    rngs: nnx.Rngs | None,
+    *,
+    slots: Sequence[Slot] | None = None,
+    stack: tuple[int, ...] = (),
+    channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    offered: Mapping[str, Any] | None = None,
+) -> None:
+    """Make the proxies of a layer, or share those that were given, and let the layer hold them.
+
+    Args:
+        layer: a layer under construction, or a layer of Flax that was just declared to be one of ours.
+        arguments: what the user gave for each slot; `act_quant` is another name of `input_quant`.
+        overrides: the user's further keywords.
+        rngs: for quantizers that draw random numbers.
+        slots: its places for quantizers; None for all that its class declares.
+        stack: sizes of the leading axes that the layer is stacked along.
+        channel_shapes: slot of activations -> the shape of a scale for each channel, as far as the layer knows it.
+        offered: names that a layer declares, an activation layer for its own quantizer alone; see `make_proxy`.
+
+    Raises:
+        TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
+    """
+    slots = slots_of(type(layer)) if slots is None else slots
+    chosen = _by_slot(type(layer).__name__, slots, arguments)
+    by_slot = split_overrides(layer, slots, overrides)
+    proxies: list[Any] = []
+    for slot in slots:
+        own = by_slot[slot.name], rngs, stack, channel_shapes.get(slot.name)
+        offer = offered if slot is ACT or ACT not in slots else None
+        proxies.append(make_proxy(layer, slot, chosen[slot.name], *own, offer))
+    for slot, proxy in zip(slots, proxies, strict=True):
+        if proxy is not None:
+            # Not `vars`: a layer that was one of Flax's has its attributes registered already.
+            setattr(layer, slot.name, proxy)
+    for shared in chosen.values():
+        if isinstance(shared, QuantProxyFromInjector):
+            shared.add_tracked_module(layer)
+
+
+def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given for each slot, under its first name; `contraction` is none."""
+    chosen: dict[str, Any] = {}
+    for slot in slots:
+        chosen[slot.name] = None
+    for name, quantizer in arguments.items():
+        if quantizer is None or name == "contraction":
+            continue
+        if name == "act_quant" and ACT not in slots:
+            name = "input_quant"
+            if arguments.get(name) is not None:
+                raise TypeError(
+                    f"{layer}: act_quant and input_quant are two names of one argument; give one of them"
+                )
+        if name not in chosen:
+            raise TypeError(f"{layer} has no {name}: it takes {', '.join(chosen)}")
+        chosen[name] = quantizer
+    return chosen
+
+
+def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
+    if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
+        raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
+    if proxy_class.role not in (slot.proxy_class.role, QuantProxyFromInjector.role):
+        raise TypeError(
+            f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
+            f"expected a {slot.proxy_class.__name__}"
+        )
+
+
+def _is_per_channel(binding: Binding, layer: Any) -> bool:
+    per_output = "scaling_per_output"
+    return binding.declares(per_output) and chooses(
+        binding.resolve(per_output, module=layer), ScalingPerOutputType.CHANNEL
+    )
+
+
+def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:
+    held = proxy.binding.overrides.get(CHANNEL_SHAPE)
+    if None not in (held, channel_shape) and held != channel_shape:
+        raise ValueError(
+            f"{where}: the proxy has scales of shape {held}, one for each channel of the layer it was made for, and "
+            f"here they would be {channel_shape}.\n  cure: an injector, for a quantizer of its own"
+        )
+
+
+def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str, Any]) -> NoReturn:
+    names = ", ".join(repr(slot.prefix + name) for name in overrides)
+    why, cure = "there is no quantizer", f"give an injector: {slot.name}=..."
+    if given is not None:
+        why = "the quantizer is shared with another layer as it is"
+        cure = f"give an injector of its own, {slot.name}=..., or override where the proxy is first made"
+    raise TypeError(f"{where}: {names} would have no effect: {why}.\n  cure: {cure}")
+
+
+def _shown(given: Any) -> str:
+    return (
+        f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
+    )

@@ -1,5 +1,7 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,15 +12,12 @@ from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import Affine, affine_of, has_integers
 from jqinject.dot.kernels.integer import keeps_integers
-from jqinject.dot.tensors.decision import describe
+from jqinject.dot.tensors.decision import KINDS, describe
+from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
-from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
-from jqinject.nn.base.hold_proxies import hold_proxies
-from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT
-from jqinject.nn.base.weight_axes import WeightAxes, is_on
-from jqinject.nn.base.weight_input import check_input_for_weight, input_format
+from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format
+from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -28,6 +27,18 @@ from jqinject.quant_tensor import (
     QuantTensor,
     as_array,
 )
+
+
+def checked_contraction(layer: str, contraction: ContractionKind) -> ContractionKind:
+    """`contraction`, if it is one of `ContractionKind`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if contraction not in KINDS:
+        known = ", ".join(map(repr, KINDS))
+        raise ValueError(f"{layer}: contraction must be one of {known}, got {contraction!r}")
+    return contraction
 
 
 class ParameterView:
@@ -87,11 +98,11 @@ class QuantWeightLayer(WeightAxes[Out]):
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        quantizers = {name: quantizer for name, quantizer in arguments.items() if name != "contraction"}
         contraction = arguments.get("contraction", "auto")
-        checked_contraction(type(self).__name__, contraction)
+        if contraction != "auto":
+            checked_contraction(type(self).__name__, contraction)
         stack, shapes = stack_of((self,)), self.channel_shapes()
-        hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
+        hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
             self._check_function(contraction)

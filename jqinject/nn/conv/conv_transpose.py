@@ -14,11 +14,10 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike, PromoteDtypeFn
 from jax.sharding import auto_axes
 
-from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantConvTransposeOverrides
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.weight_layer import ParameterView
+from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.weight_layer import ContractionKind, ParameterView
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.sharding import asked, with_sharding

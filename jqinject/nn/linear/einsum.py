@@ -18,13 +18,12 @@ from flax.typing import Dtype, EinsumT, Initializer, PrecisionLike, PromoteDtype
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
 from jqinject.dot.schemes.quantized_einsum import einsum_by
-from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.input_shape import WrongFeaturesError, check_features
-from jqinject.nn.base.keywords import flax_arguments
-from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantEinsumOverrides
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
+from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 

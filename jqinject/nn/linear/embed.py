@@ -12,10 +12,10 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_embed_init
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantEmbedOverrides
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (

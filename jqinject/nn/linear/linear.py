@@ -12,11 +12,10 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantLinearOverrides
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

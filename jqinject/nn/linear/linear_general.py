@@ -13,12 +13,11 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.keywords import flax_arguments
-from jqinject.nn.base.layer_scheme import DEFAULT_WEIGHT, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantLinearGeneralOverrides
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

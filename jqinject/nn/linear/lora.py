@@ -13,11 +13,11 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.nnx.nn.lora import default_a_initializer, default_b_initializer
 from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
-from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantLoRALinearOverrides
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

@@ -8,11 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
-from jqinject.nn.base.hold_proxies import make_proxy, share
-from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.keywords import split_overrides
 from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
+from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, make_proxy, slots_of, split_overrides
+from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
@@ -103,7 +101,8 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             of_sums = proxy if is_sum else of_sums
             if proxy is not None:
                 setattr(self, name, proxy)
-                share(self, quantizer)
+                if proxy is quantizer:  # another layer's
+                    proxy.add_tracked_module(self)
 
     def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
         """Of a scale for each channel: there are as many as hidden features, in the input too or it is not known."""

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import Slot
+from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.recurrent import _sequence
 from jqinject.nn.recurrent._cell import QuantRecurrentCell
 from jqinject.quant_tensor import IntQuantTensor, as_array, concatenate, expand_dims

@@ -11,8 +11,8 @@ from flax.nnx.nn.linear import default_kernel_init
 from flax.nnx.nn.recurrent import modified_orthogonal
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantLSTMCellOverrides, QuantOptimizedLSTMCellOverrides
+from jqinject.nn.base.slots import flax_arguments
 from jqinject.nn.recurrent._cell import (
     ORTHOGONAL,
     CellArguments,

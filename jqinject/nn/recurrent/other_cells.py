@@ -10,8 +10,8 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_kernel_init
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantGRUCellOverrides, QuantSimpleCellOverrides
+from jqinject.nn.base.slots import flax_arguments
 from jqinject.nn.recurrent._cell import (
     GATE_ACC,
     ORTHOGONAL,

@@ -1,4 +1,4 @@
-"""Integers whose scale comes from statistics: float or a power of two, with or without zero point; groups; biases."""
+"""Integers whose scale comes from statistics: float or power of two, with or without zero point, in groups; biases."""
 
 from jqinject import core
 from jqinject.quant.fragments import (

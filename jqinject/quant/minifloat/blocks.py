@@ -29,7 +29,6 @@ from jqinject.quant.fragments import (
     ShiftedMinUintQuant,
 )
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
-from jqinject.quant.solver.solve_components import pick_or_none
 
 
 class RestrictThresholdMixin(ExtendedInjector):
@@ -40,10 +39,10 @@ class RestrictThresholdMixin(ExtendedInjector):
 
 
 @choices(core.MaxIntScaling, core.PowerOfTwoIntScaling)
-def int_scaling_impl(scale_rounding=None):
+def steps_to_largest(scale_rounding=None):
     """Integer steps to the largest number; rounded up, a power of two is one step beyond it, which is clamped."""
-    beyond = {enums.ScaleRounding.CEIL: core.PowerOfTwoIntScaling}
-    return pick_or_none(enums.ScaleRounding, scale_rounding, beyond, "scale_rounding") or core.MaxIntScaling
+    beyond = enums.chooses(scale_rounding, enums.ScaleRounding.CEIL)
+    return core.PowerOfTwoIntScaling if beyond else core.MaxIntScaling
 
 
 @value
@@ -71,7 +70,7 @@ class MXMixin(ExtendedInjector):
     restrict_value_float_to_int_impl = core.FloorSte
     scaling_per_output_type = enums.ScalingPerOutputType.GROUP
     restrict_threshold_impl = this.threshold_mixin.restrict_scaling_impl
-    int_scaling_impl = int_scaling_impl
+    int_scaling_impl = steps_to_largest
     midmax_mantissa_bit_bias = value(midmax_mantissa_bias)
 
 

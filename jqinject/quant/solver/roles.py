@@ -1,13 +1,13 @@
 """Solvers: for each role of a quantizer, a table that says which function computes what.
 
 A row `name = function` means: unless `name` is declared, `function` computes it from the names of its arguments. The
-functions are in `solve_components` and `solve_shapes`. Below each table stands the quantizer of that role that does not
-quantize: a layer that has it computes in float.
+functions are in `solve_components` and `solve_shapes`. Below the tables there is for each role the quantizer that does
+not quantize: a layer that has it computes in float.
 """
 
 from jqinject import core, proxy
-from jqinject.inject import ExtendedInjector
-from jqinject.quant import enums
+from jqinject.inject import ExtendedInjector, this
+from jqinject.quant.enums import LearnedRoundImplType, QuantType
 from jqinject.quant.solver import solve_components, solve_shapes
 
 
@@ -20,7 +20,7 @@ class WeightQuantSolver(ExtendedInjector, defaults=True):
     bit_width_impl = solve_components.bit_width_impl
     tensor_clamp_impl = solve_components.parameter_tensor_clamp_impl
     float_to_int_impl = solve_components.float_to_int_impl
-    learned_round_impl_type = enums.LearnedRoundImplType.HARD_SIGMOID
+    learned_round_impl_type = LearnedRoundImplType.HARD_SIGMOID
     learned_round_impl = solve_components.learned_round_impl
     learned_round_init = solve_components.learned_round_init
     scaling_impl = solve_components.parameter_scaling_impl
@@ -34,13 +34,12 @@ class WeightQuantSolver(ExtendedInjector, defaults=True):
     scaling_stats_impl = solve_components.scaling_stats_impl
     exponent_impl = solve_components.exponent_impl
     scaling_per_output = solve_components.scaling_per_output
-    scaling_shape = solve_components.parameter_scaling_shape
+    scaling_shape = solve_shapes.scaling_shape_of_weight
     scaling_stats_input_view_shape_impl = solve_shapes.scaling_stats_input_view_shape_impl
     scaling_stats_input_concat_dim = solve_shapes.weight_concat_dim
     stats_reduce_dim = solve_shapes.stats_reduce_dim
     keepdim = solve_shapes.keepdim
     permute_dims = solve_shapes.weight_permute_dims
-    weight_ndims = solve_shapes.weight_ndims
     output_channel_dim = solve_shapes.output_channel_dim
     out_channels = solve_shapes.out_channels
     channel_axes = solve_shapes.weight_channel_axes
@@ -66,7 +65,7 @@ class ActQuantSolver(ExtendedInjector, defaults=True):
     int_quant = solve_components.int_quant
     bit_width_impl = solve_components.bit_width_impl
     float_to_int_impl = solve_components.float_to_int_impl
-    learned_round_impl_type = enums.LearnedRoundImplType.HARD_SIGMOID
+    learned_round_impl_type = LearnedRoundImplType.HARD_SIGMOID
     learned_round_impl = solve_components.learned_round_impl
     learned_round_init = solve_components.learned_round_init
     scaling_impl = solve_components.act_scaling_impl
@@ -81,14 +80,14 @@ class ActQuantSolver(ExtendedInjector, defaults=True):
     scaling_stats_impl = solve_components.scaling_stats_impl
     exponent_impl = solve_components.exponent_impl
     scaling_per_output = solve_components.scaling_per_output
-    scaling_shape = solve_components.act_scaling_shape
+    scaling_shape = solve_shapes.scaling_shape_of_act
     scaling_stats_input_view_shape_impl = solve_shapes.scaling_stats_input_view_shape_impl
     stats_reduce_dim = solve_shapes.stats_reduce_dim
     keepdim = solve_shapes.keepdim
     permute_dims = solve_shapes.declared_permute_dims
     per_channel_broadcastable_shape = solve_shapes.per_channel_broadcastable_shape
     channel_shape = solve_shapes.act_channel_shape
-    scaling_per_output_channel_shape = solve_shapes.act_per_output_channel_shape
+    scaling_per_output_channel_shape = this.per_channel_broadcastable_shape
     input_view_impl = solve_shapes.act_input_view_impl
     group_dim = -1
     block_width = solve_shapes.block_width
@@ -112,7 +111,7 @@ class BiasQuantSolver(ExtendedInjector, defaults=True):
     bit_width_impl = solve_components.bit_width_impl
     tensor_clamp_impl = solve_components.parameter_tensor_clamp_impl
     float_to_int_impl = solve_components.float_to_int_impl
-    learned_round_impl_type = enums.LearnedRoundImplType.HARD_SIGMOID
+    learned_round_impl_type = LearnedRoundImplType.HARD_SIGMOID
     learned_round_impl = solve_components.learned_round_impl
     learned_round_init = solve_components.learned_round_init
     scaling_impl = solve_components.parameter_scaling_impl
@@ -123,7 +122,7 @@ class BiasQuantSolver(ExtendedInjector, defaults=True):
     int_scaling_impl = solve_components.int_scaling_impl
     scaling_stats_impl = solve_components.scaling_stats_impl
     scaling_per_output = solve_components.scaling_per_output
-    scaling_shape = solve_components.parameter_scaling_shape
+    scaling_shape = solve_shapes.scaling_shape_of_weight
     scaling_stats_input_view_shape_impl = solve_shapes.scaling_stats_input_view_shape_impl
     scaling_stats_input_concat_dim = 0
     stats_reduce_dim = solve_shapes.stats_reduce_dim
@@ -144,7 +143,7 @@ class TruncQuantSolver(ExtendedInjector, defaults=True):
     tensor_quant = solve_components.trunc_tensor_quant
     bit_width_impl = solve_components.bit_width_impl
     float_to_int_impl = solve_components.float_to_int_impl
-    learned_round_impl_type = enums.LearnedRoundImplType.HARD_SIGMOID
+    learned_round_impl_type = LearnedRoundImplType.HARD_SIGMOID
     learned_round_impl = solve_components.learned_round_impl
     learned_round_init = solve_components.learned_round_init
     trunc_scaling_impl = solve_components.trunc_scaling_impl
@@ -158,14 +157,14 @@ class TruncQuantSolver(ExtendedInjector, defaults=True):
     int_scaling_impl = solve_components.int_scaling_impl
     scaling_stats_impl = solve_components.scaling_stats_impl
     scaling_per_output = solve_components.scaling_per_output
-    scaling_shape = solve_components.act_scaling_shape
+    scaling_shape = solve_shapes.scaling_shape_of_act
     scaling_stats_input_view_shape_impl = solve_shapes.scaling_stats_input_view_shape_impl
     stats_reduce_dim = solve_shapes.stats_reduce_dim
     keepdim = solve_shapes.keepdim
     permute_dims = solve_shapes.declared_permute_dims
     per_channel_broadcastable_shape = solve_shapes.per_channel_broadcastable_shape
     channel_shape = solve_shapes.act_channel_shape
-    scaling_per_output_channel_shape = solve_shapes.act_per_output_channel_shape
+    scaling_per_output_channel_shape = this.per_channel_broadcastable_shape
     input_view_impl = core.Identity
     group_elements_axis = solve_shapes.group_elements_axis
 
@@ -173,23 +172,23 @@ class TruncQuantSolver(ExtendedInjector, defaults=True):
 class NoneWeightQuant(WeightQuantSolver):
     """Float weights."""
 
-    quant_type = enums.QuantType.FP
+    quant_type = QuantType.FP
 
 
 class NoneActQuant(ActQuantSolver):
     """Float activations."""
 
-    quant_type = enums.QuantType.FP
+    quant_type = QuantType.FP
 
 
 class NoneBiasQuant(BiasQuantSolver):
     """Float biases."""
 
-    quant_type = enums.QuantType.FP
+    quant_type = QuantType.FP
     requires_input_scale = False
 
 
 class NoneTruncQuant(TruncQuantSolver):
     """Accumulators with all their bits."""
 
-    quant_type = enums.QuantType.FP
+    quant_type = QuantType.FP

@@ -1,11 +1,12 @@
 """Facts of the layer, or of the layers that share a quantizer, and the shapes that follow from them.
 
-Views put the channels first and everything else in axis 1.
+Views put the channels first and everything else in axis 1. `by_output` and `of_statistic` make the rows that depend on
+what shares a scale; the other functions read the layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from flax import nnx
@@ -15,10 +16,48 @@ from jqinject.inject import choices, this, value
 from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
 from jqinject.quant import enums
 
+CHANNEL_REDUCE_DIM = 1
 
-def layers_of(module: Any) -> tuple[Any, ...]:
-    """The layers a proxy hands in as `module`: one layer, or a tuple of those that share it."""
-    return module if isinstance(module, tuple) else (module,)
+
+def by_output(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
+    """Return the `@value` function that chooses by what shares a scale (`scaling_per_output`).
+
+    Args:
+        tensor: the choice if the whole tensor shares one, or if nothing is declared; a value, a component or a link.
+        channel: the choice for each channel.
+        group: the choice for each group.
+
+    Example:
+        >>> from jqinject.inject import ExtendedInjector
+        >>> class Q(ExtendedInjector):
+        ...     scaling_per_output = "channel"
+        ...     axis = by_output(tensor=None, channel=1)
+        >>> Q.axis
+        1
+    """
+    table = {"channel": channel, "group": group}
+
+    def select(scaling_per_output):
+        return table.get(scaling_per_output and scaling_per_output.lower(), tensor)
+
+    return choices(*_classes(tensor, channel, group))(select)
+
+
+def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
+    """As `by_output`, for what is reduced: the mean of the channels' maxima (`max_ave`) is taken of channels too."""
+    table = {"channel": channel, "group": group}
+
+    def select(scaling_stats_op, scaling_per_output):
+        of_channels = enums.chooses(scaling_stats_op, enums.StatsOp.MAX_AVE)
+        return table.get(
+            scaling_per_output and scaling_per_output.lower(), channel if of_channels else tensor
+        )
+
+    return choices(*_classes(tensor, channel, group))(select)
+
+
+def _classes(*options: Any) -> list[type]:
+    return [option for option in options if isinstance(option, type)]
 
 
 def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -28,8 +67,10 @@ def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | tuple[int, ...]:
     """How many channels a layer's weight has along its channel axis, or along each of several."""
-    found = tuple(layer.weight_shape[axis] for axis in as_tuple(output_channel_dim))
-    return found[0] if len(found) == 1 else found
+    if isinstance(output_channel_dim, int):
+        return layer.weight_shape[output_channel_dim]
+    sizes = tuple(map(layer.weight_shape.__getitem__, output_channel_dim))
+    return sizes[0] if len(sizes) == 1 else sizes
 
 
 def group_dim_of(layer: Any) -> int:
@@ -98,50 +139,25 @@ def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
     Raises:
         ValueError: the layers disagree.
     """
-    found = [fact(layer) for layer in layers_of(module)]
-    if any(other != found[0] for other in found[1:]):
-        shown = ", ".join(f"{type(m).__name__}: {f}" for m, f in zip(layers_of(module), found, strict=True))
+    if not isinstance(module, tuple):
+        return fact(module)
+    facts = [fact(layer) for layer in module]
+    if facts.count(facts[0]) < len(facts):
+        shown = ", ".join(f"{type(m).__name__}: {f}" for m, f in zip(module, facts, strict=True))
         raise ValueError(
             f"layers that share a per-channel quantizer need the same {name}, got {shown}. "
             "Give each layer a quantizer of its own, or share one with scaling_per_output_type = 'tensor'."
         )
-    return found[0]
+    return facts[0]
 
 
-CHANNEL_REDUCE_DIM = 1
+# What statistics reduce, and how they see the tensor.
 
-
-@value
-def stats_reduce_dim(scaling_stats_op, scaling_per_output):
-    """The axis that statistics reduce; None for all of them."""
-    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
-        return this.group_elements_axis
-    return CHANNEL_REDUCE_DIM if _has_channels(scaling_stats_op, scaling_per_output) else None
-
-
-def _has_channels(scaling_stats_op, scaling_per_output):
-    """Whether a statistic is taken of each channel."""
-    return enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL) or enums.chooses(
-        scaling_stats_op, enums.StatsOp.MAX_AVE
-    )
-
-
-@value
-def keepdim(scaling_per_output):
-    """Whether statistics keep the axis that they reduce."""
-    return enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
-
-
-@choices(core.OverOutputChannelView, core.OverTensorView)
-def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
-    """How a tensor is laid out for statistics."""
-    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
-        return this.input_view_impl
-    return (
-        core.OverOutputChannelView
-        if _has_channels(scaling_stats_op, scaling_per_output)
-        else core.OverTensorView
-    )
+stats_reduce_dim = of_statistic(channel=CHANNEL_REDUCE_DIM, group=this.group_elements_axis)
+scaling_stats_input_view_shape_impl = of_statistic(
+    core.OverTensorView, core.OverOutputChannelView, this.input_view_impl
+)
+keepdim = by_output(tensor=False, channel=False, group=True)
 
 
 @value
@@ -152,29 +168,28 @@ def declared_permute_dims(scaling_stats_permute_dims=None):
 
 # Weights: facts of the layer.
 
-
-@value
-def weight_ndims(module):
-    """How many axes the weight has."""
-    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+scaling_shape_of_weight = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
+weight_concat_dim = by_output(tensor=0, channel=1, group=this.group_elements_axis)
+# quantized group scales have one more axis than the weight: their channels are those of the scale's shape
+weight_channel_shape = by_output(channel=this.scaling_shape)
 
 
 @value
 def output_channel_dim(module):
     """The weight's axis, or axes, of output channels."""
-    return agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim")
+    return agreed(module, attrgetter("output_channel_dim"), "output_channel_dim")
 
 
 @value
 def output_channel_axes(module):
     """The weight's axes of output channels, as a tuple."""
-    return as_tuple(agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim"))
+    return as_tuple(agreed(module, attrgetter("output_channel_dim"), "output_channel_dim"))
 
 
 @value
 def out_channels(module, output_channel_dim):
     """How many output channels the weight has, along each axis that counts them."""
-    return agreed(module, lambda layer: channels_of(layer, output_channel_dim), "out_channels")
+    return agreed(module, partial(channels_of, output_channel_dim=output_channel_dim), "out_channels")
 
 
 @value
@@ -183,12 +198,15 @@ def weight_channel_axes(output_channel_dim):
     return len(as_tuple(output_channel_dim))
 
 
+def _number_of_axes(layer: Any) -> int:
+    return len(layer.weight_shape)
+
+
 @value
 def weight_permute_dims(module, output_channel_dim):
     """The permutation that puts the channels of a weight first; None if they are first already."""
-    ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
-    axes = list(range(ndim))
-    channels = sorted(axes[axis] for axis in as_tuple(output_channel_dim))
+    axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
+    channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
     if channels == axes[: len(channels)]:
         return None
     if len(channels) > 1:
@@ -198,51 +216,18 @@ def weight_permute_dims(module, output_channel_dim):
 
 
 @value
-def weight_channel_shape(scaling_per_output):
-    """The channels of quantized group scales, which have one more axis than the weight: those of the scale's shape."""
-    return (
-        this.scaling_shape if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL) else None
-    )
-
-
-@value
-def weight_per_output_channel_shape(weight_ndims, output_channel_dim, out_channels):
+def weight_per_output_channel_shape(module, output_channel_dim, out_channels):
     """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
-    shape = [1] * weight_ndims
+    shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
     for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
         shape[axis] = size
     return tuple(shape)
 
 
-@value
-def weight_concat_dim(scaling_per_output):
-    """The axis along which statistics join the weights of layers that share a quantizer."""
-    if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
-        return this.group_elements_axis
-    return 1 if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL) else 0
+# Groups: the axis of the inputs is cut into groups, of activations that of the features.
 
-
-# Groups.
-
-
-@choices(core.Identity, core.OverSubChannelBlockView)
-def weight_input_view_impl(scaling_per_output):
-    """`input_view_impl` of weights: per group, the axis of the inputs is cut into groups."""
-    return (
-        core.OverSubChannelBlockView
-        if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
-        else core.Identity
-    )
-
-
-@choices(core.Identity, core.DynamicOverSubChannelBlockView)
-def act_input_view_impl(scaling_per_output):
-    """`input_view_impl` of activations: per group, the features are cut into groups."""
-    return (
-        core.DynamicOverSubChannelBlockView
-        if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
-        else core.Identity
-    )
+weight_input_view_impl = by_output(core.Identity, core.Identity, core.OverSubChannelBlockView)
+act_input_view_impl = by_output(core.Identity, core.Identity, core.DynamicOverSubChannelBlockView)
 
 
 @value
@@ -260,7 +245,7 @@ def block_width(group_size=None):
 @value
 def weight_block_dim(module):
     """The axis of a weight along which the groups of a block are neighbours: its last one of output channels."""
-    return agreed(module, lambda layer: as_tuple(layer.output_channel_dim)[-1], "output_channel_dim")
+    return as_tuple(agreed(module, attrgetter("output_channel_dim"), "output_channel_dim"))[-1]
 
 
 @value
@@ -343,6 +328,8 @@ def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
 
 # Activations: a layer that knows how many channels flow through a slot declares them; otherwise the user does.
 
+scaling_shape_of_act = by_output(tensor=(), channel=this.per_channel_broadcastable_shape, group=())
+
 
 @value
 def per_channel_broadcastable_shape(activation_channel_shape=None):
@@ -363,12 +350,6 @@ def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
     if per_channel and scaling_stats_permute_dims is None:
         return this.per_channel_broadcastable_shape
     return None
-
-
-@value
-def act_per_output_channel_shape():
-    """`scaling_per_output_channel_shape` of activations: another name for `per_channel_broadcastable_shape`."""
-    return this.per_channel_broadcastable_shape
 
 
 # All axes of a bias are channels, so it needs no view.

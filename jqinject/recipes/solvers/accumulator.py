@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import IntegerGrid
 from jqinject.ops.accumulator import integer_budget
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.l1_ball import l1_threshold
@@ -70,8 +69,8 @@ class Accumulator:
 
     def _budget(self, problem: Problem, grid: MatrixGrid, solver: str) -> int:
         where = f"{solver}(accumulator_bits={self.bits})"
-        if not isinstance(grid.grid, IntegerGrid) or bool(jnp.any(grid.zero_point != 0)):
-            kind = "with zero points" if isinstance(grid.grid, IntegerGrid) else type(grid.grid).__name__
+        if not grid.grid.is_integer or bool(jnp.any(grid.zero_point != 0)):
+            kind = "with zero points" if grid.grid.is_integer else type(grid.grid).__name__
             raise ValueError(
                 f"{where} bounds sums of integers, and the weight's numbers are another grid: {kind}.\n"
                 "  cure: symmetric integers, such as Int8WeightPerChannelFloat; or leave accumulator_bits out"

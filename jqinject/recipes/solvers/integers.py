@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import IntegerGrid
+from jqinject.ops import Grid
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.solver import Problem
 
 
-def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, IntegerGrid]:
+def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, Grid]:
     """The grid of a problem's weights, with a scale for each, and its integers.
 
     Args:
@@ -22,7 +22,7 @@ def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, IntegerGrid
         ValueError: the grid is another one.
     """
     found = problem.measure(problem.weights).spread(problem.weights.shape)
-    if not isinstance(found.grid, IntegerGrid):
+    if not found.grid.is_integer:
         raise ValueError(
             f"{solver} learns how integers are rounded, and the quantizer's grid is a {type(found.grid).__name__}.\n"
             "  cure: GPTQ(), which serves every grid, or an integer quantizer"
@@ -30,9 +30,10 @@ def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, IntegerGrid
     return found, found.grid
 
 
-def bounded_codes(codes: jax.Array, grid: IntegerGrid) -> jax.Array:
+def bounded_codes(codes: jax.Array, grid: Grid) -> jax.Array:
     """Codes within the grid; the gradient passes where they are, its ends included."""
-    return jnp.where(codes < grid.low, grid.low, jnp.where(codes > grid.high, grid.high, codes))
+    low, high = grid.bounds
+    return jnp.where(codes < low, low, jnp.where(codes > high, high, codes))
 
 
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:

@@ -8,9 +8,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import IntegerGrid, LearnedRoundHardSigmoid
+from jqinject.core import LearnedRoundHardSigmoid
 from jqinject.model.ptq.round_training import Adam, step_of_shares
 from jqinject.model.ptq.round_training import Recipe as Hyperparameters
+from jqinject.ops import Grid
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.integers import bounded_codes, integer_grid, squared_errors
 from jqinject.recipes.solvers.solver import Problem, Solution
@@ -70,7 +71,7 @@ class LearnedRounding:
 @partial(jax.jit, static_argnums=(0, 1))
 def _learned(
     given: Hyperparameters,
-    integers: IntegerGrid,
+    integers: Grid,
     grid: MatrixGrid,
     weights: jax.Array,
     original: jax.Array,

@@ -15,7 +15,7 @@ from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.transforms import Hadamard
 from jqinject.inject import ExtendedInjector
 from jqinject.nn import QuantIdentity
-from jqinject.ops import Codebook, normal_table
+from jqinject.ops import TableGrid, normal_table
 from jqinject.quant import MXFloat4e2m1QuestAct, QuestActPerRowFloat
 from jqinject.quant.codebook import NORMAL_CLIP
 from tests.golden._config import Settings, reading
@@ -89,14 +89,14 @@ def whole_steps(bits: int, bounded: bool) -> dict[str, Any]:
     """`centered=False`: multiples of a step; classes other than STE forget to clip below, at `-(n - 2)` ranges."""
     n = 2**bits
     low = 1 - n // 2 if bounded else max(-(n // 2) * (n - 2), n // 2 - 255)
-    table = Codebook(tuple(float(k) for k in range(low, n // 2 + 1)))
+    table = TableGrid(tuple(float(k) for k in range(low, n // 2 + 1)))
     return {"codebook": table, "normal_clip": NORMAL_CLIP[bits] * table.largest / (n / 2)}
 
 
 def normal_of(given: Settings) -> Drive:
     """A table for normally distributed numbers, in root mean squares."""
     name = given.take("cls")
-    table = normal_table(4) if name.startswith("Gaussian") else Codebook(FP4_LEVELS)
+    table = normal_table(4) if name.startswith("Gaussian") else TableGrid(FP4_LEVELS)
     declared = {"codebook": table, "normal_clip": table.largest, **PASSES[given.choose("cls", NORMAL)]}
     if NORMAL[name] == "Trust" and given.take("trust", None) is not None:
         declared["trust"] = given.take("trust")

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops import IntGrid
 from jqinject.recipes import RTN, AutoRound
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.auto_round import Descent, Offsets
 from tests.golden._config import reading
 from tests.golden.adapters.ptq_cases import said
-from tests.golden.adapters.ptq_matrices import integers, problem_of, ranges, summed
+from tests.golden.adapters.ptq_matrices import problem_of, ranges, summed
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Rounded:
     def measure(self, matrices: jax.Array) -> MatrixGrid:
         """The larger side keeps its sign, so that it becomes the least code; or the whole range, with a zero point."""
         low, high = ranges(matrices, self.group_size, "group")
-        grid = integers(self.bits, self.symmetric)
+        grid = IntGrid(self.bits)
         if self.symmetric:
             signed = jnp.where(-low > high, -low, -high)
             return MatrixGrid(signed / 2 ** (self.bits - 1), jnp.zeros_like(low), grid)

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule, quant
-from jqinject.core import IntegerGrid
+from jqinject.ops import IntGrid
 from jqinject.ops.power import divide
 from jqinject.recipes import GPTQ, QEP, RTN, MagR, Problem, Recipe, Solution, Solve, cheapest_errors
 from jqinject.recipes.grid import MatrixGrid
@@ -101,11 +101,6 @@ def magr(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     }
 
 
-def integers(bits: int, symmetric: bool) -> IntegerGrid:
-    """All integers of so many bits, by division: the least one of a symmetric range lies on a tie."""
-    return IntegerGrid(-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1, symmetric, None, divides=True)
-
-
 def ranges(matrices: jax.Array, group_size: int | None, strategy: str) -> tuple[jax.Array, jax.Array]:
     """The least and the largest number of each group, at most and at least 0, for each number."""
     stack, rows, columns = matrices.shape
@@ -136,7 +131,7 @@ class Compressor:
         """The grid of compressed-tensors."""
         low, high = ranges(matrices, self.group_size, self.strategy)
         levels = 2.0**self.bits - 1
-        grid = integers(self.bits, self.symmetric)
+        grid = IntGrid(self.bits)
         if self.symmetric:
             return MatrixGrid(divide(jnp.maximum(-low, high), levels / 2), jnp.zeros_like(low), grid)
         scale = divide(high - low, levels)
@@ -216,7 +211,7 @@ class QwixGptq:
         """Qwix's grid of absolute maxima."""
         low, high = ranges(matrices, self.group_size, "group")
         top = 2.0 ** (self.bits - 1) - 0.5
-        return MatrixGrid(jnp.maximum(-low, high) / top, jnp.zeros_like(low), integers(self.bits, True))
+        return MatrixGrid(jnp.maximum(-low, high) / top, jnp.zeros_like(low), IntGrid(self.bits))
 
 
 def qwix_gptq_of(config: dict[str, Any]) -> QwixGptq:

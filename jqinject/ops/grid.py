@@ -1,0 +1,430 @@
+"""Number formats: integers and tables, each with its numbers, its rounding and its storage.
+
+A grid holds the numbers that a tensor may have at scale 1, in *steps*. Widths that are learned are arrays and leaves of
+the grid, which is a pytree; a grid of constant widths has no leaves, is hashable and compared by value. Minifloats are
+in `float_grid.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.clamp import bounded
+from jqinject.ops.packing import container_bits, pack, unpack
+from jqinject.ops.power import max_int, min_int
+from jqinject.ops.sharding import taken
+from jqinject.ops.ste import nearest
+
+Rounding = Callable[[jax.Array], jax.Array]
+
+
+class Grid(Protocol):
+    """What can be asked of a number format; see `IntGrid`, `FloatGrid` and `TableGrid`."""
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its numbers are all integers of a range."""
+        ...
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its numbers are those of a table."""
+        ...
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a width is learned: an array."""
+        ...
+
+    @property
+    def bit_width(self) -> Any:
+        """Bits of one number: an int, or an array if learned."""
+        ...
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are numbers below 0."""
+        ...
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """The least and the greatest number."""
+        ...
+
+    @property
+    def largest(self) -> Any:
+        """The largest magnitude."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The JAX dtype whose numbers are exactly these; None if there is none."""
+        ...
+
+    @property
+    def storage(self) -> np.dtype:
+        """The dtype of a payload."""
+        ...
+
+    def round(self, steps: jax.Array, rounding: Rounding = nearest, /) -> jax.Array:
+        """Numbers of the grid, float32, clamped to its bounds; nan stays nan."""
+        ...
+
+    def encode(self, steps: jax.Array, /) -> jax.Array:
+        """The payload of numbers of the grid; no gradient."""
+        ...
+
+    def decode(self, payload: jax.Array, /) -> jax.Array:
+        """The numbers of a payload, float32."""
+        ...
+
+    def pack(self, payload: jax.Array, /) -> jax.Array:
+        """A payload of at most 8 bits in bytes, along the last axis; see `jqinject.ops.packing.pack`."""
+        ...
+
+    def unpack(self, packed: jax.Array, shape: tuple[int, ...], /) -> jax.Array:
+        """The payload of this shape that `pack` has packed."""
+        ...
+
+
+T = TypeVar("T", bound=type)
+
+
+def with_learned(*widths: str) -> Callable[[T], T]:
+    """Register a grid as a pytree: those of its widths that are not Python numbers are leaves, all else is static.
+
+    Args:
+        widths: names of fields.
+    """
+
+    def registered(cls: T) -> T:
+        names = [field.name for field in fields(cls)]
+
+        def flatten(grid: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+            learned = tuple(name for name in widths if not isinstance(getattr(grid, name), int | float))
+            static = tuple((name, getattr(grid, name)) for name in names if name not in learned)
+            return [(jax.tree_util.GetAttrKey(name), getattr(grid, name)) for name in learned], (
+                learned,
+                static,
+            )
+
+        def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
+            grid = object.__new__(cls)
+            learned, static = aux
+            for name, held in (*static, *zip(learned, leaves, strict=True)):
+                object.__setattr__(grid, name, held)
+            return grid
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+        return cls
+
+    return registered
+
+
+def narrowest(bit_width: int, kind: str) -> np.dtype:
+    """The narrowest of a kind of integers that hold a bit width.
+
+    Example:
+        >>> narrowest(9, "uint")
+        dtype('uint16')
+    """
+    return np.dtype(next(f"{kind}{bits}" for bits in (8, 16, 32) if bit_width <= bits))
+
+
+@with_learned("bit_width")
+@dataclass(frozen=True)
+class IntGrid:
+    """The integers of a bit width.
+
+    Attributes:
+        bit_width: an int, or an array if learned.
+        signed: whether there are integers below 0.
+        narrow_range: whether one is left out: -128 of signed, 255 of unsigned 8 bits.
+
+    Raises:
+        TypeError: `signed` or `narrow_range` is not a boolean.
+
+    Example:
+        >>> IntGrid(8).bounds, IntGrid(4, signed=False).bounds, IntGrid(8, narrow_range=True).bounds
+        ((-128, 127), (0, 15), (-127, 127))
+        >>> IntGrid(4).round(jnp.array([2.6, -9.0])), IntGrid(4).storage
+        (Array([ 3., -8.], dtype=float32), dtype('int8'))
+    """
+
+    bit_width: Any
+    signed: bool = True
+    narrow_range: bool = False
+    is_integer = True
+    is_table = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bit_width, np.integer):
+            object.__setattr__(self, "bit_width", int(self.bit_width))
+        for name in ("signed", "narrow_range"):
+            flag = getattr(self, name)
+            if not isinstance(flag, bool | np.bool_):
+                raise TypeError(
+                    f"IntGrid: {name} must be True or False, got {flag!r} of type {type(flag).__name__}. "
+                    f"Write {name} = True or {name} = False."
+                )
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the bit width is an array."""
+        return not isinstance(self.bit_width, int | float)
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """The least and the greatest integer."""
+        given = self.signed, self.narrow_range, self.bit_width
+        return min_int(*given), max_int(*given)
+
+    @property
+    def largest(self) -> Any:
+        """The largest magnitude."""
+        low, high = self.bounds
+        return -low if self.signed else high
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The integer dtype of this width; None of a narrow range, or if there is none."""
+        exact = self.bit_width in (8, 16, 32) and not self.narrow_range if not self.is_learned else False
+        return self.storage if exact else None
+
+    @property
+    def storage(self) -> np.dtype:
+        """The narrowest integers of whole bytes; int32 for a learned width."""
+        if self.is_learned:
+            return np.dtype(np.int32)
+        return narrowest(self.bit_width, "int" if self.signed else "uint")
+
+    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
+        """The integers, float32, clamped to the bounds."""
+        low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
+        return bounded(rounding(steps), low, high)
+
+    def encode(self, steps: jax.Array) -> jax.Array:
+        """The integers in `storage`; no gradient."""
+        return jax.lax.stop_gradient(steps).astype(self.storage)
+
+    def decode(self, payload: jax.Array) -> jax.Array:
+        """The integers in float32."""
+        return payload.astype(jnp.float32)
+
+    def pack(self, payload: jax.Array) -> jax.Array:
+        """Integers of at most 8 bits in bytes."""
+        return pack(payload, container_bits(self.bit_width))
+
+    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The integers that `pack` has packed."""
+        return unpack(packed, container_bits(self.bit_width), shape, self.signed)
+
+    def __str__(self) -> str:
+        return f"{self.bit_width}-bit {'signed' if self.signed else 'unsigned'} integers"
+
+
+MOST_VALUES = 256
+MOST_COMPARED = 32
+"""Values of a table that each number is compared with; in larger tables the place is found by halving."""
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class TableGrid:
+    """A table of numbers, stored as their indices.
+
+    Attributes:
+        values: finite, in ascending order, 2 to 256 of them.
+
+    Raises:
+        ValueError: other values.
+
+    Example:
+        >>> table = TableGrid((-1.0, 0.0, 0.25, 1.0))
+        >>> table.bit_width, str(table), table.encode(jnp.array([0.2, -3.0]))
+        (2, '2-bit table', Array([2, 0], dtype=uint8))
+        >>> table.round(jnp.array([0.2, -3.0]))
+        Array([ 0.25, -1.  ], dtype=float32)
+    """
+
+    values: tuple[float, ...]
+    is_integer = is_learned = False
+    is_table = True
+    dtype = None
+    storage = np.dtype(np.uint8)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(float(value) for value in self.values))
+        ascending = all(low < high for low, high in zip(self.values, self.values[1:], strict=False))
+        finite = all(math.isfinite(value) for value in self.values)
+        if not (2 <= len(self.values) <= MOST_VALUES and ascending and finite):
+            raise ValueError(
+                f"a codebook has 2 to {MOST_VALUES} finite numbers in ascending order, got {self.values!r:.120}"
+            )
+
+    @classmethod
+    def of(cls, values: TableGrid | Iterable[float]) -> TableGrid:
+        """Return the table of some numbers; a table is returned as it is."""
+        return values if isinstance(values, TableGrid) else cls(tuple(values))
+
+    @property
+    def bit_width(self) -> int:
+        """Bits of one index."""
+        return (len(self.values) - 1).bit_length()
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are numbers below 0."""
+        return self.values[0] < 0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The first and the last number."""
+        return self.values[0], self.values[-1]
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(abs(bound) for bound in self.bounds)
+
+    @property
+    def table(self) -> np.ndarray:
+        """The values, float32."""
+        return np.asarray(self.values, np.float32)
+
+    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
+        """The nearest numbers, the lower one on a tie; a table has one way to round."""
+        return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
+
+    def encode(self, steps: jax.Array, *, ties_up: bool = False) -> jax.Array:
+        """The index of the nearest value, uint8; on a tie, the lower one unless `ties_up`; for nan, the last."""
+        between = jnp.asarray(self._halfway(up=ties_up))
+        wide = jax.lax.stop_gradient(steps).astype(jnp.float32)
+        method = "compare_all" if len(self.values) <= MOST_COMPARED else "scan_unrolled"
+        side = "right" if ties_up else "left"
+        return jnp.searchsorted(between, wide, side=side, method=method).astype(jnp.uint8)
+
+    def _halfway(self, up: bool) -> np.ndarray:
+        """Halfway between neighbours, float32: the nearest number that is not below it, or not above it."""
+        table = self.table.astype(np.float64)
+        exact = (table[1:] + table[:-1]) / 2
+        near = exact.astype(np.float32)
+        beyond = near < exact if up else near > exact
+        return np.where(beyond, np.nextafter(near, np.float32(np.inf if up else -np.inf)), near)
+
+    codes = encode
+
+    def decode(self, payload: jax.Array) -> jax.Array:
+        """The values that indices stand for, float32."""
+        return taken(jnp.asarray(self.table), payload.astype(jnp.int32))
+
+    def pack(self, payload: jax.Array) -> jax.Array:
+        """Indices in bytes."""
+        return pack(payload, container_bits(self.bit_width))
+
+    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The indices that `pack` has packed."""
+        return unpack(packed, container_bits(self.bit_width), shape, signed=False)
+
+    def __str__(self) -> str:
+        return f"{self.bit_width}-bit table"
+
+
+NF4 = TableGrid(
+    (
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    )
+)
+"""NormalFloat4: quantiles of a normal distribution, with a 0 (Dettmers et al., 2023, "QLoRA", appendix E)."""
+
+_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+
+
+def half_integers(bit_width: int) -> TableGrid:
+    """`2^b` numbers 1 apart, symmetric about 0: odd multiples of one half.
+
+    Args:
+        bit_width: b, 1 to 8.
+
+    Example:
+        >>> half_integers(2).values
+        (-1.5, -0.5, 0.5, 1.5)
+    """
+    half = 2 ** (bit_width - 1)
+    return TableGrid(tuple(k + 0.5 for k in range(-half, half)))
+
+
+def normal_table(bit_width: int, iterations: int = 20) -> TableGrid:
+    """`2^b` numbers for a standard normal distribution: Lloyd's iterations from an even grid on ±3.
+
+    Args:
+        bit_width: b, 1 to 8.
+        iterations: how many; more approach the least squared error.
+
+    Source: Lloyd, 1957, "Least squares quantization in PCM"; with 20 iterations the levels of QuEST's
+    `GaussianTrustQuantizer`.
+
+    Example:
+        >>> [round(value, 3) for value in normal_table(2).values]
+        [-1.51, -0.453, 0.453, 1.51]
+    """
+    count = 2**bit_width
+    levels = [-3 + 6 * i / (count - 1) for i in range(count)]
+    for _ in range(iterations):
+        levels = [
+            (_density(left) - _density(right)) / mass if (mass := _mass(left, right)) > 1e-10 else level
+            for level, (left, right) in zip(levels, _cells(levels), strict=True)
+        ]
+    return TableGrid(tuple(levels))
+
+
+def widest_gap(values: TableGrid | Iterable[float]) -> float:
+    """Return the largest distance between neighbours of a table.
+
+    Example:
+        >>> widest_gap(half_integers(3)), widest_gap((-1, 0, 2))
+        (1.0, 2.0)
+    """
+    return max(high - low for low, high in itertools.pairwise(TableGrid.of(values).values))
+
+
+def largest_of(values: TableGrid | Iterable[float]) -> float:
+    """Return the largest magnitude of a table."""
+    return TableGrid.of(values).largest
+
+
+def _cells(levels: Sequence[float]) -> list[tuple[float, float]]:
+    """The interval that is rounded to each level."""
+    between = [(low + high) / 2 for low, high in itertools.pairwise(levels)]
+    return list(zip([-math.inf, *between], [*between, math.inf], strict=True))
+
+
+def _density(x: float) -> float:
+    return _DENSITY_AT_0 * math.exp(-x * x / 2)
+
+
+def _mass(left: float, right: float) -> float:
+    return (math.erf(right / math.sqrt(2)) - math.erf(left / math.sqrt(2))) / 2
