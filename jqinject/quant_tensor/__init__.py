@@ -20,6 +20,13 @@ from jqinject.quant_tensor.public_tensors import FloatQuantTensor as FloatQuantT
 from jqinject.quant_tensor.public_tensors import IntQuantTensor as IntQuantTensor
 from jqinject.quant_tensor.quantized import CONTRACTED as CONTRACTED
 from jqinject.quant_tensor.quantized import QuantTensor as QuantTensor
+from jqinject.quant_tensor.quantized import grouped_integers as grouped_integers
+from jqinject.quant_tensor.quantized import grouped_minifloats as grouped_minifloats
+from jqinject.quant_tensor.quantized import is_grouped as is_grouped
+from jqinject.quant_tensor.quantized import is_quantized as is_quantized
+from jqinject.quant_tensor.quantized import on_integers as on_integers
+from jqinject.quant_tensor.quantized import on_minifloats as on_minifloats
+from jqinject.quant_tensor.quantized import on_table as on_table
 from jqinject.quant_tensor.shaping import adaptive_avg_pool as adaptive_avg_pool
 from jqinject.quant_tensor.shaping import avg_pool as avg_pool
 from jqinject.quant_tensor.shaping import expand_dims as expand_dims

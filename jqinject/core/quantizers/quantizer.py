@@ -35,7 +35,6 @@ from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Grid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
@@ -69,7 +68,7 @@ class Quantized:
     value: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None
-    grid: Grid
+    grid: Any
     payload: jax.Array | None = None
     pre_scale: jax.Array | None = None
     pre_zero_point: jax.Array | None = None
