@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import takes_cut
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.ops.cut import Cut
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import to_float_grid
@@ -57,9 +56,10 @@ class RangeMethod(Protocol):
     def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
 
 
-def _factor(value: float, where: str) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{where}: factor must be a positive number, got {value!r}")
+def _factor(value: Any, where: str, name: str) -> float:
+    check.number(value, where, name)
+    if value <= 0:
+        raise ValueError(f"{where}: {name} must be a positive number, got {value!r}")
     return float(value)
 
 
@@ -67,7 +67,6 @@ def _times(factor: float, end: jax.Array) -> jax.Array:
     return end if factor == 1 else factor * end
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxRange:
     """`high = factor * max |x|`, symmetric.
@@ -89,14 +88,13 @@ class AbsMaxRange:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _factor(self.factor, "AbsMaxRange")
+        check.fields(self, factor=_factor)
 
     def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
         return ClippingRange(_times(self.factor, largest(jnp.abs(x), axes, names)))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class RMSRange:
     """`high = factor * sqrt(mean x^2)`, symmetric.
@@ -114,7 +112,7 @@ class RMSRange:
     factor: float = 4.0
 
     def __post_init__(self) -> None:
-        _factor(self.factor, "RMSRange")
+        check.fields(self, factor=_factor)
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
@@ -125,7 +123,6 @@ class RMSRange:
         return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsMeanRange:
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
@@ -151,7 +148,7 @@ class AbsMeanRange:
     count_zeros: bool = False
 
     def __post_init__(self) -> None:
-        _factor(self.factor, "AbsMeanRange")
+        check.fields(self, factor=_factor, p=check.above_zero, count_zeros=check.flag)
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
@@ -166,7 +163,6 @@ class AbsMeanRange:
         return ClippingRange(jnp.where(total > 0, mean * self.factor, 0.0))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MinMaxRange:
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
@@ -189,7 +185,7 @@ class MinMaxRange:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _factor(self.factor, "MinMaxRange")
+        check.fields(self, factor=_factor)
 
     def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
@@ -230,7 +226,6 @@ OF_NO_AXES = (AbsMaxRange, MinMaxRange)
 """Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class FixedRange:
     """A range known beforehand, for the whole tensor.
@@ -254,6 +249,7 @@ class FixedRange:
     high: float
 
     def __post_init__(self) -> None:
+        check.fields(self, low=check.number, high=check.number)
         if not (self.low <= 0 <= self.high and self.low < self.high and math.isfinite(self.high - self.low)):
             raise ValueError(
                 f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
@@ -266,7 +262,6 @@ class FixedRange:
         return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsPercentileRange:
     """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
@@ -286,6 +281,7 @@ class AbsPercentileRange:
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
+        check.fields(self, percentile=check.number)
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
 
@@ -304,7 +300,6 @@ class AbsPercentileRange:
         return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MSERange:
     """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
@@ -340,6 +335,9 @@ class MSERange:
     preserve_zero: bool = True
 
     def __post_init__(self) -> None:
+        flags = dict.fromkeys(("narrow_range", "preserve_zero"), check.flag)
+        numbers = {"range_steps": check.optional(check.number), "fractions": check.optional(check.numbers)}
+        check.fields(self, candidates=check.integer, **flags, **numbers)
         check.bit_width(self.bit_width, "MSERange", least=2)
         check.at_least(self.candidates, 1, "MSERange", "candidates")
         if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):
