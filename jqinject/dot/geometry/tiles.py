@@ -37,8 +37,8 @@ class LocalAqt:
     contraction_axis: Literal["first", "last", "largest"] = "first"
 
     def __post_init__(self) -> None:
-        whole = check.optional(check.integer)
-        check.fields(self, contraction_axis_shard_count=whole, contraction_axis_shard_size=whole)
+        count = check.optional(check.integer)
+        check.fields(self, contraction_axis_shard_count=count, contraction_axis_shard_size=count)
         by = self.contraction_axis_shard_count, self.contraction_axis_shard_size
         given = [n for n in by if n is not None]
         if len(given) != 1 or given[0] < 1:
