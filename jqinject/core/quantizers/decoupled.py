@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import InitVar, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.core
@@ -50,7 +50,7 @@ class DecoupledIntQuant(IntQuant):
         Array([ 0.02, -0.03,  0.07, -0.07], dtype=float32)
     """
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         pre_scale: jax.Array,
         pre_zero_point: jax.Array,
@@ -77,7 +77,7 @@ class DecoupledQuantizer(Quantizer):
     bit_width_impl: BitWidth
 
     def _grid(self) -> IntGrid:
-        return int_grid(self.decoupled_int_quant, self.bit_width_impl())
+        return int_grid(cast(Any, self.decoupled_int_quant), self.bit_width_impl())
 
     def _measured(self, x: jax.Array, keep: bool) -> Quantized:
         return self(x)  # without a payload

@@ -43,8 +43,8 @@ class MinifloatQuant(Quantizer):
         Array([  6., -12.,   0.], dtype=float32)
     """
 
-    has_zero_point = False
-    scaling_impl: RangeScaling
+    has_zero_point = False  # type: ignore[assignment]
+    scaling_impl: RangeScaling  # type: ignore[assignment]
     q_dtype: Any
     input_view_impl: View = Identity()
     float_to_int_impl: Rounding = RoundSte()

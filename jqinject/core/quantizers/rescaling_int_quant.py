@@ -163,7 +163,7 @@ class RescalingIntQuant(_RoundedByIntQuant):
         if not (self._by_range and isinstance(self.int_quant, IntQuant)):
             return super()._round(x, scale, zero_point, ends, grid, keep)
         rounding, scaling = self.int_quant.float_to_int_impl, cast(RangeScaling, self.scaling_impl)
-        low, high = map(np.float32, grid.bounds)
+        low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
         if ends is not None and grid.narrow_range and zero_point is None:
             ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
         function = class_fact(type(rounding), "elementwise")
@@ -211,10 +211,10 @@ class PrescaledRestrictIntQuant(_RoundedByIntQuant):
 
     int_quant: IntQuantizer
     bit_width_impl: BitWidth
-    has_zero_point = False
-    scale_dtype = None
+    has_zero_point = False  # type: ignore[assignment]
+    scale_dtype = None  # type: ignore[assignment]
 
-    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:
+    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:  # type: ignore[override]
         """`x` quantized by `scale`."""
         return self.by_scale(x, jnp.asarray(scale).astype(jnp.float32))
 
