@@ -16,6 +16,7 @@ from jqinject.dot.frozen.frozen_numbers import Numbers, quant_tensor_of
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
 from jqinject.model.site_freezing import put_in_place
 from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.nn.base.slots import warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import TableGrid
 from jqinject.program import QuantizedProgram
@@ -81,6 +82,7 @@ def unfreeze_layer_from_payload(layer: QuantWeightLayer, path: str) -> None:
         where=(f"the weight quantizer of {path}", ""),
         stack=stack_of((layer,)),
     )
+    warn_of_cut_groups(proxy, layer, f"the weight quantizer of {path}")
     layer.weight_quant = proxy
     _keep_scales(proxy, layer, numbers, form, path)
 

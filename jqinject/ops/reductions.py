@@ -152,12 +152,13 @@ class Over(NamedTuple):
 
     def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
         axes, cut = self.of(x.ndim), self.axes if isinstance(self.axes, Cut) else None
-        found = jnp.zeros(x.shape, jnp.int32)
+        found = None
         for axis in axes:
             places, length = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis), x.shape[axis]
             if cut is not None and axis == cut.axis:
                 places, length = places % cut.size, cut.size
-            found = found * length + places
+            found = places if found is None else found * length + places
+        found = jnp.zeros(x.shape, jnp.int32) if found is None else found
         if start:
             found = found + start
         if self.names:

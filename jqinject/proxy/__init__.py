@@ -18,9 +18,7 @@ from jqinject.proxy.base import beside_weights as beside_weights
 from jqinject.proxy.links import LINKS as LINKS
 from jqinject.proxy.links import check_range as check_range
 from jqinject.proxy.links import complete as complete
-from jqinject.proxy.links import has_transform as has_transform
 from jqinject.proxy.links import linked_layers as linked_layers
-from jqinject.proxy.links import note_of_transform as note_of_transform
 from jqinject.proxy.links import relink as relink
 from jqinject.proxy.links import transform_of as transform_of
 from jqinject.proxy.links import transformed as transformed

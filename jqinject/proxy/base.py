@@ -45,7 +45,7 @@ from jqinject.proxy.binding import (
     packable,
     quant_metadata_of,
 )
-from jqinject.proxy.links import HoldsRanges, known_layers, link, linked_layers, relink
+from jqinject.proxy.links import known_layers, link, linked_layers, ranges_in, relink
 from jqinject.quant_tensor import as_array
 
 
@@ -77,21 +77,7 @@ class QuantizerReplacedWarning(UserWarning):
         )
 
 
-def refuse_tree_mode() -> None:
-    """Raise if NNX is in a mode without shared objects.
-
-    Raises:
-        ValueError: NNX is in tree mode.
-    """
-    if not nnx.set_graph_mode.current_value():
-        raise ValueError(
-            "two layers cannot share one quantizer in NNX's tree mode, which has no shared objects.\n"
-            "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
-            "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
-        )
-
-
-class QuantProxyFromInjector(HoldsRanges):
+class QuantProxyFromInjector(InnerModule):
     """Assembles the quantizer of one injector, for one layer or for several that share it.
 
     A proxy keeps what it was declared with (`binding`, static and equal by value) and the assembled quantizer
@@ -100,10 +86,14 @@ class QuantProxyFromInjector(HoldsRanges):
 
     Attributes:
         binding: the injector and the overrides.
+        tensor_quant: the quantizer; None if the injector says so (no quantization).
+        disable_quant: set it to let the tensor through as it is.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         committed: whether scales are those of the weight at the time of `commit`, and do not follow it.
         role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator", or "parameter" if unset.
         made_from_parameters: whether the quantizer is assembled from the weights or biases of its layers.
+        quantizes_activations: whether it is used on what flows, so that its range can be collected (it then answers the
+            protocol of `core.StaticRange` for the components that the quantizer holds).
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
@@ -127,6 +117,8 @@ class QuantProxyFromInjector(HoldsRanges):
     binding: Binding
     quant_metadata: QuantMetadata
     use_running_average: bool
+    tensor_quant: Any
+    disable_quant: bool = False
     observing: bool = False
     committed: bool = False
     served_layers: int = 1
@@ -137,6 +129,7 @@ class QuantProxyFromInjector(HoldsRanges):
         "",
     )  # words for errors about scales of the tensor at hand
     made_from_parameters: ClassVar[bool] = True
+    quantizes_activations: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
     def __init__(
@@ -178,6 +171,29 @@ class QuantProxyFromInjector(HoldsRanges):
         self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
     ) -> None:
         """Make what an injector declares beside its quantizer."""
+
+    @property
+    def is_quant_enabled(self) -> bool:
+        """Whether a tensor is quantized on its way through."""
+        return self.tensor_quant is not None and not self.disable_quant
+
+    def has_range(self) -> bool | None:
+        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and while
+        quantization is off."""
+        used = self.is_quant_enabled and self.quantizes_activations
+        held = ranges_in(self.tensor_quant) if used else []
+        return all(component.has_range() for component in held) if held else None
+
+    def begin_calibration(self) -> None:
+        """Switch to training mode and start to collect anew."""
+        self.set_attributes(use_running_average=False, raise_if_not_found=False)
+        for component in ranges_in(self.tensor_quant):
+            component.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the range."""
+        for component in ranges_in(self.tensor_quant):
+            component.end_calibration()
 
     @property
     def is_signed(self) -> bool | None:
@@ -297,7 +313,12 @@ class QuantProxyFromInjector(HoldsRanges):
         known = known_layers(self)
         if any(layer is other for other in known):
             return
-        refuse_tree_mode()
+        if not nnx.set_graph_mode.current_value():
+            raise ValueError(
+                "two layers cannot share one quantizer in NNX's tree mode, which has no shared objects.\n"
+                "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
+                "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
+            )
         self._assemble_for(beside_weights((*known, layer)))
         link(self, layer)
         self.served_layers = len(known) + 1

@@ -35,6 +35,7 @@ from jqinject.proxy.links import name_of
 from jqinject.quant_tensor import in_groups
 
 _LIBRARY = __name__.partition(".")[0]
+_FOREIGN = (_LIBRARY, "builtins", "functools", "jax", "jaxlib", "flax", "numpy")  # not parts of a user's own
 
 
 def is_ours(cls: type) -> bool:
@@ -98,21 +99,13 @@ def _own_parts(quantizer: Any) -> str:
         found[f"tensor_quant = {type(quantizer).__name__}"] = None
     for component in components_in(quantizer):
         for name, part in vars(component).items():
-            if callable(part) and not isinstance(part, type) and not _foreign(type(part)):
+            if (
+                callable(part)
+                and not isinstance(part, type)
+                and type(part).__module__.partition(".")[0] not in _FOREIGN
+            ):
                 found[f"{name} = {type(part).__name__}"] = None
     return f", with your {', '.join(found)}" if found else ""
-
-
-def _foreign(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in (
-        _LIBRARY,
-        "builtins",
-        "functools",
-        "jax",
-        "jaxlib",
-        "flax",
-        "numpy",
-    )
 
 
 def _shown(result: Any) -> str:

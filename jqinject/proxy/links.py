@@ -23,15 +23,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import StaticRange, warn_if_uncalibrated
-from jqinject.core.component import InnerModule
-from jqinject.core.transforms import Chain, Sized, SizedChain, Transform, along
+from jqinject.core.transforms import Sized, SizedChain, Transform, along
 from jqinject.inject import Binding
 
 
@@ -157,43 +156,6 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
     return [node for node in nodes if node.has_range() is not None]
 
 
-class HoldsRanges(InnerModule):
-    """Abstract: the protocol of `core.StaticRange`, answered for the components that a quantizer holds.
-
-    Attributes:
-        tensor_quant: the quantizer; None if the injector says so (no quantization).
-        disable_quant: set it to let the tensor through as it is.
-        quantizes_activations: whether it is used on what flows, so that its range can be collected.
-    """
-
-    tensor_quant: Any
-    disable_quant: bool = False
-    quantizes_activations: ClassVar[bool] = False
-
-    @property
-    def is_quant_enabled(self) -> bool:
-        """Whether a tensor is quantized on its way through."""
-        return self.tensor_quant is not None and not self.disable_quant
-
-    def has_range(self) -> bool | None:
-        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and while
-        quantization is off."""
-        used = self.is_quant_enabled and self.quantizes_activations
-        held = ranges_in(self.tensor_quant) if used else []
-        return all(component.has_range() for component in held) if held else None
-
-    def begin_calibration(self) -> None:
-        """Switch to training mode and start to collect anew."""
-        self.set_attributes(use_running_average=False, raise_if_not_found=False)
-        for component in ranges_in(self.tensor_quant):
-            component.begin_calibration()
-
-    def end_calibration(self) -> None:
-        """Take what was collected as the range."""
-        for component in ranges_in(self.tensor_quant):
-            component.end_calibration()
-
-
 def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
     """Warn if a proxy is about to quantize `x` in evaluation in a range that never saw data; once for each proxy.
 
@@ -235,18 +197,6 @@ class ContractsInput(Protocol):
 
     @property
     def input_axes(self) -> tuple[int, ...]: ...
-
-
-def has_transform(quantizer: Any) -> bool:
-    """Whether an injector declares a transform before its quantizer.
-
-    Example:
-        >>> from jqinject.core.transforms import Hadamard
-        >>> from jqinject.quant import Int8ActPerTensorFloat
-        >>> has_transform(Int8ActPerTensorFloat.let(pre_transform=Hadamard())), has_transform(Int8ActPerTensorFloat)
-        (True, False)
-    """
-    return transform_of(quantizer) is not None
 
 
 def transform_of(quantizer: Any) -> Any:
@@ -313,20 +263,3 @@ def transformed(proxy: Any, x: jax.Array) -> jax.Array:
         x: the tensor.
     """
     return x if proxy.pre_transform is None else along(proxy.pre_transform, x, proxy.transform_axes)
-
-
-def note_of_transform(proxy: Any) -> str:
-    """What a report says of the transform before a quantizer; empty without one.
-
-    Args:
-        proxy: the quantizer, or what stands in its place; None without one.
-    """
-    transform = vars(proxy).get("pre_transform") if isinstance(proxy, nnx.Module) else None
-    return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
-
-
-def name_of_transform(transform: Any) -> str:
-    """A transform in a report: with its arguments if it is a value, else its class; of a chain, its parts."""
-    if isinstance(transform, Chain):
-        return ", ".join(map(name_of_transform, transform.parts))
-    return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)

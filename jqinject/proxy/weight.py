@@ -7,8 +7,6 @@ The proxy of weights.
 The proxy of biases.
 """
 
-import math
-import warnings
 from typing import Any, ClassVar, NamedTuple, final
 
 import jax
@@ -81,36 +79,6 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     """
 
     role = "weight"
-
-    def __init__(self, injector: Any, layer: Any, *, where: tuple[str, str] = ("", ""), **how: Any) -> None:
-        super().__init__(injector, layer, where=where, **how)
-        self._warn_of_cut_groups(layer, where[0])
-
-    def _warn_of_cut_groups(self, layer: Any, where: str) -> None:
-        """Warn if groups end with an axis although the contraction sums over another one too."""
-        summed = getattr(layer, "summed_axes", ())
-        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
-        # Groups without padding are refused where they do not fill the axis.
-        if (
-            size is None
-            or dim is None
-            or len(summed) < 2
-            or not getattr(getattr(self.tensor_quant, "input_view_impl", None), "group_padding", True)
-        ):
-            return
-        shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
-        axis = dim % len(shape)
-        last = shape[axis] % size
-        if axis in summed and last:
-            which = "groups of" if shape[axis] < size else "the last group of each row has"
-            warnings.warn(
-                f"{where or type(layer).__name__}: {self.binding.base.__name__} declares groups of {size}, and axis "
-                f"{axis} of {shape} ends before: {which} {last}, although the contraction sums over axes {summed}.\n"
-                f"  cure: group_size={math.gcd(shape[axis], size)}; for groups across these axes, a weight that has "
-                "them as one axis",
-                UserWarning,
-                stacklevel=2,
-            )
 
     def __call__(self, x: jax.Array, quant_input: Any = None) -> QuantTensor | jax.Array:
         """Quantize a weight.

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core import check
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class LocalAqt:
     """Cut a summed axis of a contraction into pieces.
@@ -38,6 +37,8 @@ class LocalAqt:
     contraction_axis: Literal["first", "last", "largest"] = "first"
 
     def __post_init__(self) -> None:
+        count = check.optional(check.integer)
+        check.fields(self, contraction_axis_shard_count=count, contraction_axis_shard_size=count)
         by = self.contraction_axis_shard_count, self.contraction_axis_shard_size
         given = [n for n in by if n is not None]
         if len(given) != 1 or given[0] < 1:

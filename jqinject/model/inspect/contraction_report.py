@@ -18,6 +18,7 @@ from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.parameter_entry import parameter_entry, product_entry
 from jqinject.model.inspect.program_contractions import Contraction, program_of
 from jqinject.model.inspect.training.training_bytes import checked_optimizer, training_bytes
+from jqinject.model.inspect.weight_numbers import note_of_transform
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -26,7 +27,6 @@ from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.ops.sharding import is_split
 from jqinject.program import CALL, HELD, Call, Method, checked_method
-from jqinject.proxy import note_of_transform
 from jqinject.quant_tensor import CONTRACTED
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)

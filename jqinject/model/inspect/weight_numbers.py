@@ -15,12 +15,13 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.core._protocols import block_width, number_format
+from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Program
-from jqinject.proxy import QuantProxyFromInjector, note_of_transform, stack_of
+from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import IntQuantTensor
 
 # Variables that a call writes: what is contracted of them comes from activations.
@@ -291,3 +292,20 @@ def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
     sign = "int" if made.signed else "uint"
     bits = made.bit_width
     return _named(f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)", bits, size, width)
+
+
+def note_of_transform(proxy: Any) -> str:
+    """What a report says of the transform before a quantizer; empty without one.
+
+    Args:
+        proxy: the quantizer, or what stands in its place; None without one.
+    """
+    transform = vars(proxy).get("pre_transform") if isinstance(proxy, nnx.Module) else None
+    return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
+
+
+def name_of_transform(transform: Any) -> str:
+    """A transform in a report: with its arguments if it is a value, else its class; of a chain, its parts."""
+    if isinstance(transform, Chain):
+        return ", ".join(map(name_of_transform, transform.parts))
+    return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)

@@ -7,6 +7,8 @@ the slots of a layer from what a user gives.
 
 import functools
 import inspect
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,6 +73,35 @@ def check_input_for_weight(layer: Any) -> None:
         )
     if input_quant is not None and input_quant.is_quant_enabled:
         weight_quant.check_input(_sample(input_quant))
+
+
+def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
+    """Warn if groups of a weight end with an axis although the contraction sums over another one too.
+
+    Args:
+        proxy: of the weight.
+        layer: the layer.
+        where: what the user called.
+    """
+    summed = getattr(layer, "summed_axes", ())
+    size, dim = proxy.quant_metadata.group_size, proxy.quant_metadata.group_dim
+    # Groups without padding are refused where they do not fill the axis.
+    padded = getattr(getattr(proxy.tensor_quant, "input_view_impl", None), "group_padding", True)
+    if size is None or dim is None or len(summed) < 2 or not padded:
+        return
+    shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
+    axis = dim % len(shape)
+    last = shape[axis] % size
+    if axis in summed and last:
+        which = "groups of" if shape[axis] < size else "the last group of each row has"
+        warnings.warn(
+            f"{where}: {proxy.binding.base.__name__} declares groups of {size}, and axis "
+            f"{axis} of {shape} ends before: {which} {last}, although the contraction sums over axes {summed}.\n"
+            f"  cure: group_size={math.gcd(shape[axis], size)}; for groups across these axes, a weight that has "
+            "them as one axis",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def input_format(layer: Any) -> InputFormat | None:
@@ -277,6 +308,8 @@ def make_proxy(
     )
     make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
     proxy = make(offered=offered)
+    if slot is WEIGHT:
+        warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
         return make(offered={name: offer for name, offer in (offered or {}).items() if name != "axis_name"})

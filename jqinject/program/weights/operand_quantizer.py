@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jqinject.program.policy import NO_AXES, Choice, SummedAxes, other_axes
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.quantized_rows import has_row_scales
-from jqinject.proxy import has_transform, transform_of
+from jqinject.proxy import transform_of
 
 Axes = tuple[int, ...]
 
@@ -44,7 +44,7 @@ def wanted(
         return None
     turned = x.turned is not None
     if x.quantized and (
-        turned or not (x.is_activation and has_transform(_declared(choice, x, other, place)))
+        turned or not (x.is_activation and transform_of(_declared(choice, x, other, place)) is not None)
     ):
         return None
     summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
@@ -64,7 +64,7 @@ def wanted(
     if declared is None:
         return None
     rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
-    transformed = transformed_axes(eqn, place) if has_transform(declared) else ()
+    transformed = transformed_axes(eqn, place) if transform_of(declared) is not None else ()
     return Wanted(declared, SummedAxes(rows, transformed, turned and bool(transformed)))
 
 
