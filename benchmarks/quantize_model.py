@@ -74,9 +74,9 @@ def make_model(options: argparse.Namespace, depth: int) -> Any:
 def quantizers() -> dict[str, Callable[[Any, Any], Any]]:
     """Return what makes a quantized model of `(model, x)`, by name."""
     import jqinject
-    from jqinject.quant import Int8ActDynamicPerRow, Int8WeightPerChannelFloat
+    from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 
-    rule = jqinject.Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow)
+    rule = jqinject.Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax)
     found: dict[str, Callable[[Any, Any], Any]] = {
         "quantize": lambda model, x: jqinject.quantize(model, rule),
         "quantize and freeze": lambda model, x: jqinject.freeze(jqinject.quantize(model, rule)),
@@ -129,9 +129,9 @@ def measure_loading(options: argparse.Namespace) -> None:
     from flax import nnx
 
     import jqinject
-    from jqinject.quant import Int8ActDynamicPerRow, Int8WeightPerChannelFloat
+    from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 
-    rule = jqinject.Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow)
+    rule = jqinject.Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax)
 
     def load(depth: int) -> Any:
         def make() -> Any:

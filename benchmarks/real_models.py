@@ -61,17 +61,17 @@ def by_jqinject(model: Any, methods: Mapping[str, Any], rules: Any = None) -> An
 def everything() -> Any:
     """Return the rule for every parameter."""
     from jqinject import Rule
-    from jqinject.quant import Int8ActDynamicPerRow, Int8WeightPerChannelAbsMax
+    from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelAbsMax
 
-    return Rule(weight_quant=Int8WeightPerChannelAbsMax, input_quant=Int8ActDynamicPerRow)
+    return Rule(weight_quant=Int8WeightPerChannelAbsMax, input_quant=Int8DynamicActPerRowAbsMax)
 
 
 def rules_as_qwix(name: str) -> Any:
     """Return the rules for what Qwix quantizes in a model; None if Qwix cannot quantize it."""
     from jqinject import Rule
-    from jqinject.quant import Int8ActDynamicPerRow
+    from jqinject.quant import Int8DynamicActPerRowAbsMax
 
-    products = Rule(op=("einsum", "dot_general"), input_quant=Int8ActDynamicPerRow)
+    products = Rule(op=("einsum", "dot_general"), input_quant=Int8DynamicActPerRowAbsMax)
     known: dict[str, Any] = {
         "blocks that split themselves": [
             Rule("embedder"),

@@ -136,7 +136,7 @@ def _scaling(wiring: Node, kind: str) -> str:
     if _granularity(wiring) == "unscaled":
         return "none"
     bases = [base.__name__ for node in components_of(wiring) for base in node.value.__mro__]
-    if "CalibratedQuant" in bases:
+    if "RangeScaling" in bases:
         calibrated = "calibrated" if "SimpleMovingAverage" in bases else "dynamic"
         return "statistics" if kind == "weight" else calibrated
     if _value(wiring, "delayed") is False:

@@ -30,11 +30,12 @@ from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.component import Component as Component
 from jqinject.core.component import components_in as components_in
+from jqinject.core.memory.clipping_range import RangeScaling as RangeScaling
+from jqinject.core.memory.clipping_range import RangeSteps as RangeSteps
+from jqinject.core.memory.clipping_range import RangeZeroPoint as RangeZeroPoint
 from jqinject.core.memory.clipping_range import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.memory.clipping_range import scale_and_zero_point as scale_and_zero_point
-from jqinject.core.quantizers.calibrated import CalibratedQuant as CalibratedQuant
 from jqinject.core.quantizers.codebook_quant import CodebookQuant as CodebookQuant
-from jqinject.core.quantizers.codebook_quant import CodebookQuantResult as CodebookQuantResult
 from jqinject.core.quantizers.codebook_quant import CommittedQuant as CommittedQuant
 from jqinject.core.quantizers.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quantizers.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
@@ -43,11 +44,10 @@ from jqinject.core.quantizers.decoupled import (
 )
 from jqinject.core.quantizers.decoupled import TruncIntQuant as TruncIntQuant
 from jqinject.core.quantizers.decoupled import ZeroWeightsWarning as ZeroWeightsWarning
-from jqinject.core.quantizers.float8_quant import Float8Quant as Float8Quant
-from jqinject.core.quantizers.float8_quant import Float8QuantResult as Float8QuantResult
+from jqinject.core.quantizers.float_quant import Float8Cast as Float8Cast
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
-from jqinject.core.quantizers.float_quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
+from jqinject.core.quantizers.minifloat_quant import MinifloatQuant as MinifloatQuant
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer

@@ -1,13 +1,12 @@
 """Bit widths of integers and minifloats: constant, learned, or taken from another.
 
-Bit widths: `bit_width_impl()` returns a Python int (constant) or a float32 array (learned, or state).
-
-Minifloat widths: exponent and mantissa bits, the largest mantissa, and the exponent bias.
+`bit_width_impl()` returns a Python int (constant) or a float32 array (learned, or state). Minifloats have exponent
+and mantissa bits, the largest mantissa, and the exponent bias.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 import jax
@@ -15,8 +14,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Restrict, Rounding
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, InnerModule, assign, set_given
+from jqinject.core.component import Component, InnerModule, assign, component
 from jqinject.core.scaling.rule import IntRestrictValue
 from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
@@ -25,7 +23,6 @@ from jqinject.ops.power import exp2
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class BitWidthConst:
     """A constant bit width: a Python int, static under `jax.jit`.
@@ -53,7 +50,6 @@ class BitWidthConst:
         return self.bit_width
 
 
-@checked_arguments
 class BitWidthStatefulConst(InnerModule):
     """A bit width that is saved but not trained: a float32 scalar.
 
@@ -76,7 +72,7 @@ class BitWidthStatefulConst(InnerModule):
         return self.bit_width.get_value()
 
 
-@checked_arguments
+@component
 class BitWidthParameter(InnerModule):
     """A learned bit width: `b = round(|offset| + min_bit_width)`.
 
@@ -99,40 +95,44 @@ class BitWidthParameter(InnerModule):
         (8.0, 6.0)
     """
 
+    bit_width: InitVar[int]
+    min_bit_width: int = 2
+    restrict_bit_width_impl: Restrict | None = None
+    override_pretrained_bit_width: bool = False
+    bit_width_offset: QuantParam = field(init=False)
     is_learned = True
     is_scale_free = True
-    min_bit_width: int = 2
-    override_pretrained: bool = False
 
-    def __init__(
-        self,
-        bit_width: int,
-        min_bit_width: int = 2,
-        restrict_bit_width_impl: Restrict | None = None,
-        override_pretrained_bit_width: bool = False,
-    ) -> None:
-        least = check.bit_width(min_bit_width, "BitWidthParameter (min_bit_width)")
-        width = check.bit_width(bit_width, "BitWidthParameter")
+    def __post_init__(self, bit_width: int) -> None:
+        where = "BitWidthParameter"
+        check.fields(self, override_pretrained_bit_width=check.flag)
+        least = check.bit_width(self.min_bit_width, f"{where} (min_bit_width)")
+        width = check.bit_width(bit_width, where)
         if width < least:
             raise ValueError(
-                f"BitWidthParameter: bit_width={width} is less than min_bit_width={least}. Start with "
-                f"at least {least}, "
-                "or lower min_bit_width."
+                f"{where}: bit_width={width} is less than min_bit_width={least}. Start with at least {least}, or lower "
+                "min_bit_width."
             )
-        self.restrict_bit_width_impl = restrict_bit_width_impl or IntRestrictValue()
-        start = self.restrict_bit_width_impl.restrict_init_float(float(width))
-        set_given(self, min_bit_width=least, override_pretrained=bool(override_pretrained_bit_width))
-        self.bit_width_offset = QuantParam(float_array(start - self.bit_width_base))
+        restrict = self.restrict_bit_width_impl or IntRestrictValue()
+        assign(self, restrict_bit_width_impl=restrict, min_bit_width=least)
+        offset = restrict.restrict_init_float(float(width)) - self.bit_width_base
+        assign(self, bit_width_offset=QuantParam(float_array(offset)))
+
+    @property
+    def restriction(self) -> Restrict:
+        """Which values are allowed."""
+        assert self.restrict_bit_width_impl is not None
+        return self.restrict_bit_width_impl
 
     @property
     def bit_width_base(self) -> float:
         """Added to the offset: the minimum bit width in the restriction's domain."""
-        return self.restrict_bit_width_impl.restrict_init_float(float(self.min_bit_width))
+        return self.restriction.restrict_init_float(float(self.min_bit_width))
 
     def __call__(self) -> jax.Array:
         """The bit width, a float32 scalar."""
         offset = abs_binary_sign_grad(self.bit_width_offset.get_value())
-        return self.restrict_bit_width_impl(offset + self.bit_width_base)
+        return self.restriction(offset + self.bit_width_base)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component: a constant `bit_width` becomes the offset.
@@ -143,7 +143,7 @@ class BitWidthParameter(InnerModule):
         Returns:
             The entries to load.
         """
-        if self.override_pretrained:
+        if self.override_pretrained_bit_width:
             return {"bit_width_offset": self.bit_width_offset.get_value()} if entries else {}
         completed = dict(entries)
         constant = completed.pop("bit_width", None)
@@ -152,7 +152,7 @@ class BitWidthParameter(InnerModule):
         return completed
 
 
-@checked_arguments
+@component
 class RemoveBitwidthParameter(InnerModule):
     """A learned number of bits to remove: `1 / (non_zero_epsilon + |coeff|)`.
 
@@ -172,23 +172,21 @@ class RemoveBitwidthParameter(InnerModule):
         4.0
     """
 
+    bit_width_to_remove: InitVar[float]
+    override_pretrained_bit_width: bool = False
+    non_zero_epsilon: float = 1e-6
+    remove_zero_bit_width: InitVar[float] = 0.1
+    bit_width_coeff: QuantParam = field(init=False)
     is_scale_free = True
-    override_pretrained: bool = False
 
-    def __init__(
-        self,
-        bit_width_to_remove: float,
-        override_pretrained_bit_width: bool = False,
-        non_zero_epsilon: float = 1e-6,
-        remove_zero_bit_width: float = 0.1,
-    ) -> None:
-        if bit_width_to_remove < 0:
-            raise ValueError(
-                f"RemoveBitwidthParameter: bits to remove must be at least 0, got {bit_width_to_remove}."
-            )
-        self.bit_width_coeff = QuantParam(float_array(1.0 / (bit_width_to_remove or remove_zero_bit_width)))
-        self.non_zero_epsilon = non_zero_epsilon
-        set_given(self, override_pretrained=bool(override_pretrained_bit_width))
+    def __post_init__(self, bit_width_to_remove: float, remove_zero_bit_width: float) -> None:
+        where = "RemoveBitwidthParameter"
+        check.fields(self, override_pretrained_bit_width=check.flag, non_zero_epsilon=check.above_zero)
+        check.above_zero(remove_zero_bit_width, where, "remove_zero_bit_width")
+        if check.number(bit_width_to_remove, where, "bit_width_to_remove") < 0:
+            raise ValueError(f"{where}: bits to remove must be at least 0, got {bit_width_to_remove}.")
+        coeff = 1.0 / (bit_width_to_remove or remove_zero_bit_width)
+        assign(self, bit_width_coeff=QuantParam(float_array(coeff)))
 
     def __call__(self) -> jax.Array:
         """The number of bits, a float32 scalar."""
@@ -204,14 +202,14 @@ class RemoveBitwidthParameter(InnerModule):
             The entries to load.
         """
         kept = {"bit_width_coeff": self.bit_width_coeff.get_value()}
-        return kept if self.override_pretrained and entries else dict(entries)
+        return kept if self.override_pretrained_bit_width and entries else dict(entries)
 
 
 class _BitsToRemove(Protocol):
     def __call__(self) -> int | jax.Array: ...
 
 
-@checked_arguments
+@component
 class MsbClampBitWidth(Component):
     """A bit width derived from another: `clamp(|b - bits to remove|, min, max)`, with a straight-through clamp.
 
@@ -225,25 +223,15 @@ class MsbClampBitWidth(Component):
         6.0
     """
 
-    def __init__(
-        self,
-        bit_width_to_remove_impl: _BitsToRemove,
-        min_overall_bit_width: int,
-        max_overall_bit_width: int,
-    ) -> None:
-        self.bit_width_to_remove_impl = bit_width_to_remove_impl
-        self.min_overall_bit_width = check.bit_width(
-            min_overall_bit_width, "MsbClampBitWidth (min_overall_bit_width)"
-        )
-        self.max_overall_bit_width = check.bit_width(
-            max_overall_bit_width, "MsbClampBitWidth (max_overall_bit_width)"
-        )
-        check.ordered(
-            self.min_overall_bit_width,
-            self.max_overall_bit_width,
-            "MsbClampBitWidth",
-            ("min_overall_bit_width", "max_overall_bit_width"),
-        )
+    bit_width_to_remove_impl: _BitsToRemove
+    min_overall_bit_width: int
+    max_overall_bit_width: int
+
+    def __post_init__(self) -> None:
+        where, names = "MsbClampBitWidth", ("min_overall_bit_width", "max_overall_bit_width")
+        least, most = (check.bit_width(getattr(self, name), f"{where} ({name})") for name in names)
+        check.ordered(least, most, where, names)
+        assign(self, min_overall_bit_width=least, max_overall_bit_width=most)
 
     def __call__(self, input_bit_width: int | jax.Array) -> jax.Array:
         """The bit width, a float32 scalar."""
@@ -251,7 +239,6 @@ class MsbClampBitWidth(Component):
         return tensor_clamp_ste(left, float(self.min_overall_bit_width), float(self.max_overall_bit_width))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ExponentWidthConst:
     """A constant number of exponent bits.
@@ -278,7 +265,6 @@ class ExponentWidthConst:
         return self.bit_width
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MantissaWidthConst:
     """A constant number of mantissa bits, without the implicit 1.
@@ -305,7 +291,6 @@ class MantissaWidthConst:
         return self.bit_width
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class StaticMaxMantissa:
     """The largest mantissa for a constant number of bits, `2 - 2**-m`.
@@ -328,7 +313,6 @@ class StaticMaxMantissa:
         return max_mantissa(self.bit_width)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ComputeMaxMantissa:
     """The largest mantissa for a learned number of bits, differentiable.
@@ -345,6 +329,9 @@ class ComputeMaxMantissa:
 
     max_mantissa_round_impl: Rounding | None = None
 
+    def __post_init__(self) -> None:
+        check.fields(self, max_mantissa_round_impl=check.optional(check.component))
+
     def __call__(self, mantissa_bit_width: Any) -> Any:
         """The largest mantissa of `mantissa_bit_width` bits."""
         if self.max_mantissa_round_impl is None:
@@ -353,7 +340,6 @@ class ComputeMaxMantissa:
         return steps * exp2(-mantissa_bit_width)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class StaticExponentBias:
     """A constant exponent bias.
@@ -379,7 +365,7 @@ class StaticExponentBias:
         return self.exponent_bias
 
 
-@checked_arguments
+@component
 class ComputeExponentBias(Component):
     """The bias for e exponent bits: `2**(e - 1) - 1`.
 
@@ -392,9 +378,6 @@ class ComputeExponentBias(Component):
     """
 
     exponent_bit_width_impl: BitWidth
-
-    def __init__(self, exponent_bit_width_impl: BitWidth) -> None:
-        assign(self, exponent_bit_width_impl=exponent_bit_width_impl)
 
     def __call__(self) -> Any:
         """The bias: an int for constant bits, else a float32 array."""

@@ -18,13 +18,13 @@ are exact to 2^24 and stay there: a mean of that many batches is final, and noth
 Several arrays in one Variable: NNX handles every Variable at each call of a compiled function.
 
     class Mean(nnx.Module):
-        count, total = Part(), Part()
+        counter, total = Part(), Part()
 
         def __init__(self):
-            self.record = QuantStat({"count": float_array(0.0), "total": float_array(0.0)})
+            self.record = QuantStat({"counter": float_array(0.0), "total": float_array(0.0)})
 
-A part is read and written like a Variable: `mean.count.get_value()`, `mean.count.set_value(...)`, `mean.count[...]`.
-Its state path is `record.count`; `load_state` also reads `count`.
+A part is read and written like a Variable: `mean.counter.get_value()`, `mean.counter.set_value(...)`,
+`mean.counter[...]`. Its state path is `record.counter`; a memory also loads `counter`.
 
 Warnings about ranges that never saw data.
 
@@ -60,7 +60,7 @@ class QuantParam(nnx.Param[jax.Array]):
 class _ArrayOrRecord(nnx.Variable[Any]):
     """Abstract: an array, or a dict of arrays (see `jqinject.core.state`).
 
-    For a record, `variable["count"]` is a part, `variable[...]` the dict, and `sharding` applies to every part: NNX
+    For a record, `variable["counter"]` is a part, `variable[...]` the dict, and `sharding` applies to every part: NNX
     reads it before constructing one for an array.
     """
 

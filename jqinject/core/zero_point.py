@@ -1,13 +1,4 @@
-"""Zero points: none, learned, of a statistic, of a parameter.
-
-The symmetric zero point, and zero points from distances in floats.
-
-Learned zero points: from an initial value, or collected at run time.
-
-Zero points of the given tensor, computed at every call.
-
-Zero points made from statistics of the parameters that are quantized.
-"""
+"""Zero points: none, or from a distance in floats: learned, or a statistic of the tensor or of parameters."""
 
 from __future__ import annotations
 
@@ -20,12 +11,9 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, assign, set_given
-from jqinject.core.memory.parameter import Broadcastable, Dynamic, FromParameter
-from jqinject.core.memory.running import Collected
-from jqinject.core.memory.source import DEFAULT_MOMENTUM, DISTANCE, Learned, initial_number
+from jqinject.core.component import Component, assign, component, set_given
+from jqinject.core.memory.memory import Broadcastable, Dynamic, Memory, Number, initial_number, taken
+from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops.clamp import choose
 from jqinject.ops.fake_quant import known_zero
@@ -79,7 +67,7 @@ def shift(
     return divide(z, scale) + least
 
 
-@checked_arguments
+@component
 class ScaleShiftQuantZeroPoint(Component):
     """A zero point whose distance in floats is itself quantized: `quantized(z) / scale + min_int`.
 
@@ -100,18 +88,12 @@ class ScaleShiftQuantZeroPoint(Component):
         4.0
     """
 
+    zp_int_quant: Callable[[jax.Array], tuple[Any, ...]]
+    int_quant: IntQuantizer
     zero_point_dequantized_shape: tuple[int, ...] | None = None
 
-    def __init__(
-        self,
-        zp_int_quant: Callable[[jax.Array], tuple[Any, ...]],
-        int_quant: IntQuantizer,
-        zero_point_dequantized_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.zp_int_quant = zp_int_quant
-        self.int_quant = int_quant
-        if zero_point_dequantized_shape is not None:
-            self.zero_point_dequantized_shape = tuple(zero_point_dequantized_shape)
+    def __post_init__(self) -> None:
+        check.fields(self, zero_point_dequantized_shape=check.optional(check.integers))
 
     def __call__(self, zero_point: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point of a range that reaches `zero_point` below zero, float32."""
@@ -121,8 +103,64 @@ class ScaleShiftQuantZeroPoint(Component):
         return divide(quantized, scale) + self.int_quant.min_int(bit_width)
 
 
-@checked_arguments
-class ParameterZeroPoint(Learned):
+ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
+
+
+class GroupwiseIntQuantizer(IntQuantizer, Protocol):
+    """An `int_quant` for tensors that are already in groups."""
+
+    def steps_to_int(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array: ...
+
+
+class _MemoryZeroPoint(Memory):
+    """Abstract: a zero point from the distance that a memory remembers.
+
+    A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+    """
+
+    of = "zero_point"
+    int_quant: Any
+    quantize: bool
+
+    def __post_init__(self) -> None:
+        self.begin(taken(self))
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set how a distance becomes a zero point, and what the base sets."""
+        super().begin(arguments, stored)
+        assign(self, int_quant=arguments["int_quant"], quantize=bool(arguments["quantize_zero_point"]))
+        set_given(self, scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"))
+
+    scale_shift_zero_point: ScaleShift | None = None
+
+    def distance(self, number: Number) -> jax.Array:
+        """How far the range reaches below zero."""
+        stat, stored, collecting = number
+        z = stored if stat is None else stat if stored is None else choose(collecting, stat, stored)
+        return abs_binary_sign_grad(z)
+
+    def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero point of `x`, float32.
+
+        Args:
+            x: the tensor.
+            scale: float per integer step.
+            bit_width: the bit width.
+            task: for a statistic that is searched.
+        """
+        z = self.distance(self.number(x, task))
+        if self.scale_shift_zero_point is not None:
+            return self.scale_shift_zero_point(z, scale, bit_width)
+        return self._shifted(z, scale, bit_width)
+
+    def _shifted(self, z: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+
+
+@component
+class ParameterZeroPoint(_MemoryZeroPoint):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
     Args:
@@ -142,28 +180,20 @@ class ParameterZeroPoint(Learned):
         4.0
     """
 
+    kind = "learned"
+    zero_point_init: Any
     int_quant: IntQuantizer
-    quantize: bool
+    quantize_zero_point: bool
+    zero_point_shape: tuple[int, ...] | None = None
 
-    def __init__(
-        self,
-        zero_point_init: Any,
-        int_quant: IntQuantizer,
-        quantize_zero_point: bool,
-        zero_point_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        names = ("zero_point_init", "zero_point_shape")
-        super().__init__(initial_number(zero_point_init, zero_point_shape, "ParameterZeroPoint", names))
-        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
-
-    def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any) -> jax.Array:
-        """The zero point, float32. `x` is unused."""
-        z = abs_binary_sign_grad(self.number(x, DISTANCE).stored)
-        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+    def __post_init__(self) -> None:
+        arguments, names = taken(self), ("zero_point_init", "zero_point_shape")
+        init, shape = (arguments[name] for name in names)
+        self.begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
 
 
-@checked_arguments
-class ParameterFromRuntimeZeroPoint(Collected):
+@component
+class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     """A zero point that is first collected from statistics, then learned: `z = |value|`.
 
     Like `ParameterFromRuntimeStatsScaling`: the first N training calls use the batch's own statistic while `buffer`
@@ -199,61 +229,19 @@ class ParameterFromRuntimeZeroPoint(Collected):
         [4.0, 4.0]
     """
 
+    kind = "collected"
+    collect_stats_steps: int
     int_quant: IntQuantizer
-    quantize: bool
-
-    def __init__(
-        self,
-        collect_stats_steps: int,
-        int_quant: IntQuantizer,
-        quantize_zero_point: bool,
-        zero_point_stats_impl: Stat,
-        zero_point_shape: tuple[int, ...],
-        zero_point_stats_input_view_shape_impl: View,
-        zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
-        collected_zero_point: float | None = None,
-    ) -> None:
-        super().__init__(
-            zero_point_stats_impl,
-            zero_point_stats_input_view_shape_impl,
-            check.positive_steps(collect_stats_steps, type(self).__name__),
-            zero_point_stats_momentum,
-            zero_point_shape,
-            of="zero_point",
-        )
-        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
-        if collected_zero_point is not None:
-            self._begin(DISTANCE, collected_zero_point)
-
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
-        """The zero point, float32; collects and hands over in training mode."""
-        stat, stored, collecting = self.number(x, DISTANCE, task)
-        z: Any = stored if stat is None else choose(collecting, stat, stored)
-        return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
-
-    def init_zero_point(self) -> None:
-        """End the collection now: fill `value` if it is not filled yet."""
-        self._finish(DISTANCE)
-
-    def end_calibration(self) -> None:
-        """Fill `value` from the collected statistics; it is learned from the next call on."""
-        self._end_calibration(DISTANCE)
-
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Translate a checkpoint's entries for this component: a `value` without `counter` ends the collection.
-
-        Args:
-            entries: variable name -> array, as found in the checkpoint.
-
-        Returns:
-            The entries to load.
-        """
-        own = {name: entry for name, entry in entries.items() if "running_stats" not in name}
-        return self._completed(own, DISTANCE)
+    quantize_zero_point: bool
+    zero_point_stats_impl: Stat
+    zero_point_shape: tuple[int, ...]
+    zero_point_stats_input_view_shape_impl: View
+    zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM
+    collected_zero_point: float | None = None
 
 
-@checked_arguments
-class RuntimeDynamicStatsZeroPoint(Dynamic):
+@component
+class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, Dynamic):
     """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
@@ -272,37 +260,15 @@ class RuntimeDynamicStatsZeroPoint(Dynamic):
         4.0
     """
 
+    zero_point_stats_impl: Stat
     int_quant: IntQuantizer
-    quantize: bool
-
-    def __init__(
-        self,
-        zero_point_stats_impl: Stat,
-        int_quant: IntQuantizer,
-        quantize_zero_point: bool,
-        zero_point_stats_input_view_shape_impl: View | None = None,
-        dynamic_scaling_broadcastable_fn: Broadcastable | None = None,
-    ) -> None:
-        view = zero_point_stats_input_view_shape_impl or Identity()
-        super().__init__(zero_point_stats_impl, view, dynamic_scaling_broadcastable_fn)
-        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
-
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
-        """The zero point of `x`, float32; `task` for a statistic that is searched."""
-        z = abs_binary_sign_grad(self.number(x, DISTANCE, task).statistic)
-        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+    quantize_zero_point: bool
+    zero_point_stats_input_view_shape_impl: View | None = None
+    dynamic_scaling_broadcastable_fn: Broadcastable | None = None
 
 
-class GroupwiseIntQuantizer(IntQuantizer, Protocol):
-    """An `int_quant` for tensors that are already in groups."""
-
-    def steps_to_int(
-        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
-    ) -> jax.Array: ...
-
-
-@checked_arguments
-class RuntimeDynamicGroupZeroPoint(Dynamic):
+@component
+class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
     """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
     Args:
@@ -321,32 +287,23 @@ class RuntimeDynamicGroupZeroPoint(Dynamic):
         [[4.0], [0.0]]
     """
 
+    input_view_impl: View
+    zero_point_stats_impl: Stat
     int_quant: GroupwiseIntQuantizer
-    quantize: bool
+    quantize_zero_point: bool
 
-    def __init__(
-        self,
-        input_view_impl: View,
-        zero_point_stats_impl: Stat,
-        int_quant: GroupwiseIntQuantizer,
-        quantize_zero_point: bool,
-    ) -> None:
-        super().__init__(zero_point_stats_impl, input_view_impl, in_groups=True)
-        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
+    def distance(self, number: Number) -> jax.Array:
+        """How far the range of each group reaches below zero."""
+        return -number.statistic
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
-        """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
-        lowest: Any = self.number(x, DISTANCE, task).statistic
+    def _shifted(self, z: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         # `to_int` would group it a second time.
         to_int = self.int_quant.steps_to_int
-        return shift(-lowest, scale, bit_width, self.int_quant, self.quantize, to_int)
+        return shift(z, scale, bit_width, self.int_quant, self.quantize, to_int)
 
 
-ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
-
-
-@checked_arguments
-class StatsFromParameterZeroPoint(FromParameter):
+@component
+class StatsFromParameterZeroPoint(_MemoryZeroPoint):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 
     Args:
@@ -375,48 +332,26 @@ class StatsFromParameterZeroPoint(FromParameter):
     """
 
     int_quant: IntQuantizer
-    quantize: bool
-    scale_shift_zero_point: ScaleShift | None = None
+    quantize_zero_point: bool
+    zero_point_stats_input_view_shape_impl: View
+    zero_point_stats_input_concat_dim: int
+    zero_point_stats_impl: Stat
+    zero_point_shape: tuple[int, ...]
+    tracked_parameter_list: Iterable[Any] = ()
+    zero_point_affine_rescaling_init: float | None = None
+    zero_point_affine_shifting_init: float | None = None
+    scale_shift_zero_point_impl: ScaleShift | None = None
 
-    def __init__(
-        self,
-        int_quant: IntQuantizer,
-        quantize_zero_point: bool,
-        zero_point_stats_input_view_shape_impl: View,
-        zero_point_stats_input_concat_dim: int,
-        zero_point_stats_impl: Stat,
-        zero_point_shape: tuple[int, ...],
-        tracked_parameter_list: Iterable[Any] = (),
-        zero_point_affine_rescaling_init: float | None = None,
-        zero_point_affine_shifting_init: float | None = None,
-        scale_shift_zero_point_impl: ScaleShift | None = None,
-    ) -> None:
-        super().__init__(
-            zero_point_stats_impl,
-            zero_point_stats_input_view_shape_impl,
-            zero_point_stats_input_concat_dim,
-            tracked_parameter_list,
-            zero_point_shape,
-            (zero_point_affine_rescaling_init, zero_point_affine_shifting_init),
-            of="zero_point",
-        )
-        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
-        set_given(self, scale_shift_zero_point=scale_shift_zero_point_impl)
-
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
-        """The zero point of `x`, float32; `task` for a statistic that is searched."""
-        stat, stored, _ = self.number(x, DISTANCE, task)
-        lowest: Any = stored if stat is None else stat
-        if self.scale_shift_zero_point is not None:
-            return self.scale_shift_zero_point(-lowest, scale, bit_width)
-        return shift(-lowest, scale, bit_width, self.int_quant, self.quantize)
+    def distance(self, number: Number) -> jax.Array:
+        """How far the range reaches below zero."""
+        return -(number.stored if number.statistic is None else number.statistic)
 
 
-@checked_arguments
-class ParameterFromStatsFromParameterZeroPoint(FromParameter):
+@component
+class ParameterFromStatsFromParameterZeroPoint(_MemoryZeroPoint):
     """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
 
-    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); before that, evaluation
+    The parameter `value` is filled at the first call in training mode (`counter` becomes 1); before that, evaluation
     mode computes the same zero point and stores nothing.
 
     Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
@@ -427,39 +362,21 @@ class ParameterFromStatsFromParameterZeroPoint(FromParameter):
         ValueError: for a shift without a factor, or a wrong shape (when called).
     """
 
-    fills = True
+    kind = "filled"
     int_quant: IntQuantizer
-    quantize: bool
+    quantize_zero_point: bool
+    zero_point_stats_input_view_shape_impl: View
+    zero_point_stats_input_concat_dim: int
+    zero_point_stats_impl: Stat
+    zero_point_shape: tuple[int, ...]
+    tracked_parameter_list: Iterable[Any] = ()
+    zero_point_affine_rescaling_init: float | None = None
+    zero_point_affine_shifting_init: float | None = None
 
-    def __init__(
-        self,
-        int_quant: IntQuantizer,
-        quantize_zero_point: bool,
-        zero_point_stats_input_view_shape_impl: View,
-        zero_point_stats_input_concat_dim: int,
-        zero_point_stats_impl: Stat,
-        zero_point_shape: tuple[int, ...],
-        tracked_parameter_list: Iterable[Any] = (),
-        zero_point_affine_rescaling_init: float | None = None,
-        zero_point_affine_shifting_init: float | None = None,
-    ) -> None:
-        super().__init__(
-            zero_point_stats_impl,
-            zero_point_stats_input_view_shape_impl,
-            zero_point_stats_input_concat_dim,
-            tracked_parameter_list,
-            zero_point_shape,
-            (zero_point_affine_rescaling_init, zero_point_affine_shifting_init),
-            of="zero_point",
-        )
-        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
-
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+    def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero point of `x`, float32; `task` for a statistic that is searched."""
-        z = abs_binary_sign_grad(self.number(x, DISTANCE, task).stored)
+        z = self.distance(self.number(x, task))
         if isinstance(task, Candidate):
             # Before learning, a candidate keeps its sign and skips the affine map.
-            assert self.init_done is not None
-            filled = self.init_done.get_value() > 0
-            z = jnp.where(filled, z, sharded_as(-self.statistic(x, task), z))
-        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+            z = jnp.where(self.counter.get_value() > 0, z, sharded_as(-self.statistic(x, task), z))
+        return self._shifted(z, scale, bit_width)

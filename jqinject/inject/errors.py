@@ -1,10 +1,13 @@
 """The texts of wiring errors: what is missing, who needs it, and what was probably meant."""
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable
 
 from jqinject.inject.library import DependencyError
 
+_CAPITALIZED = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")  # the words of a class's name
 _SLIP = 0.87  # by difflib's ratio: one letter of eight, or two of them swapped
 
 
@@ -19,8 +22,12 @@ class MissingNameError(DependencyError, AttributeError):
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names that look most like `name`, best first; case does not count.
 
+    Names of classes that have all of its words, in any order, come first.
+
     >>> nearest("bit_widht", ["bit_width", "scaling_impl"])
     ['bit_width']
+    >>> nearest("Int8ActDynamicPerRow", ["Int8ActPerRow", "Int8DynamicActPerRowFloat"])
+    ['Int8DynamicActPerRowFloat', 'Int8ActPerRow']
     """
     by_folded: dict[str, str] = {}
     for candidate in sorted(known):
@@ -32,7 +39,17 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     # A missing or extra underscore is the commonest slip, and the ratio penalizes short names most.
     bare = name.lower().replace("_", "")
     same = [folded for folded in by_folded if folded.replace("_", "") == bare and folded not in close]
-    return [by_folded[folded] for folded in (*same, *close)][:limit]
+    ordered = (
+        *_with_the_same_words(name, by_folded.values()),
+        *(by_folded[folded] for folded in (*same, *close)),
+    )
+    return list(dict.fromkeys(ordered))[:limit]
+
+
+def _with_the_same_words(name: str, known: Iterable[str]) -> list[str]:
+    words = Counter(_CAPITALIZED.findall(name))
+    complete = [other for other in known if not words - Counter(_CAPITALIZED.findall(other))]
+    return sorted(complete, key=len)[:2] if words.total() > 2 else []
 
 
 def misspelling_of(name: str, known: Iterable[str]) -> str:

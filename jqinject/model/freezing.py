@@ -184,7 +184,7 @@ def _all_finite(weight: jax.Array) -> jax.Array:
 
 def _has_batches(average: SimpleMovingAverage) -> bool:
     """Whether ranges were collected; assumed for an abstract model."""
-    count = average.count.get_value()
+    count = average.counter.get_value()
     return not is_concrete(count) or bool(jnp.all(count > 0))
 
 

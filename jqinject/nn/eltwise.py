@@ -16,7 +16,7 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, concatenate
 from jqinject.quant_tensor.arithmetic import add
-from jqinject.quant_tensor.integer_operations import IntegerOperations
+from jqinject.quant_tensor.shaping import is_on_integers
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -149,7 +149,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
                 returned, and nothing is quantized.
         """
         operands = self._quantized(input), self._quantized(other)
-        if self.input_quant is not None and all(isinstance(x, IntegerOperations) for x in operands):
+        if self.input_quant is not None and all(map(is_on_integers, operands)):
             return self._output(add(*operands, same_quantizer=True))
         return self._output(operands[0] + operands[1])
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import CalibratedQuant, scale_and_zero_point
+from jqinject.core import RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import HiddenMethod, assign
 from jqinject.model import Rule
 from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
@@ -277,28 +277,26 @@ class _Collector(Markers):
 
 def _marker(site: Site, proxy: Any, x: jax.Array) -> FakeQuantMarker:
     quantizer = proxy.tensor_quant
-    if (
-        not isinstance(quantizer, CalibratedQuant)
-        or quantizer.q_dtype is not None
-        or quantizer.bit_width != 8
-    ):
+    scaling = getattr(quantizer, "scaling_impl", None)
+    integers = isinstance(quantizer, RescalingIntQuant) and quantizer.bit_width_impl() == 8
+    if not (integers and isinstance(scaling, RangeScaling)):
         raise ValueError(
             f"{site.name}: devices have signed 8-bit integers, and the quantizer is {site.quantizer.__name__}.\n"
-            "  cure: Int8Weight, Int8Act or Int8ActDynamic of jqinject.odml, or a class derived from them"
+            "  cure: Int8Weight, Int8Act or Int8DynamicAct of jqinject.odml, or a class derived from them"
         )
     if is_dynamic(quantizer) and not site.is_weight:
         return FakeQuantMarker(None, None, (), None, False, dynamic=_Dynamic(quantizer))
     if site.is_weight:
-        return _static(site, _weight_range(site, quantizer, x), x.ndim)
-    if quantizer.has_range() is False:
+        return _static(site, _weight_range(site, scaling, x), x.ndim)
+    if scaling.has_range() is False:
         raise ValueError(
             f"{site.name}: its statistics were never collected, so there is no range to convert it with.\n"
             "  cure: train the model, or run jqinject.calibrate(model, batches), before it is converted"
         )
-    return _static(site, quantizer.averaged_range(x.ndim), x.ndim)
+    return _static(site, scaling.averaged_range(x.ndim), x.ndim)
 
 
-def _weight_range(site: Site, quantizer: CalibratedQuant, x: jax.Array) -> Any:
+def _weight_range(site: Site, scaling: RangeScaling, x: jax.Array) -> Any:
     if not is_concrete(x):
         raise ValueError(
             f"{site.name}: the weight {'.'.join(map(str, site.weight_path))} is not known before the program runs: it "
@@ -306,7 +304,7 @@ def _weight_range(site: Site, quantizer: CalibratedQuant, x: jax.Array) -> Any:
         )
     # The axes at this site: a flattened weight has other axes than in training.
     axes = tuple(i for i in range(x.ndim) if i not in site.overrides.get("channelwise_axes", ()))
-    return quantizer.calibration_impl(x.astype(np.float32), axes)
+    return scaling.calibration_impl(x.astype(np.float32), axes)
 
 
 def _static(site: Site, found: Any, ndim: int) -> FakeQuantMarker:
@@ -337,17 +335,14 @@ def _static(site: Site, found: Any, ndim: int) -> FakeQuantMarker:
 class _Dynamic:
     """A quantizer without state as a function of an array."""
 
-    def __init__(self, quantizer: CalibratedQuant) -> None:
-        self._calibration = quantizer.calibration_impl
-        self._axes = quantizer.channelwise_axes
+    def __init__(self, quantizer: RescalingIntQuant) -> None:
+        self._quantizer = quantizer
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        quantizer = CalibratedQuant(self._calibration, channelwise_axes=self._axes)
-        return as_array(quantizer(x).value)
+        return as_array(self._quantizer(x).value)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _Dynamic)
-        return same and (self._calibration, self._axes) == (other._calibration, other._axes)
+        return isinstance(other, _Dynamic) and self._quantizer == other._quantizer
 
     def __hash__(self) -> int:
-        return hash((self._calibration, self._axes))
+        return hash(self._quantizer)

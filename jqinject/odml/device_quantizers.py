@@ -29,7 +29,7 @@ class Int8Act(_OfDevices):
     calibration_impl = MinMaxRange
 
 
-class Int8ActDynamic(_OfDevices):
+class Int8DynamicAct(_OfDevices):
     """With a zero point, from the tensor itself: only for inputs of contractions with a weight, one range per row."""
 
     calibration_impl = MinMaxRange

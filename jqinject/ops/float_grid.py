@@ -67,9 +67,12 @@ class FloatGrid:
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
     max_available_float: float | None = None
-    is_integer = False
+    is_integer = is_table = False
 
     def __post_init__(self) -> None:
+        for name in ("exponent_bit_width", "mantissa_bit_width", "exponent_bias"):
+            if isinstance(width := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(width))
         exponent, mantissa, bias = self.widths
         if not isinstance(exponent, jax.Array):
             checked_width("exponent_bit_width", exponent, 1, MOST_EXPONENT_BITS)
@@ -110,7 +113,7 @@ class FloatGrid:
     @property
     def is_learned(self) -> bool:
         """Whether a width is an array."""
-        return not all(isinstance(width, int) for width in self.widths)
+        return not all(isinstance(width, int | float) for width in self.widths)
 
     @property
     def bit_width(self) -> Any:

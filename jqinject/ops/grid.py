@@ -35,8 +35,13 @@ class Grid(Protocol):
         ...
 
     @property
+    def is_table(self) -> bool:
+        """Whether its numbers are those of a table."""
+        ...
+
+    @property
     def is_learned(self) -> bool:
-        """Whether a width is learned, so that the grid is an array's."""
+        """Whether a width is learned: an array."""
         ...
 
     @property
@@ -94,7 +99,7 @@ T = TypeVar("T", bound=type)
 
 
 def with_learned(*widths: str) -> Callable[[T], T]:
-    """Register a grid as a pytree: those of its widths that are not Python ints are leaves, all else is static.
+    """Register a grid as a pytree: those of its widths that are not Python numbers are leaves, all else is static.
 
     Args:
         widths: names of fields.
@@ -104,7 +109,7 @@ def with_learned(*widths: str) -> Callable[[T], T]:
         names = [field.name for field in fields(cls)]
 
         def flatten(grid: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-            learned = tuple(name for name in widths if not isinstance(getattr(grid, name), int))
+            learned = tuple(name for name in widths if not isinstance(getattr(grid, name), int | float))
             static = tuple((name, getattr(grid, name)) for name in names if name not in learned)
             return [(jax.tree_util.GetAttrKey(name), getattr(grid, name)) for name in learned], (
                 learned,
@@ -158,8 +163,11 @@ class IntGrid:
     signed: bool = True
     narrow_range: bool = False
     is_integer = True
+    is_table = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.bit_width, np.integer):
+            object.__setattr__(self, "bit_width", int(self.bit_width))
         for name in ("signed", "narrow_range"):
             flag = getattr(self, name)
             if not isinstance(flag, bool | np.bool_):
@@ -249,6 +257,7 @@ class TableGrid:
 
     values: tuple[float, ...]
     is_integer = is_learned = False
+    is_table = True
     dtype = None
     storage = np.dtype(np.uint8)
 
@@ -310,6 +319,8 @@ class TableGrid:
         near = exact.astype(np.float32)
         beyond = near < exact if up else near > exact
         return np.where(beyond, np.nextafter(near, np.float32(np.inf if up else -np.inf)), near)
+
+    codes = encode
 
     def decode(self, payload: jax.Array) -> jax.Array:
         """The values that indices stand for, float32."""

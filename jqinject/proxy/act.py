@@ -16,8 +16,7 @@ from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import QuantMetadata
 from jqinject.proxy.links import NAME, ContractsInput, check_range, declared_transform, transformed
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
-from jqinject.quant_tensor._float_fields import CONTRACTED
+from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
 
 class FlowProxy(QuantProxyFromInjector):
@@ -236,7 +235,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if why:
             raise TypeError(
                 f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
-                "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
+                "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, layers, quantizer)
 

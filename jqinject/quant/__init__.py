@@ -1,8 +1,15 @@
-"""Ready-made quantizers, by the names Brevitas gives them: declarations only."""
+"""Ready-made quantizers, by the names Brevitas gives them: declarations only.
+
+Names read: number format, `Dynamic` if the scale is that of the tensor at hand, role, what shares a scale, where the
+scale comes from or which values it takes, method. `docs/which-quantizer.md` has the rule.
+"""
 
 # ruff: noqa: I001
 # fmt: off
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+
+from jqinject.inject.errors import did_you_mean as _did_you_mean
 from jqinject.proxy import QuantizerLike as QuantizerLike
 from jqinject.quant.codebook import (
     MXFloat4e2m1QuestAct as MXFloat4e2m1QuestAct, MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight,
@@ -17,20 +24,23 @@ from jqinject.quant.enums import (
     StatsOp as StatsOp, TruncScalingImplType as TruncScalingImplType,
 )
 from jqinject.quant.gradients import (
-    Fp8e5m2OCPGradPerTensorDynamic as Fp8e5m2OCPGradPerTensorDynamic,
-    Fp8e5m2OCPGradPerTensorStochastic as Fp8e5m2OCPGradPerTensorStochastic,
-    Int8GradPerRowDynamic as Int8GradPerRowDynamic, Int8GradPerRowStochastic as Int8GradPerRowStochastic,
-    Int8GradPerTensorDelayed as Int8GradPerTensorDelayed, Int8GradPerTensorDynamic as Int8GradPerTensorDynamic,
-    Int8GradPerTensorStochastic as Int8GradPerTensorStochastic, MXFloat4e2m1Grad as MXFloat4e2m1Grad,
+    Fp8e5m2OCPDynamicGradPerTensorFloat as Fp8e5m2OCPDynamicGradPerTensorFloat,
+    Fp8e5m2OCPDynamicGradPerTensorFloatStochastic as Fp8e5m2OCPDynamicGradPerTensorFloatStochastic,
+    Int8DynamicGradPerRowFloat as Int8DynamicGradPerRowFloat,
+    Int8DynamicGradPerRowFloatStochastic as Int8DynamicGradPerRowFloatStochastic,
+    Int8DynamicGradPerTensorFloat as Int8DynamicGradPerTensorFloat,
+    Int8DynamicGradPerTensorFloatStochastic as Int8DynamicGradPerTensorFloatStochastic,
+    Int8GradPerTensorDelayed as Int8GradPerTensorDelayed, MXFloat4e2m1Grad as MXFloat4e2m1Grad,
     MXFloat4e2m1GradStochastic as MXFloat4e2m1GradStochastic, MXFloat6e2m3Grad as MXFloat6e2m3Grad,
     MXFloat6e3m2Grad as MXFloat6e3m2Grad, MXFloat8e4m3Grad as MXFloat8e4m3Grad, MXFloat8e5m2Grad as MXFloat8e5m2Grad,
     MXInt8Grad as MXInt8Grad,
 )
 from jqinject.quant.integer.calibrated_int import (
-    Int4WeightPerGroupAbsMax as Int4WeightPerGroupAbsMax, Int8ActDynamicPerRow as Int8ActDynamicPerRow,
-    Int8ActDynamicPerTensor as Int8ActDynamicPerTensor, Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax,
+    Int4WeightPerGroupAbsMax as Int4WeightPerGroupAbsMax, Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax,
     Int8ActPerTensorMSE as Int8ActPerTensorMSE, Int8ActPerTensorMinMax as Int8ActPerTensorMinMax,
     Int8ActPerTensorPercentile as Int8ActPerTensorPercentile, Int8ActPerTensorRMS as Int8ActPerTensorRMS,
+    Int8DynamicActPerRowAbsMax as Int8DynamicActPerRowAbsMax,
+    Int8DynamicActPerTensorAbsMax as Int8DynamicActPerTensorAbsMax,
     Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax, Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax,
 )
 from jqinject.quant.integer.decoupled_int import (
@@ -139,11 +149,8 @@ from jqinject.quant.minifloat.float8 import (
     Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed,
 )
 from jqinject.quant.minifloat.scaled_float import (
-    FP8e4m3FNUZDynamicActPerRowFloat as FP8e4m3FNUZDynamicActPerRowFloat,
-    FP8e4m3OCPDynamicActPerRowFixedPoint as FP8e4m3OCPDynamicActPerRowFixedPoint,
-    FP8e4m3OCPDynamicActPerRowFloat as FP8e4m3OCPDynamicActPerRowFloat, Fp4e2m1OCPAct as Fp4e2m1OCPAct,
-    Fp4e2m1OCPActPerTensorFloat as Fp4e2m1OCPActPerTensorFloat, Fp4e2m1OCPWeight as Fp4e2m1OCPWeight,
-    Fp4e2m1OCPWeightPerChannelFloat as Fp4e2m1OCPWeightPerChannelFloat,
+    Fp4e2m1OCPAct as Fp4e2m1OCPAct, Fp4e2m1OCPActPerTensorFloat as Fp4e2m1OCPActPerTensorFloat,
+    Fp4e2m1OCPWeight as Fp4e2m1OCPWeight, Fp4e2m1OCPWeightPerChannelFloat as Fp4e2m1OCPWeightPerChannelFloat,
     Fp4e2m1OCPWeightPerTensorFloat as Fp4e2m1OCPWeightPerTensorFloat, Fp6e2m3OCPAct as Fp6e2m3OCPAct,
     Fp6e2m3OCPActPerTensorFloat as Fp6e2m3OCPActPerTensorFloat, Fp6e2m3OCPWeight as Fp6e2m3OCPWeight,
     Fp6e2m3OCPWeightPerChannelFloat as Fp6e2m3OCPWeightPerChannelFloat,
@@ -157,6 +164,7 @@ from jqinject.quant.minifloat.scaled_float import (
     Fp8e4m3DynamicActPerGroupFloat as Fp8e4m3DynamicActPerGroupFloat, Fp8e4m3FNUZAct as Fp8e4m3FNUZAct,
     Fp8e4m3FNUZActPerTensorFloat as Fp8e4m3FNUZActPerTensorFloat,
     Fp8e4m3FNUZActPerTensorFloatMSE as Fp8e4m3FNUZActPerTensorFloatMSE,
+    Fp8e4m3FNUZDynamicActPerRowFloat as Fp8e4m3FNUZDynamicActPerRowFloat,
     Fp8e4m3FNUZDynamicActPerTensorFloat as Fp8e4m3FNUZDynamicActPerTensorFloat, Fp8e4m3FNUZWeight as Fp8e4m3FNUZWeight,
     Fp8e4m3FNUZWeightPerChannelFloat as Fp8e4m3FNUZWeightPerChannelFloat,
     Fp8e4m3FNUZWeightPerChannelFloatMSE as Fp8e4m3FNUZWeightPerChannelFloatMSE,
@@ -165,6 +173,8 @@ from jqinject.quant.minifloat.scaled_float import (
     Fp8e4m3OCPActPerTensorFloat as Fp8e4m3OCPActPerTensorFloat,
     Fp8e4m3OCPActPerTensorFloatMSE as Fp8e4m3OCPActPerTensorFloatMSE,
     Fp8e4m3OCPDynamicActPerGroupFloat as Fp8e4m3OCPDynamicActPerGroupFloat,
+    Fp8e4m3OCPDynamicActPerRowFixedPoint as Fp8e4m3OCPDynamicActPerRowFixedPoint,
+    Fp8e4m3OCPDynamicActPerRowFloat as Fp8e4m3OCPDynamicActPerRowFloat,
     Fp8e4m3OCPDynamicActPerTensorFloat as Fp8e4m3OCPDynamicActPerTensorFloat, Fp8e4m3OCPWeight as Fp8e4m3OCPWeight,
     Fp8e4m3OCPWeightPerChannelFloat as Fp8e4m3OCPWeightPerChannelFloat,
     Fp8e4m3OCPWeightPerChannelFloatMSE as Fp8e4m3OCPWeightPerChannelFloatMSE,
@@ -228,6 +238,14 @@ from jqinject.quant.training import (
 )
 
 # fmt: on
+
+if not _TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> _Any:
+        near = "" if name.startswith("_") else _did_you_mean(name, __dir__())
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}", name=name
+        )
 
 
 def __dir__() -> list[str]:

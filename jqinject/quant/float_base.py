@@ -110,45 +110,35 @@ class ScaledFloatActBase(FloatBase, ActQuantSolver):
 class Fp8e4m3Mixin(ExtendedInjector):
     """8 bits: 4 of exponent, 3 of mantissa."""
 
-    bit_width = 8
-    exponent_bit_width = 4
-    mantissa_bit_width = 3
+    bit_width, exponent_bit_width, mantissa_bit_width = 8, 4, 3
     saturating = True
 
 
 class Fp8e5m2Mixin(ExtendedInjector):
     """8 bits: 5 of exponent, 2 of mantissa."""
 
-    bit_width = 8
-    exponent_bit_width = 5
-    mantissa_bit_width = 2
+    bit_width, exponent_bit_width, mantissa_bit_width = 8, 5, 2
     saturating = True
 
 
 class Fp6e3m2Mixin(ExtendedInjector):
     """6 bits: 3 of exponent, 2 of mantissa, up to 28."""
 
-    bit_width = 6
-    exponent_bit_width = 3
-    mantissa_bit_width = 2
+    bit_width, exponent_bit_width, mantissa_bit_width = 6, 3, 2
     saturating = True
 
 
 class Fp6e2m3Mixin(ExtendedInjector):
     """6 bits: 2 of exponent, 3 of mantissa, up to 7.5."""
 
-    bit_width = 6
-    exponent_bit_width = 2
-    mantissa_bit_width = 3
+    bit_width, exponent_bit_width, mantissa_bit_width = 6, 2, 3
     saturating = True
 
 
 class Fp4e2m1Mixin(ExtendedInjector):
     """4 bits: 2 of exponent, 1 of mantissa, up to 6."""
 
-    bit_width = 4
-    exponent_bit_width = 2
-    mantissa_bit_width = 1
+    bit_width, exponent_bit_width, mantissa_bit_width = 4, 2, 1
     saturating = True
 
 

@@ -38,33 +38,35 @@ class DynamicMaxScaling(ExtendedInjector):
     scaling_min_val = 1e-30
 
 
-class Int8GradPerTensorDynamic(NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver):
+class Int8DynamicGradPerTensorFloat(
+    NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+):
     """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jqinject.nn import QuantIdentity
-        >>> identity = QuantIdentity(None, grad_quant=Int8GradPerTensorDynamic)
+        >>> identity = QuantIdentity(None, grad_quant=Int8DynamicGradPerTensorFloat)
         >>> weights = jnp.array([127.0, 0.4, -2.6])
         >>> jax.grad(lambda x: (identity(x) * weights).sum())(jnp.ones(3))
         Array([127.,   0.,  -3.], dtype=float32)
     """
 
 
-class Int8GradPerTensorStochastic(Int8GradPerTensorDynamic):
+class Int8DynamicGradPerTensorFloatStochastic(Int8DynamicGradPerTensorFloat):
     """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-class Int8GradPerRowDynamic(
+class Int8DynamicGradPerRowFloat(
     DynamicPerRow, NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
 ):
     """8-bit narrow signed gradients, scale = max |g| / 127 of each row: the last axis, in a `Scheme` all that is
     summed over."""
 
 
-class Int8GradPerRowStochastic(Int8GradPerRowDynamic):
+class Int8DynamicGradPerRowFloatStochastic(Int8DynamicGradPerRowFloat):
     """8-bit narrow signed gradients, scale = max |g| / 127 of each row, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
@@ -76,14 +78,16 @@ class Int8GradPerTensorDelayed(
     """8-bit narrow signed gradients, scale = the largest of the last 1024 steps' amaxes / 127."""
 
 
-class Fp8e5m2OCPGradPerTensorDynamic(Fp8e5m2Mixin, FpOCPMixin, FloatBase, DynamicMaxScaling, GradQuantSolver):
+class Fp8e5m2OCPDynamicGradPerTensorFloat(
+    Fp8e5m2Mixin, FpOCPMixin, FloatBase, DynamicMaxScaling, GradQuantSolver
+):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
 
     restrict_scaling_type = enums.RestrictValueType.FP
     float_scaling_impl = core.FloatScaling
 
 
-class Fp8e5m2OCPGradPerTensorStochastic(Fp8e5m2OCPGradPerTensorDynamic):
+class Fp8e5m2OCPDynamicGradPerTensorFloatStochastic(Fp8e5m2OCPDynamicGradPerTensorFloat):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND

@@ -127,9 +127,7 @@ class MXFP4Training(Scheme):
 class Fp8OfTensor(ExtendedInjector):
     """8-bit floats, numbers multiplied by max / amax of the tensor at hand; no state. Declare `q_dtype`."""
 
-    tensor_quant = core.Float8Quant
     by_factor = True
-    signed = True
     scaling_impl_type = enums.ScalingImplType.STATS
     restrict_scaling_type = enums.RestrictValueType.FP
     scaling_stats_op = enums.StatsOp.MAX

@@ -2,48 +2,45 @@
 
 from typing import TypeAlias
 
-from jqinject.quant_tensor._float_fields import Levels as Levels
 from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as DifferentScalesWarning
-from jqinject.quant_tensor.base import QuantTensor as QuantTensor
-from jqinject.quant_tensor.base import as_array as as_array
-from jqinject.quant_tensor.bit_widths import BitWidth as BitWidth
-from jqinject.quant_tensor.bit_widths import ceil_log2 as ceil_log2
-from jqinject.quant_tensor.bit_widths import larger as larger
-from jqinject.quant_tensor.bit_widths import product_sum_bit_width as product_sum_bit_width
-from jqinject.quant_tensor.bit_widths import sum_bit_width as sum_bit_width
-from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor as CodebookQuantTensor
-from jqinject.quant_tensor.concatenate import concatenate as concatenate
-from jqinject.quant_tensor.concrete import is_concrete as is_concrete
-from jqinject.quant_tensor.concrete import known_different as known_different
-from jqinject.quant_tensor.concrete import known_nonzero as known_nonzero
-from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor as FloatQuantTensor
-from jqinject.quant_tensor.groupwise.formats import (
-    GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
-)
-from jqinject.quant_tensor.groupwise.formats import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
-from jqinject.quant_tensor.groupwise.formats import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
-from jqinject.quant_tensor.groupwise.formats import in_groups as in_groups
-from jqinject.quant_tensor.groupwise.groups import Groups as Groups
-from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
-    GroupwiseQuantTensor as GroupwiseQuantTensor,
-)
-from jqinject.quant_tensor.groupwise.smaller_groups import in_pieces as in_pieces
-from jqinject.quant_tensor.groupwise.smaller_groups import smaller_groups as smaller_groups
-from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor as IntQuantTensor
-from jqinject.quant_tensor.pooling_functions import adaptive_avg_pool as adaptive_avg_pool
-from jqinject.quant_tensor.pooling_functions import avg_pool as avg_pool
-from jqinject.quant_tensor.pooling_functions import max_pool as max_pool
-from jqinject.quant_tensor.pooling_functions import relu as relu
+from jqinject.quant_tensor.arithmetic import concatenate as concatenate
+from jqinject.quant_tensor.array_methods import as_array as as_array
+from jqinject.quant_tensor.group_layout import Groups as Groups
+from jqinject.quant_tensor.public_tensors import CodebookQuantTensor as CodebookQuantTensor
+from jqinject.quant_tensor.public_tensors import FloatQuantTensor as FloatQuantTensor
+from jqinject.quant_tensor.public_tensors import GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor
+from jqinject.quant_tensor.public_tensors import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
+from jqinject.quant_tensor.public_tensors import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
+from jqinject.quant_tensor.public_tensors import GroupwiseQuantTensor as GroupwiseQuantTensor
+from jqinject.quant_tensor.public_tensors import IntQuantTensor as IntQuantTensor
+from jqinject.quant_tensor.public_tensors import in_groups as in_groups
+from jqinject.quant_tensor.public_tensors import in_pieces as in_pieces
+from jqinject.quant_tensor.public_tensors import smaller_groups as smaller_groups
+from jqinject.quant_tensor.quantized import CONTRACTED as CONTRACTED
+from jqinject.quant_tensor.quantized import QuantTensor as QuantTensor
+from jqinject.quant_tensor.shaping import adaptive_avg_pool as adaptive_avg_pool
+from jqinject.quant_tensor.shaping import avg_pool as avg_pool
 from jqinject.quant_tensor.shaping import expand_dims as expand_dims
+from jqinject.quant_tensor.shaping import max_pool as max_pool
 from jqinject.quant_tensor.shaping import pad as pad
+from jqinject.quant_tensor.shaping import relu as relu
 from jqinject.quant_tensor.shaping import repeat as repeat
 from jqinject.quant_tensor.shaping import reshape as reshape
 from jqinject.quant_tensor.shaping import squeeze as squeeze
 from jqinject.quant_tensor.shaping import swapaxes as swapaxes
 from jqinject.quant_tensor.shaping import transpose as transpose
+from jqinject.quant_tensor.tensor_fields import Levels as Levels
+from jqinject.quant_tensor.validity import BitWidth as BitWidth
+from jqinject.quant_tensor.validity import ceil_log2 as ceil_log2
 from jqinject.quant_tensor.validity import holds_integers as holds_integers
 from jqinject.quant_tensor.validity import integer_bounds as integer_bounds
+from jqinject.quant_tensor.validity import is_concrete as is_concrete
+from jqinject.quant_tensor.validity import known_different as known_different
+from jqinject.quant_tensor.validity import known_nonzero as known_nonzero
+from jqinject.quant_tensor.validity import larger as larger
 from jqinject.quant_tensor.validity import pre_round_integers as pre_round_integers
+from jqinject.quant_tensor.validity import product_sum_bit_width as product_sum_bit_width
+from jqinject.quant_tensor.validity import sum_bit_width as sum_bit_width
 
 AnyQuantTensor: TypeAlias = (
     IntQuantTensor

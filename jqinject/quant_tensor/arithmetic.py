@@ -1,4 +1,4 @@
-"""Arithmetic that keeps the integers: the scale, zero point, bit width and sign of the result.
+"""Arithmetic and concatenation that keep the integers: the scale, zero point, bit width and sign of the result.
 
 Each function is the rule behind one operator of `IntQuantTensor`. Scales of two operands are compared when they are
 concrete. Different ones are refused in evaluation; in training mode, where the running statistics of a quantizer that
@@ -6,15 +6,17 @@ both share give each its own, the result has their mean and need not be valid, s
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.ops.power import exp2
-from jqinject.quant_tensor._integer_fields import Tensor
-from jqinject.quant_tensor.bit_widths import same_kind, sum_bit_width
-from jqinject.quant_tensor.concrete import brief, known_different, known_nonzero
+from jqinject.quant_tensor.array_methods import as_array
+from jqinject.quant_tensor.shaping import Tensor, full_rank, is_on_integers
+from jqinject.quant_tensor.tensor_fields import TensorFields
+from jqinject.quant_tensor.validity import brief, known_different, known_nonzero, same_kind, sum_bit_width
 
 
 class DifferentScalesWarning(UserWarning):
@@ -62,10 +64,11 @@ def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     training = a.training or b.training
     if not (training and same_quantizer):
         check_same_scale(a.scale, b.scale, training, "a + b")
+    zeros = [x._zero_point for x in (a, b) if x._zero_point is not None]
     return a.set(
         value=a.value + b.value,
         scale=(a.scale + b.scale) / 2,
-        zero_point=a.zero_point + b.zero_point,
+        zero_point=sum(zeros[1:], zeros[0]) if zeros else None,
         bit_width=sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed),
         signed=a.signed or b.signed,
         training=training,
@@ -88,7 +91,7 @@ def negate(a: Tensor) -> Tensor:
     """
     return a.set(
         value=-a.value,
-        zero_point=-a.zero_point,
+        zero_point=None if a._zero_point is None else -a._zero_point,
         bit_width=a.bit_width if a.signed else a.bit_width + 1,
         signed=True,
     )
@@ -110,34 +113,43 @@ def absolute(a: Tensor) -> Tensor:
     if not a.signed:
         # -a for negative numbers instead of |a|: the gradient at 0 stays 1.
         value = jnp.where(a.value < 0, -a.value, a.value)
-        return a.set(value=value, zero_point=jnp.zeros_like(a.zero_point))
-    if known_nonzero(a.zero_point):
+        return a.set(value=value, zero_point=None)
+    if known_nonzero(a._zero_point):
         raise ValueError(
             f"abs: the zero point is {brief(a.zero_point)}, so |value| lies on another grid than the "
             "integers. Use a symmetric quantizer (zero point 0), or jnp.abs(x.value) for a plain array."
         )
     return a.set(
         value=jnp.abs(a.value),
-        zero_point=jnp.zeros_like(a.zero_point),
-        bit_width=_minus_one(a.bit_width),
+        zero_point=None,
+        bit_width=max(1, a.bit_width - 1) if isinstance(a.bit_width, int) else a.bit_width - 1,
         signed=False,
     )
 
 
-def _minus_one(bit_width: Any) -> Any:
-    return max(1, bit_width - 1) if isinstance(bit_width, int) else bit_width - 1
+def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
+    """Return a product or quotient: bits add, signed if either is, no zero point.
 
+    (q_a - z_a) * (q_b - z_b) is an integer without a zero point, even if tracing hides a nonzero z.
 
-def _zero_product(a: Tensor, b: Tensor, operation: str) -> jax.Array:
-    """The zero point of a product: zero, and both operands' must be zero too."""
-    if known_nonzero(a.zero_point) or known_nonzero(b.zero_point):
+    Raises:
+        ValueError: a zero point is known not to be 0.
+    """
+    if known_nonzero(a._zero_point) or known_nonzero(b._zero_point):
         raise ValueError(
             f"{operation}: zero points of the operands are non-zero, {brief(a.zero_point)} and "
             f"{brief(b.zero_point)}; the result is then no integer tensor of this bit width. Use symmetric "
             "quantizers (zero point 0), or decay one operand with `.value`."
         )
-    # (q_a - z_a) * (q_b - z_b) is an integer without a zero point, even if tracing hides a nonzero z.
-    return jnp.zeros_like(a.zero_point * b.zero_point)
+    left, right = same_kind(a.bit_width, b.bit_width)
+    return a.set(
+        value=value,
+        scale=scale,
+        zero_point=None,
+        bit_width=left + right,
+        signed=a.signed or b.signed,
+        training=a.training or b.training,
+    )
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -146,16 +158,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ValueError: a zero point is known not to be 0.
     """
-    zero_point = _zero_product(a, b, "a * b")
-    left, right = same_kind(a.bit_width, b.bit_width)
-    return a.set(
-        value=a.value * b.value,
-        scale=a.scale * b.scale,
-        zero_point=zero_point,
-        bit_width=left + right,
-        signed=a.signed or b.signed,
-        training=a.training or b.training,
-    )
+    return _product(a, b, "a * b", a.value * b.value, a.scale * b.scale)
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
@@ -164,14 +167,92 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ValueError: a zero point is known not to be 0.
     """
-    zero_point = _zero_product(a, b, "a / b")
-    left, right = same_kind(a.bit_width, b.bit_width)
-    largest = 2 ** (right - int(b.signed)) if isinstance(right, int) else exp2(right - int(b.signed))
-    return a.set(
-        value=a.value / b.value,
-        scale=a.scale / (b.scale * largest),
-        zero_point=zero_point,
-        bit_width=left + right,
-        signed=a.signed or b.signed,
-        training=a.training or b.training,
-    )
+    bits = same_kind(a.bit_width, b.bit_width)[1] - int(b.signed)
+    largest = 2**bits if isinstance(bits, int) else exp2(bits)
+    return _product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * largest))
+
+
+def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool = False) -> Any:
+    """Tensors joined along an existing axis, an `IntQuantTensor` if all of them are one.
+
+    Scale, zero point, bit width and sign must be the same (scale and zero point only if they are concrete and no
+    tensor was made in training mode). In training mode scale and zero point are the means. Metadata that varies
+    along `axis`, such as a per-channel scale of tensors joined by channel, is joined as well, and need not be the
+    same.
+
+    Args:
+        tensors: `IntQuantTensor`s or arrays, at least one.
+        axis: the axis to join along.
+        same_quantizer: whether one quantizer made all, so that in training only its running statistics differ.
+
+    Returns:
+        An `IntQuantTensor`; a plain array if any of `tensors` is not an `IntQuantTensor`.
+
+    Raises:
+        ValueError: there is nothing to join, or the tensors are on different grids.
+
+    Warns:
+        DifferentScalesWarning: scales are known to differ, in training mode, and no quantizer made all.
+
+    differs from Brevitas: there a per-channel scale keeps its old shape when channels are joined.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, 8, signed=True, training=False)
+        >>> concatenate([x, x]).int()
+        Array([1, 2, 1, 2], dtype=int8)
+    """
+    if not tensors:
+        raise ValueError("concatenate: got no tensors, expected at least one.")
+    value = jnp.concatenate([as_array(tensor) for tensor in tensors], axis=axis)
+    quantized = [tensor for tensor in tensors if is_on_integers(tensor)]
+    if len(quantized) < len(tensors):
+        return value
+    first = quantized[0]
+    if len(quantized) == 1:
+        return first
+    for other in quantized[1:]:
+        _check_same_format(first, other)
+    training, axis = any(tensor.training for tensor in quantized), axis % first.ndim
+    scales = [x.scale for x in quantized]
+    along = any(full_rank(scale, first.ndim).shape[axis] > 1 for scale in scales)
+    if training and not same_quantizer and not along:
+        for scale in scales[1:]:
+            check_same_scale(scales[0], scale, True, "concatenate")
+    zeros = None
+    if any(x._zero_point is not None for x in quantized):
+        zeros = _join([x.zero_point for x in quantized], quantized, axis, training, "zero points")
+    scale = _join(scales, quantized, axis, training, "scaling factors")
+    return first.set(value=value, scale=scale, zero_point=zeros, training=training)
+
+
+def _check_same_format(a: TensorFields, b: TensorFields) -> None:
+    cure = "Quantize both with one shared quantizer, or decay them with `.value`."
+    if known_different(a.bit_width, b.bit_width):
+        raise ValueError(
+            f"concatenate: bit widths are different, {brief(a.bit_width)} and {brief(b.bit_width)}. {cure}"
+        )
+    if a.signed != b.signed:
+        names = ["signed" if x.signed else "unsigned" for x in (a, b)]
+        raise ValueError(f"concatenate: signs are different, {names[0]} and {names[1]}. {cure}")
+
+
+def _join(
+    parts: list[jax.Array], tensors: list[TensorFields], axis: int, training: bool, name: str
+) -> jax.Array:
+    """One metadata field of the result: joined if it varies along the axis, else the shared value, else the mean."""
+    full = [full_rank(part, tensors[0].ndim) for part in parts]
+    if any(part.shape[axis] > 1 for part in full):
+        common = [max(sizes) for sizes in zip(*(part.shape for part in full), strict=True)]
+        shapes = [(*common[:axis], x.shape[axis], *common[axis + 1 :]) for x in tensors]
+        return jnp.concatenate([jnp.broadcast_to(*part) for part in zip(full, shapes, strict=True)], axis)
+    if training:
+        return sum(parts[1:], parts[0]) / len(parts)
+    for part in parts[1:]:
+        if known_different(parts[0], part):
+            raise ValueError(
+                f"concatenate: {name} are different, {brief(parts[0])} and {brief(part)}. The tensors are on "
+                "different grids: quantize them with one shared quantizer, or decay them with `.value`."
+            )
+    return parts[0]

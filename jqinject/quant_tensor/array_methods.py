@@ -1,184 +1,100 @@
-"""Array methods other than arithmetic: they act on the dequantized array of a quantized tensor."""
+"""Array methods other than arithmetic on a grid: they act on the dequantized array of a quantized tensor."""
 
-import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import jax
 import numpy as np
 
 
-def _of_value(name: str) -> Callable[..., Any]:
-    """A method that calls the array's own."""
+def attribute(path: str, doc: str) -> Any:
+    """Return a read-only property that reads another attribute; its annotation says the type.
 
-    def method(self: "ArrayMethods", *args: Any, **kwargs: Any) -> Any:
-        plain = (x.value if isinstance(x, ArrayMethods) else x for x in args)
-        return getattr(self.value, name)(*plain, **kwargs)
+    It is read in C, without a Python frame: every call of every layer reads several.
 
-    method.__name__, method.__doc__ = name, f"`value.{name}(...)`: an array."
-    return method
+    Args:
+        path: the attribute, with dots for an attribute of an attribute.
+        doc: the docstring.
+
+    Example:
+        >>> class Tensor:
+        ...     def __init__(self, scale: float) -> None:
+        ...         self._scale = scale
+        ...     scale: float = attribute("_scale", "Float per integer step.")
+        >>> Tensor(0.5).scale, Tensor.scale.__doc__
+        (0.5, 'Float per integer step.')
+    """
+    return property(attrgetter(path), doc=doc)
+
+
+class _OfValue:
+    """Define a method of every name that this is assigned to: the method of `value` with that name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        def method(self: "ArrayMethods", *args: Any, **kwargs: Any) -> Any:
+            return getattr(self.value, name)(*map(as_array, args), **kwargs)
+
+        method.__name__, method.__doc__ = name, f"`value.{name}(...)`: an array."
+        setattr(owner, name, method)
+
+
+def _of_value() -> Any:
+    return _OfValue()
 
 
 # The tensor's reflected operators, for `array + tensor` with a NumPy array or number.
 _REFLECTED = {
-    np.add: "__radd__",
-    np.subtract: "__rsub__",
-    np.multiply: "__rmul__",
-    np.true_divide: "__rtruediv__",
-    np.floor_divide: "__rfloordiv__",
-    np.remainder: "__rmod__",
-    np.power: "__rpow__",
-    np.matmul: "__rmatmul__",
-    np.equal: "__eq__",
-    np.not_equal: "__ne__",
-    np.less: "__gt__",
-    np.less_equal: "__ge__",
-    np.greater: "__lt__",
-    np.greater_equal: "__le__",
+    getattr(np, ufunc): f"__{name}__"
+    for ufunc, name in (
+        *(("add", "radd"), ("subtract", "rsub"), ("multiply", "rmul"), ("true_divide", "rtruediv")),
+        *(("floor_divide", "rfloordiv"), ("remainder", "rmod"), ("power", "rpow"), ("matmul", "rmatmul")),
+        *(("equal", "eq"), ("not_equal", "ne"), ("less", "gt"), ("less_equal", "ge")),
+        *(("greater", "lt"), ("greater_equal", "le")),
+    )
 }
 
 
-class ArrayMethods(abc.ABC):
-    """Abstract: the methods of `jax.Array` and the protocols of NumPy, on the dequantized array `value`.
-
-    A number format that keeps its scale through one of them overrides it.
-    """
+class ArrayMethods:
+    """Abstract: the methods of `jax.Array` and the protocols of NumPy, on the dequantized array `value`."""
 
     __slots__ = ()
 
-    @property
-    @abc.abstractmethod
-    def value(self) -> jax.Array:
-        """The dequantized float array."""
+    value: jax.Array
 
-    all = _of_value("all")
-    any = _of_value("any")
-    argmax = _of_value("argmax")
-    argmin = _of_value("argmin")
-    argpartition = _of_value("argpartition")
-    argsort = _of_value("argsort")
-    choose = _of_value("choose")
-    clip = _of_value("clip")
-    compress = _of_value("compress")
-    conj = _of_value("conj")
-    conjugate = _of_value("conjugate")
-    copy = _of_value("copy")
-    cumprod = _of_value("cumprod")
-    cumsum = _of_value("cumsum")
-    devices = _of_value("devices")
-    diagonal = _of_value("diagonal")
-    dot = _of_value("dot")
-    item = _of_value("item")
-    max = _of_value("max")
-    mean = _of_value("mean")
-    min = _of_value("min")
-    nonzero = _of_value("nonzero")
-    prod = _of_value("prod")
-    ptp = _of_value("ptp")
-    repeat = _of_value("repeat")
-    round = _of_value("round")
-    searchsorted = _of_value("searchsorted")
-    sort = _of_value("sort")
-    std = _of_value("std")
-    sum = _of_value("sum")
-    take = _of_value("take")
-    tobytes = _of_value("tobytes")
-    tolist = _of_value("tolist")
-    trace = _of_value("trace")
-    var = _of_value("var")
-    view = _of_value("view")
-    __dlpack__ = _of_value("__dlpack__")
-    __dlpack_device__ = _of_value("__dlpack_device__")
+    all = any = argmax = argmin = argpartition = argsort = choose = clip = compress = conj = _of_value()
+    conjugate = copy = cumprod = cumsum = devices = diagonal = dot = item = max = mean = min = _of_value()
+    nonzero = prod = ptp = repeat = round = searchsorted = sort = std = sum = take = tobytes = _of_value()
+    tolist = trace = var = view = __dlpack__ = __dlpack_device__ = __divmod__ = __rdivmod__ = _of_value()
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = _of_value()
+    __rmod__ = __rtruediv__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _of_value()
+    __bool__ = __int__ = __float__ = __complex__ = _of_value()
+    __hash__ = None  # type: ignore[assignment]  # comparisons are elementwise, as for arrays
 
-    def block_until_ready(self) -> Any:
-        """The tensor itself, once its value is computed."""
-        self.value.block_until_ready()
-        return self
-
-    @property
-    def at(self) -> Any:
-        """`value.at`: its updates make arrays."""
-        return self.value.at
-
-    @property
-    def real(self) -> jax.Array:
-        """The dequantized array."""
-        return self.value.real
-
-    @property
-    def imag(self) -> jax.Array:
-        """Zeros."""
-        return self.value.imag
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element of `value`."""
-        return self.value.dtype.itemsize
+    at: Any = attribute("value.at", "`value.at`: its updates make arrays.")
+    real: jax.Array = attribute("value.real", "The dequantized array.")
+    imag: jax.Array = attribute("value.imag", "Zeros.")
+    itemsize: int = attribute("value.dtype.itemsize", "Bytes of an element of `value`.")
+    sharding: Any = attribute("value.sharding", "The sharding of `value`.")
 
     @property
     def nbytes(self) -> int:
         """Bytes of `value`."""
         return self.value.size * self.value.dtype.itemsize
 
-    @property
-    def sharding(self) -> Any:
-        """The sharding of `value`."""
-        return self.value.sharding
-
-    def reshape(self, *shape: Any, **options: Any) -> Any:
-        """The same elements in another shape."""
-        return self.value.reshape(*shape, **options)
-
-    def ravel(self, *args: Any, **options: Any) -> Any:
-        """The same elements along one axis."""
-        return self.value.ravel(*args, **options)
-
-    def flatten(self, *args: Any, **options: Any) -> Any:
-        """As `ravel`."""
-        return self.ravel(*args, **options)
-
-    def transpose(self, *axes: Any) -> Any:
-        """Axes permuted; reversed without arguments."""
-        return self.value.transpose(*axes)
-
-    def swapaxes(self, axis1: int, axis2: int) -> Any:
-        """Two axes exchanged."""
-        return self.value.swapaxes(axis1, axis2)
-
-    def squeeze(self, axis: Any = None) -> Any:
-        """Axes of size 1 removed."""
-        return self.value.squeeze(axis)
-
-    @property
-    def T(self) -> Any:
-        """All axes reversed."""
-        return self.transpose()
-
-    @property
-    def mT(self) -> Any:
-        """The last two axes exchanged."""
-        return self.swapaxes(-1, -2)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.value[key]
+    def block_until_ready(self) -> Any:
+        """The tensor itself, once its value is computed."""
+        self.value.block_until_ready()
+        return self
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[position] for position in range(len(self.value)))
+        return (self[position] for position in range(len(self.value)))  # type: ignore[index]
 
     def __contains__(self, item: Any) -> bool:
         return item in self.value
 
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __complex__(self) -> complex:
-        return complex(self.value)
+    def __pos__(self) -> Any:
+        return self
 
     def __round__(self, ndigits: int | None = None) -> Any:
         return self.value.round(ndigits or 0)
@@ -202,3 +118,24 @@ class ArrayMethods(abc.ABC):
             return getattr(right, operator)(left)
         plain = (np.asarray(x) if isinstance(x, ArrayMethods) else x for x in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
+
+
+def as_array(x: Any) -> Any:
+    """The plain array of `x`: `x.value` if it is a `QuantTensor`, else `x` itself.
+
+    Args:
+        x: a `QuantTensor`, an array, or anything else.
+
+    Returns:
+        The dequantized array of a `QuantTensor`; any other object unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor, as_array
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, 4, signed=True, training=False)
+        >>> as_array(x)
+        Array([0.5, 1. ], dtype=float32)
+        >>> as_array(3)
+        3
+    """
+    return x.value if isinstance(x, ArrayMethods) else x

@@ -1,4 +1,4 @@
-"""Shape operations: they move the value, and with it a scale or zero point of several elements.
+"""Shape operations and pooling: they move the value, and with it a scale or zero point of several elements.
 
 Metadata of one element (per tensor) stays as it is. Metadata that varies along some axes (per channel) is
 laid out in the new shape, so that every element keeps its own scale; if an axis of the new shape mixes
@@ -6,38 +6,50 @@ elements of different scales, the scale has one entry per element there.
 
 differs from Brevitas: reshape, flatten and indexing there leave a per-channel scale in its old shape, so the
 result is not valid.
+
+A tensor in groups is moved as the tensor with two axes for its groups. Pooling has channels last, as in Flax.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.quant_tensor._integer_fields import Tensor
+from jqinject.ops.grid import TableGrid
+from jqinject.quant_tensor.array_methods import as_array
+from jqinject.quant_tensor.group_layout import key_of_whole_groups, with_two_axes
+from jqinject.quant_tensor.tensor_fields import TensorFields
+from jqinject.quant_tensor.validity import product_sum_bit_width
 
 _Shape = tuple[int, ...]
+_Padding = str | Sequence[tuple[int, int]]
+Tensor = TypeVar("Tensor", bound=TensorFields)
 
 
 def map_metadata(
-    x: Tensor,
-    value: jax.Array,
-    move: Callable[[jax.Array], jax.Array],
-    payload: jax.Array | None = None,
+    x: Tensor, value: jax.Array, move: Callable[[jax.Array], jax.Array], payload: jax.Array | None = None
 ) -> Tensor:
-    """`x` with a new value, and `move` applied to scale and zero point if they vary.
+    """Return `x` with a new value, and `move` applied to scale and zero point if they vary.
 
     Args:
-        x: the tensor.
+        x: the tensor, without groups.
         value: its new value.
-        move: gets the metadata with as many axes as the old value has, of size 1 where it does not vary.
-        payload: the integers of the new value, if they are known.
+        move: takes the metadata with as many axes as the old value has, of size 1 where it does not vary.
+        payload: the low-bit numbers of the new value, if they are known.
     """
-    scale, zero_point = (_move(held, x.ndim, value.ndim, move) for held in (x.scale, x.zero_point))
-    moved = x.set(value=value, scale=scale, zero_point=zero_point)
+    changes = {"scale": _move(x.scale, x.ndim, value.ndim, move)}
+    if x._zero_point is not None:
+        changes["zero_point"] = _move(x._zero_point, x.ndim, value.ndim, move)
+    moved = x.set(value=value, **changes)
     return moved if payload is None else moved.keeping(payload)
+
+
+def _moved(x: Tensor, move: Callable[[jax.Array], jax.Array]) -> Tensor:
+    """Return `x` with `move` applied to value, payload, and scale and zero point if they vary."""
+    return map_metadata(x, move(x.value), move, None if x._payload is None else move(x._payload))
 
 
 def _move(metadata: jax.Array, ndim: int, new_ndim: int, move: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -71,7 +83,7 @@ def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
         >>> reshape(x, -1).scale.shape
         (8,)
     """
-    value, payload = x.value.reshape(shape), x.payload
+    value, payload = x.value.reshape(shape), x._payload
     return map_metadata(
         x,
         value,
@@ -119,24 +131,32 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         >>> transpose(x).scale.shape
         (1, 2)
     """
-    payload = None if x.payload is None else jnp.transpose(x.payload, axes)
-    return map_metadata(x, jnp.transpose(x.value, axes), lambda held: jnp.transpose(held, axes), payload)
+    ndim, layout = x.ndim, x._layout
+    order = list(reversed(range(ndim))) if axes is None else [axis % ndim for axis in axes]
+    if layout is None:
+        return _moved(x, lambda array: jnp.transpose(array, order))
+    cut = layout.groups.dim % ndim
+    wide = with_two_axes(order, cut)
+    moved = _moved(x._grouped, lambda array: jnp.transpose(array, wide))
+    return moved._like(type(x), layout.at(order.index(cut) - ndim))
 
 
 def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
     """Two axes exchanged; scale and zero point follow."""
-    return map_metadata(x, jnp.swapaxes(x.value, axis1, axis2), lambda m: jnp.swapaxes(m, axis1, axis2))
+    order = list(range(x.ndim))
+    order[axis1], order[axis2] = order[axis2], order[axis1]
+    return transpose(x, order)
 
 
 def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     """Axes of size 1 removed (all of them by default); scale and zero point follow."""
     axes = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
-    return map_metadata(x, jnp.squeeze(x.value, axes), lambda metadata: jnp.squeeze(metadata, axes))
+    return _moved(x, lambda array: jnp.squeeze(array, axes))
 
 
 def expand_dims(x: Tensor, axis: int | Sequence[int]) -> Tensor:
     """Axes of size 1 inserted; scale and zero point follow."""
-    return map_metadata(x, jnp.expand_dims(x.value, axis), lambda metadata: jnp.expand_dims(metadata, axis))
+    return _moved(x, lambda array: jnp.expand_dims(array, axis))
 
 
 def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
@@ -169,18 +189,26 @@ def pad(x: Tensor, pad_width: Any) -> Tensor:
     widths = [(int(low), int(high)) for low, high in np.broadcast_to(np.asarray(pad_width), (x.ndim, 2))]
 
     def extend(metadata: jax.Array) -> jax.Array:
-        kept = [width if n > 1 else (0, 0) for width, n in zip(widths, metadata.shape, strict=True)]
-        return jnp.pad(metadata, kept, mode="edge")
+        varying = [width if n > 1 else (0, 0) for width, n in zip(widths, metadata.shape, strict=True)]
+        return jnp.pad(metadata, varying, mode="edge")
 
     return map_metadata(x, jnp.pad(x.value, widths), extend)
 
 
-def index(x: Tensor, key: Any) -> Tensor:
+def index(x: TensorFields, key: Any) -> Any:
     """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
 
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
-    expands varying metadata over all elements.
+    expands varying metadata over all elements. In groups, a plain array for an index of the axis in groups.
     """
+    layout = x._layout
+    if layout is not None:
+        cut = layout.groups.dim % x.ndim
+        wide = key_of_whole_groups(key, x.ndim, cut)
+        if wide is None:
+            return x.value[key]
+        behind = sum(isinstance(k, slice) for k in wide[cut + 2 :])
+        return index(x._grouped, wide)._like(type(x), layout.at(-1 - behind))
     keys = key if isinstance(key, tuple) else (key,)
     basic = all(
         k is None or k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys
@@ -211,3 +239,148 @@ def basic_key(keys: tuple[Any, ...], shape: _Shape) -> tuple[Any, ...]:
             result.append((slice(None) if isinstance(k, slice) else 0) if single else k)
             axis += 1
     return tuple(result)
+
+
+def relu(x: Any) -> Any:
+    """max(x, 0); the format is kept, because 0 is on the grid. A plain array stays one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.array([-0.5, 1.0]), 0.5, 0.0, 8, signed=True, training=False)
+        >>> relu(x).int()
+        Array([0, 2], dtype=int8)
+    """
+    value = jax.nn.relu(as_array(x))
+    return x.set(value=value) if _keeps_zero_and_order(x) else value
+
+
+def max_pool(
+    x: Any, window_shape: Sequence[int], strides: Sequence[int] | None = None, padding: _Padding = "VALID"
+) -> Any:
+    """The largest element of every window; the format is kept.
+
+    Args:
+        x: `IntQuantTensor`, `FloatQuantTensor` or array of shape (*batch, *spatial, channels).
+        window_shape: size of the window along every spatial axis.
+        strides: steps of the window; 1 by default, as in Flax.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; padding is never the maximum.
+
+    Returns:
+        The type of `x`, of shape (*batch, *pooled, channels).
+
+    Raises:
+        ValueError: the window has more axes than x has spatial ones, or scale or zero point vary along one of
+            them.
+    """
+    value = as_array(x)
+    pooled = _reduce_windows(value, -jnp.inf, jax.lax.max, window_shape, strides, padding)
+    if not _keeps_zero_and_order(x):
+        return pooled
+    _check_spatially_constant(x, len(window_shape), "max_pool")
+    return x.set(value=pooled)
+
+
+def avg_pool(
+    x: Any, window_shape: Sequence[int], strides: Sequence[int] | None = None, padding: _Padding = "VALID"
+) -> Any:
+    """The mean of every window: scale / k, bits = ceil(log2((2^b - 1) * k)), for k elements in a window.
+
+    Padding counts as zeros (Flax's `count_include_pad=True`): the divisor is k everywhere, so that one scale
+    serves all.
+
+    Args:
+        x: `IntQuantTensor` or array of shape (*batch, *spatial, channels).
+        window_shape: size of the window along every spatial axis.
+        strides: steps of the window; 1 by default, as in Flax.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis.
+
+    Returns:
+        The type of `x`, of shape (*batch, *pooled, channels). Its integers are the sums of the window's integers.
+
+    Raises:
+        ValueError: the window has more axes than x has spatial ones, or scale or zero point vary along one of
+            them.
+
+    differs from Brevitas: the zero point is multiplied by k, because the integers are sums. Brevitas keeps it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.ones((1, 2, 2, 3)), 0.5, 0.0, 8, signed=False, training=False)
+        >>> y = avg_pool(x, (2, 2))
+        >>> y.shape, y.bit_width, float(y.scale)
+        ((1, 1, 1, 3), 10, 0.125)
+    """
+    value = as_array(x)
+    terms = math.prod(window_shape)
+    pooled = _reduce_windows(value, 0.0, jax.lax.add, window_shape, strides, padding) / terms
+    if not is_on_integers(x):
+        return pooled
+    _check_spatially_constant(x, len(window_shape), "avg_pool")
+    return x.set(
+        value=pooled,
+        scale=x.scale / terms,
+        zero_point=None if x._zero_point is None else x._zero_point * terms,
+        bit_width=product_sum_bit_width(terms, x.bit_width),
+    )
+
+
+def adaptive_avg_pool(x: Any, output_shape: Sequence[int]) -> Any:
+    """Means over equal windows, with `output_shape` along the spatial axes; see `avg_pool`.
+
+    Args:
+        x: `IntQuantTensor` or array of shape (*batch, *spatial, channels).
+        output_shape: the wanted size along every spatial axis; each must divide the input's size.
+
+    Raises:
+        ValueError: a size is not divisible. The windows would differ in size, and with them the scales.
+    """
+    spatial = as_array(x).shape[-1 - len(output_shape) : -1]
+    if len(spatial) != len(output_shape) or any(n % m for n, m in zip(spatial, output_shape, strict=True)):
+        raise ValueError(
+            f"adaptive_avg_pool: output_shape {tuple(output_shape)} does not divide the spatial shape "
+            f"{spatial} of a tensor of shape {as_array(x).shape} (channels last). Windows of different size "
+            "would need different scales: choose a divisor, or pool `x.value`."
+        )
+    window = [n // m for n, m in zip(spatial, output_shape, strict=True)]
+    return avg_pool(x, window, strides=window)
+
+
+def _reduce_windows(
+    value: jax.Array, init: float, reducer: Any, window_shape: Sequence[int], strides: Any, padding: _Padding
+) -> jax.Array:
+    """`lax.reduce_window` over the axes before the last (the channels)."""
+    steps = (1,) * len(window_shape) if strides is None else tuple(strides)
+    if len(steps) != len(window_shape) or len(window_shape) > value.ndim - 1:
+        raise ValueError(
+            f"pooling: window_shape {tuple(window_shape)} and strides {steps} need one entry for every "
+            f"spatial axis of a tensor of shape {value.shape}, laid out as (*batch, *spatial, channels)."
+        )
+    lead = value.ndim - 1 - len(window_shape)
+    pads = padding if isinstance(padding, str) else ((0, 0),) * lead + tuple(padding) + ((0, 0),)
+    dims = (1,) * lead + tuple(window_shape) + (1,)
+    return jax.lax.reduce_window(
+        value, np.asarray(init, value.dtype), reducer, dims, (1,) * lead + steps + (1,), pads
+    )
+
+
+def _check_spatially_constant(x: TensorFields, window_axes: int, operation: str) -> None:
+    """Raise ValueError if scale or zero point vary along a pooled axis."""
+    for name, metadata in (("scale", x.scale), ("zero_point", x.zero_point)):
+        if any(n > 1 for n in metadata.shape[:-1][-window_axes:]):
+            raise ValueError(
+                f"{operation}: {name} of shape {metadata.shape} varies along an axis that is pooled, so the "
+                "elements of a window are on different grids. Pool `x.value`, or use a scale per tensor or "
+                "per channel."
+            )
+
+
+def is_on_integers(x: Any) -> bool:
+    """Whether it is a quantized tensor of integers without groups, whose arithmetic keeps a grid."""
+    return isinstance(x, TensorFields) and x._layout is None and x._grid.is_integer
+
+
+def _keeps_zero_and_order(x: Any) -> bool:
+    """Whether 0 and the largest of some elements are on the grid: of integers and minifloats without groups."""
+    return isinstance(x, TensorFields) and x._layout is None and not isinstance(x._grid, TableGrid)

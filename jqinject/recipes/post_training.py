@@ -16,8 +16,8 @@ from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.program import CALL, Method, checked_method
 from jqinject.quant import (
-    Int8ActDynamicPerRow,
     Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelFloat,
     QuantizerLike,
 )
@@ -25,7 +25,7 @@ from jqinject.recipes.correcting import correct_biases
 
 Model = TypeVar("Model", bound=nnx.Module)
 Activations = Literal["float", "dynamic", "static"]
-ACTIVATIONS = {"float": None, "dynamic": Int8ActDynamicPerRow, "static": Int8ActPerTensorMinMax}
+ACTIVATIONS = {"float": None, "dynamic": Int8DynamicActPerRowAbsMax, "static": Int8ActPerTensorMinMax}
 
 
 @overload

@@ -55,7 +55,7 @@ def test_every_quantizer_says_what_it_is():
         ("Int8WeightPerChannelFloat", ("weight", "int8", "channel", "statistics")),
         ("ShiftedUint8ActPerTensorFloat", ("act", "uint8", "tensor", "parameter from statistics")),
         ("Int16Bias", ("bias", "int16", "tensor", "of input and weight")),
-        ("Int8ActDynamicPerRow", ("act", "int8", "row", "dynamic")),
+        ("Int8DynamicActPerRowAbsMax", ("act", "int8", "row", "dynamic")),
         ("Fp8e5m2GradPerTensorDelayed", ("grad", "fp8 e5m2", "tensor", "delayed")),
         ("SignedBinaryActPerTensorConst", ("act", "binary", "tensor", "constant")),
     ],

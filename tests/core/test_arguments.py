@@ -95,6 +95,7 @@ RIGHT = {
     "zp_int_quant": INT,
 }
 BESIDE = {
+    "FloatQuant": {"cast_impl": core.Float8Cast()},
     "L1Norm": {"stats_reduce_dim": 1},
     "L2Norm": {"stats_reduce_dim": 1},
     "LocalAqt": {"contraction_axis_shard_count": 2},

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 import jqinject
 import jqinject.quant as quantizers
-from jqinject.core import AmaxScaling, Float8Quant
+from jqinject.core import AmaxScaling, Float8Cast, FloatQuant
 from jqinject.core.memory.history import History
 from jqinject.core.scaling.amax import scale_of_amax
 from jqinject.core.state import flat_parts
@@ -93,7 +93,7 @@ def test_the_history_is_rolled_by_one_before_the_newest_is_written(length: int) 
 
 @pytest.mark.parametrize("delayed", [True, False])
 def test_zeros_and_empty_arrays_have_a_scale(delayed: bool) -> None:
-    quant = Float8Quant(AmaxScaling(delayed=delayed))
+    quant = FloatQuant(scaling_impl=AmaxScaling(delayed=delayed), cast_impl=Float8Cast())
     for x in (jnp.zeros(3), jnp.zeros((0, 2)), jnp.array([1e-45], jnp.float32)):
         value, scale, *_ = quant(x)
         assert value.shape == x.shape and np.isfinite(np.asarray(value)).all() and float(scale) == 1.0
@@ -138,7 +138,7 @@ def test_the_payload_in_between() -> None:
 @given(numbers=NUMBERS)
 def test_the_payload_survives_the_value_in_every_dtype(dtype: Any, numbers: np.ndarray) -> None:
     x = jnp.array(numbers) / 1e3
-    quant = Float8Quant(AmaxScaling(delayed=False), dtype)
+    quant = FloatQuant(scaling_impl=AmaxScaling(delayed=False), cast_impl=Float8Cast(dtype))
     for wide in (jnp.float32, jnp.bfloat16):
         value, scale, *_ = quant(x.astype(wide))
         direct = to_float8(x.astype(wide), scale, dtype)
@@ -163,7 +163,7 @@ def test_every_quantizer_declares_what_it_is_called(name: str) -> None:
     layer = QuantLinear(4, 3, **given_quantizers, rngs=nnx.Rngs(0))
     quantizer = getattr(layer, keyword).tensor_quant
     dtype = name.split(slot)[0].removeprefix("Fp8").lower()
-    assert quantizer.q_dtype.name == "float8_" + {"e4m3": "e4m3fn"}.get(dtype, dtype)
+    assert quantizer.format.dtype.name == "float8_" + {"e4m3": "e4m3fn"}.get(dtype, dtype)
     assert quantizer.scaling_impl.delayed is name.endswith("Delayed")
     shape = (1, 3) if "PerChannel" in name else ()
     assert quantizer.scaling_impl.scale.get_value().shape == shape
@@ -184,7 +184,9 @@ def test_a_channel_is_quantized_as_if_it_were_alone() -> None:
     quantized = layer.quant_weight()
     np.testing.assert_allclose(quantized.scale, jnp.abs(kernel).max(0, keepdims=True) / 448, rtol=1e-6)
     for channel in range(3):
-        alone = Float8Quant(AmaxScaling(delayed=False))(kernel[:, channel]).quant_tensor(training=True)
+        alone = FloatQuant(scaling_impl=AmaxScaling(delayed=False), cast_impl=Float8Cast())(
+            kernel[:, channel]
+        ).quant_tensor(training=True)
         ours, theirs = (
             payload.astype(jnp.float32) for payload in (quantized.payload()[:, channel], alone.payload())
         )

@@ -153,7 +153,7 @@ def test_a_batch_norms_quantizer_may_have_another_axis():
 
 @pytest.mark.parametrize(
     "quantizer",
-    [q.Int8ActDynamicPerTensor, q.Int8DynamicActPerRowFloat, q.Fp8e4m3ActPerTensorCurrent, q.MXInt8Act],
+    [q.Int8DynamicActPerTensorAbsMax, q.Int8DynamicActPerRowFloat, q.Fp8e4m3ActPerTensorCurrent, q.MXInt8Act],
 )
 def test_a_batch_norms_axis_is_not_that_of_quantizers_that_keep_nothing(quantizer):
     norm = QuantBatchNorm(12, output_quant=quantizer, axis_name="data", rngs=nnx.Rngs(0))

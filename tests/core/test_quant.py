@@ -86,8 +86,12 @@ def test_a_learned_zero_point_gets_the_gradient():
     assert first[1].tolist() == [-2, 0, 0, 0, 0]
     assert second[0]["value"].get_value() == -2
     assert not second[1].any()
-    zero_point.init_zero_point()
-    assert zero_point.complete_state({"value": 1.0}) == {"value": 1.0, "counter": 2, "buffer": 1.0}
+    zero_point.end_calibration()
+    assert zero_point.complete_state({"value": 1.0}) == {
+        "value": 1.0,
+        "record.counter": 2,
+        "record.buffer": 1.0,
+    }
 
 
 def test_binary_and_ternary():

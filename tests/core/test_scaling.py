@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jqinject import core
+from jqinject.core.state import flat_parts
 
 VIEW = core.OverTensorView()
 CHANNELS = core.OverOutputChannelView((1, 0))
@@ -15,8 +16,7 @@ KERNEL = jax.random.normal(jax.random.key(1), (6, 4))
 
 def _state(module):
     return {
-        ".".join(map(str, path)): np.asarray(v.get_value())
-        for path, v in nnx.to_flat_state(nnx.state(module))
+        ".".join(map(str, path)): np.asarray(part.get_value()) for path, part in flat_parts(nnx.state(module))
     }
 
 
@@ -137,7 +137,7 @@ class TestFilledOnce:
         np.testing.assert_allclose(value, top, rtol=1e-6)
         np.testing.assert_allclose(grads["value"].get_value(), np.log(2) * top, rtol=1e-5)
         np.testing.assert_allclose(scaling.value.get_value(), np.log2(top), rtol=1e-6)
-        assert scaling.init_done.get_value() == 1
+        assert scaling.counter.get_value() == 1
         np.testing.assert_allclose(scaling(7 * KERNEL), top, rtol=1e-6)
         assert jnp.all(jax.grad(lambda x: self.build()(x))(KERNEL) == 0)
 
@@ -145,7 +145,7 @@ class TestFilledOnce:
         scaling = self.build()
         scaling.set_view(use_running_average=True)
         np.testing.assert_allclose(scaling(KERNEL), jnp.max(jnp.abs(KERNEL)), rtol=1e-6)
-        assert _state(scaling) == {"value": 1.0, "init_done": 0}
+        assert _state(scaling) == {"value": 1.0, "record.counter": 0}
 
     def test_no_statistic_is_computed_afterwards(self):
         calls = []
@@ -165,13 +165,14 @@ class TestFilledOnce:
     def test_a_weight_that_is_not_finite_does_not_fill_it(self):
         scaling = self.build()
         assert jnp.isnan(scaling(KERNEL.at[0, 0].set(jnp.nan)))
-        assert scaling.init_done.get_value() == 0
+        assert scaling.counter.get_value() == 0
         np.testing.assert_allclose(scaling(KERNEL), jnp.max(jnp.abs(KERNEL)), rtol=1e-6)
 
     def test_entries_of_a_checkpoint(self):
         assert self.build().complete_state({}) == {}
-        assert self.build().complete_state({"value": 3.0}) == {"value": 3.0, "init_done": 1}
-        assert self.build().complete_state({"value": 3.0, "init_done": 0}) == {"value": 3.0, "init_done": 0}
+        assert self.build().complete_state({"value": 3.0}) == {"value": 3.0, "record.counter": 1}
+        unfilled = {"value": 3.0, "record.counter": 0}
+        assert self.build().complete_state({"value": 3.0, "counter": 0}) == unfilled
 
 
 class TestCollected:
@@ -254,18 +255,23 @@ class TestCollected:
     def test_collection_can_be_ended(self):
         scaling = self.build(steps=100)
         scaling(jnp.array([4.0]))
-        scaling.init_scale()
+        scaling.end_calibration()
         assert (scaling.value.get_value(), scaling.counter.get_value()) == (2.0, 101)
-        scaling.init_scale()
-        assert scaling.value.get_value() == 2.0
+        scaling.value.set_value(jnp.float32(7.0))
+        scaling.end_calibration()
+        assert scaling.value.get_value() == 7.0
 
     def test_entries_of_a_checkpoint(self):
         scaling = self.build()
         assert scaling.complete_state({}) == {}
-        assert scaling.complete_state({"value": 3.0}) == {"value": 3.0, "counter": 3, "buffer": 3.0}
-        whole = {"value": 1.0, "counter": 1, "buffer": 5.0}
+        assert scaling.complete_state({"value": 3.0}) == {
+            "value": 3.0,
+            "record.counter": 3,
+            "record.buffer": 3.0,
+        }
+        whole = {"value": 1.0, "record.counter": 1, "record.buffer": 5.0}
         assert scaling.complete_state(whole) == whole
-        assert scaling.complete_state({"value": 3.0, "counter": 1})["buffer"] == 8.0
+        assert scaling.complete_state({"value": 3.0, "counter": 1})["record.buffer"] == 8.0
         assert scaling.complete_state({"buffer": 8.0, "counter": 1})["value"] == 1.0
         for name in ("running_stats", "runtime_stats.running_stats"):
             assert scaling.complete_state({name: 8.0})["value"] == 3.0
@@ -278,7 +284,10 @@ def test_running_statistics():
     scaling.set_view(use_running_average=True)
     assert float(scaling(jnp.array([[100.0]]), 2)) == 3
     assert (scaling.running_stats.get_value(), scaling.counter.get_value()) == (6, 2)
-    assert scaling.complete_state({"running_stats": 6.0}) == {"running_stats": 6.0, "counter": 1}
+    assert scaling.complete_state({"running_stats": 6.0}) == {
+        "record.running_stats": 6.0,
+        "record.counter": 1,
+    }
 
 
 def test_per_channel_activations_channels_last():

@@ -145,7 +145,7 @@ def test_overrides_of_an_operand_wait_until_it_has_bits():
 
 def test_it_is_explained():
     text = str(jqinject.explain(config_v4(fwd_bits=4).fwd_lhs, name="tensor_quant"))
-    assert "CalibratedQuant" in text
+    assert "RangeScaling" in text
     assert "bit_width" in text
 
 
@@ -334,7 +334,7 @@ def test_a_name_of_one_operand_that_nothing_reads():
     told = {
         r"fwd_lhs.*'bitz'.*\n  did you mean 'bits'|'bitz'.*\n  did you mean 'bits'": {"bitz": 4},
         "'preserve_zeros' would have no effect.*\n  did you mean 'preserve_zero'": {"preserve_zeros": 1},
-        "'clip_gradient' is asked for by CalibratedQuant": {"bits": None, "clip_gradient": True},
+        "'clip_gradient' is asked for by RangeScaling": {"bits": None, "clip_gradient": True},
     }
     for text, names in told.items():
         with pytest.raises(TypeError, match=text):

@@ -15,7 +15,6 @@ import jqinject.quant as q
 from jqinject.core import (
     AbsMeanRange,
     AbsPercentileRange,
-    CalibratedQuant,
     GradStat,
     MinMaxRange,
     MSERange,
@@ -23,6 +22,7 @@ from jqinject.core import (
     RMSRange,
 )
 from jqinject.nn import QuantConv, QuantLinear
+from tests.ranges import in_range
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 
@@ -227,7 +227,7 @@ RANGES = [
 
 def groups_of_windows(method, size=40):
     """Groups of input channels of shards of 24, which share a range over the window; the last is filled up."""
-    return CalibratedQuant(
+    return in_range(
         method, bit_width=8, channelwise_axes=(3,), group_size=size, group_dim=2, group_padding=True
     )
 

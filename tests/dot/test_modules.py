@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jqinject.core import AbsMaxRange, CalibratedQuant, MinMaxRange, SimpleMovingAverage
+from jqinject.core import AbsMaxRange, MinMaxRange, RangeScaling, SimpleMovingAverage
 from jqinject.dot import (
     Freezer,
     QConvGeneralDilated,
@@ -217,7 +217,7 @@ def test_linen_models_through_the_bridge():
 def ranged(**names):
     """A configuration whose left operand has a static range."""
     return STILL.let(
-        lhs_range=CalibratedQuant, calibration_impl=AbsMaxRange, averaging_impl=SimpleMovingAverage, **names
+        lhs_range=RangeScaling, calibration_impl=AbsMaxRange, averaging_impl=SimpleMovingAverage, **names
     )
 
 
@@ -232,7 +232,7 @@ def test_a_static_range_is_averaged_in_training_and_constant_in_evaluation(kind)
     layer.eval()
     clipped = call(layer, 4 * x)
     assert float(jnp.abs(clipped).max()) < float(jnp.abs(4 * y).max())
-    assert int(op.lhs_range.averaging_impl.count[...]) == 1
+    assert int(op.lhs_range.averaging_impl.counter[...]) == 1
 
 
 def test_the_gradient_beside_a_static_range_is_that_of_the_float_operands():
@@ -248,10 +248,12 @@ def test_what_a_static_range_can_not_be():
         layer_of("linear", config=ranged().let(calibration_impl=MinMaxRange))
     with pytest.raises(ValueError, match=r"of an operand with bits"):
         layer_of(
-            "linear", config=config_v4(fwd_bits=None), lhs_range=CalibratedQuant(None, SimpleMovingAverage())
+            "linear",
+            config=config_v4(fwd_bits=None),
+            lhs_range=RangeScaling(averaging_impl=SimpleMovingAverage()),
         )
-    with pytest.raises(TypeError, match=r"must be a CalibratedQuant with an average"):
-        layer_of("linear", lhs_range=CalibratedQuant())
+    with pytest.raises(TypeError, match=r"must be a RangeScaling with an average"):
+        layer_of("linear", lhs_range=RangeScaling())
     with pytest.raises(ValueError, match=r"cure: QuantConv\(input_quant"):
         layer_of("conv", config=ranged())
 

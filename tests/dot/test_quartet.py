@@ -11,7 +11,7 @@ from jqinject.core.transforms import Hadamard
 from jqinject.dot import Kept, QDotGeneral, Scheme, dot_general
 from jqinject.model import Rule
 from jqinject.quant import (
-    Int8ActDynamicPerRow,
+    Int8DynamicActPerRowAbsMax,
     MXFloat4e2m1QuestAct,
     NVFP4TrainingAct,
     NVFP4TrainingWeight,
@@ -50,7 +50,7 @@ class TurnedWeight(NVFP4TrainingWeight):
     pre_transform = Hadamard(32)
 
 
-class TurnedRow(Int8ActDynamicPerRow):
+class TurnedRow(Int8DynamicActPerRowAbsMax):
     """The transform alone, of a row that is merged of all summed axes."""
 
     tensor_quant = None

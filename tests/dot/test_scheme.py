@@ -28,15 +28,15 @@ from jqinject.quant import (
     Fp8e5m2GradPerTensorDelayed,
     Int4WeightPerGroupAbsMax,
     Int4WeightPerTensorFloatDecoupled,
-    Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8BiasPerTensorFloatInternalScaling,
+    Int8DynamicActPerRowAbsMax,
     Int8DynamicActPerRowFloat,
     Int8DynamicActPerTensorFloat,
-    Int8GradPerRowDynamic,
-    Int8GradPerRowStochastic,
-    Int8GradPerTensorDynamic,
+    Int8DynamicGradPerRowFloat,
+    Int8DynamicGradPerRowFloatStochastic,
+    Int8DynamicGradPerTensorFloat,
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorFloat,
     MXFloat4e2m1Act,
@@ -90,18 +90,18 @@ TABLE = {
     "weight": (dict(fprop_rhs=Int8WeightPerChannelFloat), (x, FORWARD_W, g, FORWARD_W, x, g)),
     "original": (BY_ROW | dict(dgrad_rhs=None, wgrad_lhs=None), (FORWARD_X, FORWARD_W, g, w, x, g)),
     "dgrad": (
-        dict(dgrad_grad=Int8GradPerRowDynamic, dgrad_rhs=Int8WeightPerChannelFloat),
+        dict(dgrad_grad=Int8DynamicGradPerRowFloat, dgrad_rhs=Int8WeightPerChannelFloat),
         (x, w, dequantized(g, 2), dequantized(w, 1), x, g),
     ),
     "wgrad": (
-        dict(wgrad_lhs=Rows, wgrad_grad=Int8GradPerRowDynamic),
+        dict(wgrad_lhs=Rows, wgrad_grad=Int8DynamicGradPerRowFloat),
         (x, w, g, w, dequantized(x, 0, 1), dequantized(g, 0, 1)),
     ),
     "per tensor": (
         dict(
             fprop_rhs=Int8WeightPerTensorFloat,
-            dgrad_grad=Int8GradPerTensorDynamic,
-            wgrad_grad=Int8GradPerTensorDynamic,
+            dgrad_grad=Int8DynamicGradPerTensorFloat,
+            wgrad_grad=Int8DynamicGradPerTensorFloat,
         ),
         (
             x,
@@ -115,10 +115,10 @@ TABLE = {
     "all": (
         BY_ROW
         | dict(
-            dgrad_grad=Int8GradPerRowDynamic,
+            dgrad_grad=Int8DynamicGradPerRowFloat,
             dgrad_rhs=Int8WeightPerChannelFloat,
             wgrad_lhs=Rows,
-            wgrad_grad=Int8GradPerRowDynamic,
+            wgrad_grad=Int8DynamicGradPerRowFloat,
         ),
         (
             FORWARD_X,
@@ -201,7 +201,9 @@ FORMATS = {
         dgrad_grad=Fp8e5m2GradPerTensorDelayed,
         wgrad_grad=Fp8e5m2GradPerTensorDelayed,
     ),
-    "stochastic": dict(dgrad_grad=Int8GradPerRowStochastic, wgrad_grad=Int8GradPerRowStochastic),
+    "stochastic": dict(
+        dgrad_grad=Int8DynamicGradPerRowFloatStochastic, wgrad_grad=Int8DynamicGradPerRowFloatStochastic
+    ),
 }  # fmt: skip
 
 
@@ -309,7 +311,7 @@ def test_tiles_have_scales_of_their_own():
     of_pieces = [through(g @ dequantized(w[piece], 0).T, x[..., piece], 2) for piece in pieces]
     np.testing.assert_allclose(dx, np.concatenate(of_pieces, -1), rtol=2e-6, atol=2e-6)
     assert op.explain(X, W, NUMBERS)[0].kind == "int"
-    wide = QDotGeneral(Scheme.let(wgrad_lhs=Rows, wgrad_grad=Int8GradPerRowDynamic, wgrad_tile_size=2))
+    wide = QDotGeneral(Scheme.let(wgrad_lhs=Rows, wgrad_grad=Int8DynamicGradPerRowFloat, wgrad_tile_size=2))
     dw = products(wide)[2]
     parts = [
         np.einsum("abk,abn->kn", dequantized(x[piece], 0, 1), dequantized(g[piece], 0, 1))
@@ -341,7 +343,7 @@ def test_a_convolution():
     names = dict(
         fprop_lhs=Int8DynamicActPerTensorFloat.let(narrow_range=True),
         fprop_rhs=Int8WeightPerChannelFloat,
-        dgrad_grad=Int8GradPerTensorDynamic,
+        dgrad_grad=Int8DynamicGradPerTensorFloat,
         dgrad_rhs=None,
     )  # fmt: skip
     op = QConvGeneralDilated(Scheme.let(**names))
@@ -428,7 +430,7 @@ def test_what_is_not_stored_says_so():
 
 
 def test_explain_says_what_does_not_fit():
-    op = QDotGeneral(Scheme.let(**BY_ROW, dgrad_grad=Int8GradPerRowDynamic))
+    op = QDotGeneral(Scheme.let(**BY_ROW, dgrad_grad=Int8DynamicGradPerRowFloat))
     fprop, dgrad, wgrad = op.explain(X, W, NUMBERS)
     assert (fprop.kind, dgrad.kind, wgrad.kind) == ("int", "float", "float")
     assert "the scales of shape (1, 8) vary along what is summed over" in dgrad.why
@@ -480,7 +482,9 @@ REFUSED_WHEN_CALLED = {
         dict(dgrad_rhs=Int4WeightPerTensorFloatDecoupled), TypeError, "no derivative reaches from a backward product",
     ),
     "a bias": (dict(fprop_rhs=Int8BiasPerTensorFloatInternalScaling), TypeError, "quantizes biass?e?s?, and none is"),
-    "no rngs": (dict(dgrad_grad=Int8GradPerRowStochastic), ValueError, "there are no rngs.*\n  cure: QDotGeneral"),
+    "no rngs": (
+        dict(dgrad_grad=Int8DynamicGradPerRowFloatStochastic), ValueError, "there are no rngs.*\n  cure: QDotGeneral"
+    ),
     "tiles that do not fit": (dict(tile_size=5), ValueError, "tile_size=5 does not divide"),
 }  # fmt: skip
 
@@ -524,7 +528,7 @@ def test_it_has_no_second_derivative():
 
 def test_explain_shows_the_operands_as_a_table():
     class Mixed(Scheme):
-        fprop_lhs = Int8ActDynamicPerRow
+        fprop_lhs = Int8DynamicActPerRowAbsMax
         fprop_rhs = NVFP4Weight
         dgrad_grad = Fp8e5m2GradPerTensorDelayed
         dgrad_rhs = None
@@ -532,7 +536,7 @@ def test_explain_shows_the_operands_as_a_table():
     tree = jqinject.explain(Mixed)
     assert str(tree).splitlines() == [
         "name        operand          numbers        quantizer                    decided by",
-        "fprop_lhs   x in y = x w     8 bits         Int8ActDynamicPerRow         Mixed",
+        "fprop_lhs   x in y = x w     8 bits         Int8DynamicActPerRowAbsMax   Mixed",
         "fprop_rhs   w in y = x w     e2m1 in 16s    NVFP4Weight                  Mixed",
         "dgrad_grad  g in dx = g w^T  float8_e5m2    Fp8e5m2GradPerTensorDelayed  Mixed",
         "dgrad_rhs   w in dx = g w^T  float                                       Mixed",

@@ -16,9 +16,9 @@ from jqinject.formats import CheckpointError, explain_load, load, read_checkpoin
 from jqinject.nn import QuantScaledDotProductAttention
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
-    Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelFloat,
 )
 
@@ -132,11 +132,11 @@ def test_an_attention_layer_at_the_same_path_quantizes_as_the_checkpoint_says(tm
     assert again.array("layers.0.self_attn.sdpa.k_scale").tolist() == [0.25]
     with pytest.raises(
         CheckpointError,
-        match=r"(?s)k_transposed_quant is Int8ActDynamicPerRow, and .*k_scale is.*cure: Fp8e4m3OCPAct",
+        match=r"(?s)k_transposed_quant is Int8DynamicActPerRowAbsMax, and .*k_scale is.*cure: Fp8e4m3OCPAct",
     ):
-        load(net(Int8ActDynamicPerRow), folder)
-    kept = load(net(Int8ActDynamicPerRow), folder, ignore=[".*_scale"])
-    assert kept.layers[0]["self_attn"].sdpa.v_quant.binding.base is Int8ActDynamicPerRow
+        load(net(Int8DynamicActPerRowAbsMax), folder)
+    kept = load(net(Int8DynamicActPerRowAbsMax), folder, ignore=[".*_scale"])
+    assert kept.layers[0]["self_attn"].sdpa.v_quant.binding.base is Int8DynamicActPerRowAbsMax
 
 
 @pytest.mark.parametrize(

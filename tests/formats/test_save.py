@@ -20,17 +20,17 @@ from jqinject.inject import ExtendedInjector
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
     Fp8e4m3OCPDynamicActPerGroupFloat,
-    FP8e4m3OCPDynamicActPerRowFloat,
+    Fp8e4m3OCPDynamicActPerRowFloat,
     Fp8e4m3OCPWeightPerChannelFloat,
     Fp8e4m3OCPWeightPerTensorFloat,
     Fp8e4m3WeightPerTensorFloat,
-    Int8ActDynamicPerRow,
-    Int8ActDynamicPerTensor,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowAbsMax,
     Int8DynamicActPerRowFixedPoint,
     Int8DynamicActPerRowFloat,
+    Int8DynamicActPerTensorAbsMax,
     Int8WeightPerChannelFloat,
     IntWeightSymmetricGroupQuant,
     MXFloat4e2m1Weight,
@@ -70,11 +70,11 @@ PER_ROW = {"weight_quant": Int8WeightPerChannelFloat}
         (UINT4, "pack-quantized"),
         (PER_ROW | {"weight_bit_width": 3}, "pack-quantized"),
         (INT_GROUPS | {"weight_bit_width": 5}, "pack-quantized"),
-        (PER_ROW | {"input_quant": Int8ActDynamicPerRow}, "int-quantized"),
+        (PER_ROW | {"input_quant": Int8DynamicActPerRowAbsMax}, "int-quantized"),
         (PER_ROW | {"input_quant": Int8ActPerTensorFloat}, "int-quantized"),
         (PER_ROW | {"input_quant": ShiftedUint8ActPerTensorFloat}, "int-quantized"),
         (
-            {"weight_quant": Fp8e4m3OCPWeightPerChannelFloat, "input_quant": FP8e4m3OCPDynamicActPerRowFloat},
+            {"weight_quant": Fp8e4m3OCPWeightPerChannelFloat, "input_quant": Fp8e4m3OCPDynamicActPerRowFloat},
             "float-quantized",
         ),
         (
@@ -110,14 +110,14 @@ class RoundsDown(ExtendedInjector):
     float_to_int_impl = FloorSte
 
 
-class Floors(RoundsDown, Int8ActDynamicPerRow):
+class Floors(RoundsDown, Int8DynamicActPerRowAbsMax):
     pass
 
 
 SAVED_INPUTS = (
     *(Int8ActPerTensorMinMax, Int8ActPerTensorFloat, ShiftedUint8ActPerTensorFloat, Uint8ActPerTensorFloat),
-    *(Int8ActDynamicPerRow, Int8ActDynamicPerTensor, ShiftedUint8DynamicActPerRowFloat),
-    *(Fp8e4m3OCPActPerTensorFloat, FP8e4m3OCPDynamicActPerRowFloat),
+    *(Int8DynamicActPerRowAbsMax, Int8DynamicActPerTensorAbsMax, ShiftedUint8DynamicActPerRowFloat),
+    *(Fp8e4m3OCPActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat),
 )
 
 
@@ -285,7 +285,7 @@ class Own(nnx.Module):
 
 
 OWN_RULES = (
-    Rule("up", weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow),
+    Rule("up", weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax),
     Rule("heads", **UINT4 | {"weight_group_size": 8}),
     Rule("table", weight_quant=NF4WeightPerGroupFloat, weight_group_size=16),
     Rule("uneven", weight_quant=NVFP4Weight, input_quant=NVFP4Act),
@@ -390,7 +390,7 @@ def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
             "groups of 16 in rows of 64",
         ),
         (
-            PER_ROW | {"input_quant": Int8ActDynamicPerRow},
+            PER_ROW | {"input_quant": Int8DynamicActPerRowAbsMax},
             "gguf",
             "the input of its layer is quantized, which GGUF",
         ),
@@ -417,9 +417,9 @@ def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
             "no checkpoint can say how Int8ActPerTensorFloat quantizes the input",
         ),
         (
-            PER_ROW | {"input_quant": Int8ActDynamicPerRow, "input_group_size": 16},
+            PER_ROW | {"input_quant": Int8DynamicActPerRowAbsMax, "input_group_size": 16},
             "compressed-tensors",
-            "no checkpoint can say how Int8ActDynamicPerRow quantizes the input",
+            "no checkpoint can say how Int8DynamicActPerRowAbsMax quantizes the input",
         ),
         (
             PER_ROW | {"output_quant": Int8ActPerTensorFloat},

@@ -89,7 +89,7 @@ def test_repeated_batches_begin_with_the_same_cache():
     assert first["cache"].count[...] == 2
     plain, held = Net(), Cache()
     inputs = [plain(**{**arguments(), "cache": held}) and held.sum[...] for _ in range(2)]
-    average = net.head.input_quant.tensor_quant.averaging_impl
+    average = net.head.input_quant.tensor_quant.scaling_impl.averaging_impl
     expected = np.mean([np.abs(x).max() for x in inputs])
     np.testing.assert_allclose(average.sum_of_max[...] / 2, expected, rtol=1e-5)
     calls = with_copied_modules([Call((), first), Call((), second)])
@@ -109,7 +109,7 @@ def test_a_method_or_a_function_of_the_user():
         how = {"method": net.features} if way == "bound" else how
         report = jqinject.calibrate(net, batches, progress=False, **how)
         assert (report.quantizers, report.missed) == (("dense.input_quant",), ("head.input_quant",)), way
-        average = net.dense.input_quant.tensor_quant.averaging_impl
+        average = net.dense.input_quant.tensor_quant.scaling_impl.averaging_impl
         np.testing.assert_allclose(average.sum_of_max[...], np.abs(X).max(), rtol=1e-6)
     assert jqinject.correct_biases(net, [X], method="features", progress=False) == ("dense",)
     entries = {entry.path: entry for entry in jqinject.report(net, X, numbers=True, method="features").layers}

@@ -19,7 +19,7 @@ from jqinject import (
     quantize,
     unfreeze,
 )
-from jqinject.core import AbsMaxRange, CalibratedQuant, OverOutputChannelView, SimpleMovingAverage
+from jqinject.core import AbsMaxRange, OverOutputChannelView, RangeScaling, SimpleMovingAverage
 from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.odml import OdmlConversion, OdmlQat
@@ -27,13 +27,13 @@ from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3OCPActPerTensorFloat,
-    Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8ActPerTensorMinMax,
     Int8ActPerTensorMSE,
     Int8ActPerTensorPercentile,
     Int8ActPerTensorRMS,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelFloat,
     ShiftedUint8ActPerTensorFloat,
     Uint8ActPerTensorFloat,
@@ -67,7 +67,7 @@ def test_ranges_are_those_of_the_float_model() -> None:
     hidden = [nnx.relu(plain.norm(plain.fc1(x))) for x in BATCHES]
     for layer, seen in ((model.fc1, BATCHES), (model.fc2, hidden)):
         expected = np.mean([np.abs(x).max() for x in seen])
-        average = layer.input_quant.tensor_quant.averaging_impl  # pyright: ignore[reportAttributeAccessIssue]
+        average = layer.input_quant.tensor_quant.scaling_impl.averaging_impl  # pyright: ignore[reportAttributeAccessIssue]
         np.testing.assert_allclose(average.sum_of_max[...] / 3, expected, rtol=1e-5)
 
 
@@ -75,7 +75,7 @@ def test_quantized_ranges_are_those_of_the_quantized_model() -> None:
     a, b = quantized(), quantized()
     for model, choice in ((a, False), (b, True)):
         calibrate(model, BATCHES, quantized=choice, progress=False)
-    tops = [float(m.fc2.input_quant.tensor_quant.averaging_impl.sum_of_max[...]) for m in (a, b)]  # pyright: ignore
+    tops = [float(m.fc2.input_quant.tensor_quant.scaling_impl.averaging_impl.sum_of_max[...]) for m in (a, b)]  # pyright: ignore
     assert tops[0] != tops[1]
     assert tops[0] == pytest.approx(tops[1], rel=0.05)
 
@@ -246,7 +246,7 @@ def test_every_layer_of_a_stack_has_its_own_range() -> None:
 
 
 def test_static_ranges_of_contractions_are_calibrated_too() -> None:
-    op = QDotGeneral(config_v4(), lhs_range=CalibratedQuant(AbsMaxRange(), SimpleMovingAverage()))
+    op = QDotGeneral(config_v4(), lhs_range=RangeScaling(AbsMaxRange(), SimpleMovingAverage()))
     layer = nnx.Linear(2, 2, dot_general=op, rngs=nnx.Rngs(0))
     assert calibrate(layer, SPREAD, progress=False).quantizers == ("dot_general",)
     assert float(op.lhs_range.averaged_range().high) == pytest.approx(MEAN)
@@ -263,12 +263,12 @@ def test_bad_batches_are_refused_and_nothing_changes(batches: list[jax.Array], t
     model = quantized()
     with pytest.raises(ValueError, match=text):
         calibrate(model, batches, progress=False)
-    assert int(model.fc1.input_quant.tensor_quant.averaging_impl.count[...]) == 0  # pyright: ignore
+    assert int(model.fc1.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...]) == 0  # pyright: ignore
     assert not model.fc1.input_quant.use_running_average  # pyright: ignore
 
 
 def test_a_model_without_static_ranges_has_nothing_to_calibrate() -> None:
-    for act in (None, Int8ActDynamicPerRow):
+    for act in (None, Int8DynamicActPerRowAbsMax):
         with pytest.raises(ValueError, match=r"nothing to calibrate"):
             calibrate(quantized(act), BATCHES, progress=False)
 
@@ -379,5 +379,5 @@ def test_a_frozen_model_reduces_nothing_to_find_its_ranges() -> None:
     np.testing.assert_allclose(frozen(BATCHES[0]), y, atol=1e-5)
     again = unfreeze(frozen)
     again(10 * BATCHES[0])
-    average = again.input_quant.tensor_quant.averaging_impl  # pyright: ignore[reportOptionalMemberAccess]
-    assert int(average.count[...]) == len(BATCHES) + 1
+    average = again.input_quant.tensor_quant.scaling_impl.averaging_impl  # pyright: ignore[reportOptionalMemberAccess]
+    assert int(average.counter[...]) == len(BATCHES) + 1

@@ -417,7 +417,7 @@ def test_a_masked_convolution_serves_the_masked_kernel():
     "weights", [q.NVFP4Weight, q.NF4WeightPerGroupFloat, q.ShiftedUint8WeightPerTensorFloat]
 )
 def test_schemes_serve_every_format(weights):
-    op = QDotGeneral(Scheme.let(fprop_lhs=q.Int8ActDynamicPerRow, fprop_rhs=weights))
+    op = QDotGeneral(Scheme.let(fprop_lhs=q.Int8DynamicActPerRowAbsMax, fprop_rhs=weights))
     layer = nnx.Linear(16, 8, dot_general=op, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     layer.eval()
     expected = call(layer, X)

@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject import Rule, freeze, quantize, quantized_cache
 from jqinject.dot import LowBitCache
 from jqinject.quant import (
-    FP8e4m3OCPDynamicActPerRowFloat,
+    Fp8e4m3OCPDynamicActPerRowFloat,
     Int8DynamicActPerGroupFloat,
     Int8DynamicActPerRowFloat,
     Int8WeightPerChannelFloat,
@@ -133,7 +133,7 @@ def test_a_cache_in_low_bits_gives_the_numbers_of_rounded_keys_and_values(
     ("quantizer", "bits", "scales", "decibels"),
     [
         (Int8DynamicActPerRowFloat, 8, 1, 30),
-        (FP8e4m3OCPDynamicActPerRowFloat, 8, 1, 20),
+        (Fp8e4m3OCPDynamicActPerRowFloat, 8, 1, 20),
         (Int4Rows, 4, 1, 5),
         (Groups, 8, FEATURES // 4, 30),
     ],

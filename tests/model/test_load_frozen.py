@@ -22,7 +22,7 @@ from jqinject.quant import (
     Fp8e4m3OCPWeightPerTensorFloat,
     Int4WeightPerChannelLearned,
     Int4WeightPerGroupAbsMax,
-    Int8ActDynamicPerRow,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelAbsMax,
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorAbsMax,
@@ -58,7 +58,7 @@ class Mixed(nnx.Module):
 
 
 RULES = {
-    "int8": Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow),
+    "int8": Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax),
     "nvfp4": Rule(weight_quant=NVFP4Weight),
     "learned": Rule(weight_quant=Learned),
 }

@@ -105,12 +105,12 @@ def test_weights_that_are_not_finite_are_told(number):
 NEVER = {
     "nan": ("value", np.float32(np.nan), "value: holds nan or inf"),
     "inf": ("value", np.float32(np.inf), "value: holds nan or inf"),
-    "nan in a buffer": ("buffer", np.float32(np.nan), "buffer: holds nan or inf"),
-    "negative buffer": ("buffer", np.float32(-2), "buffer: is a scale, and no scale is below 0"),
-    "a buffer of zero": ("buffer", np.float32(0), "buffer: is a scale, and no scale is 0"),
+    "nan in a buffer": ("record.buffer", np.float32(np.nan), "record.buffer: holds nan or inf"),
+    "negative buffer": ("record.buffer", np.float32(-2), "record.buffer: is a scale, and no scale is below 0"),
+    "a buffer of zero": ("record.buffer", np.float32(0), "record.buffer: is a scale, and no scale is 0"),
     "a learned scale of zero": ("value", np.float32(0), "value: is a scale, and no scale is 0"),
-    "nan in a counter": ("counter", np.float32(np.nan), "counter: holds nan or inf"),
-    "counter": ("counter", np.float32(-3), "counter: is a counter, and counts from 0: got -3"),
+    "nan in a counter": ("record.counter", np.float32(np.nan), "record.counter: holds nan or inf"),
+    "counter": ("record.counter", np.float32(-3), "record.counter: is a counter, and counts from 0: got -3"),
 }
 
 
@@ -119,7 +119,7 @@ def test_a_quantizer_refuses_what_can_not_be_right(case):
     name, value, said = case
     model = Model()
     assert f"layer.input_quant.tensor_quant.scaling_impl.{said}" in _refused(
-        model, _state(model, (*SCALING, name), value)
+        model, _state(model, (*SCALING, *name.split(".")), value)
     )
 
 
@@ -197,11 +197,12 @@ def test_a_module_of_components_loads_as_a_layer_does():
     model = ByHand()
     report = jqinject.load_state(model, {"kernel": 2 * KERNEL})
     assert set(report.missing) == {
-        "scale.value", "scale.init_done", "bits.bit_width_offset", "running.running_stats", "running.counter"
+        "scale.value", "scale.record.counter", "bits.bit_width_offset", "running.record.running_stats",
+        "running.record.counter"
     }  # fmt: skip
     state = {"scale": {"value": np.float32(4)}, "running": {"running_stats": np.float32(3)}}
     jqinject.load_state(model, {"kernel": KERNEL, "bits": {"bit_width_offset": np.float32(1)}, **state})
-    assert (model.scale.init_done[...], model.scale.value[...]) == (1, 4)
+    assert (model.scale.counter[...], model.scale.value[...]) == (1, 4)
     assert (model.running.counter[...], model.running.running_stats[...]) == (1, 3)
     assert model.bits() == 8  # as it was built: a loaded width is overridden
 
@@ -225,6 +226,6 @@ def test_a_bit_width_by_itself():
 def test_a_scale_by_itself_needs_no_weights():
     scale = ByHand().scale
     jqinject.load_state(scale, {"value": np.float32(4)})
-    assert (scale.init_done[...], scale(jnp.ones(3))) == (1, 4)
+    assert (scale.counter[...], scale(jnp.ones(3))) == (1, 4)
     report = jqinject.load_state(scale, {"value": np.float32(-4)})
     assert (report.below_zero, scale(jnp.ones(3))) == (("value",), 4)

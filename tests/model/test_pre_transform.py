@@ -17,8 +17,8 @@ from jqinject import Rule, freeze, load_state, quantize
 from jqinject.core.transforms import ChannelScale, Hadamard, Sized, SizedChain
 from jqinject.dot import QDotGeneral, Scheme
 from jqinject.quant import (
-    Int8ActDynamicPerRow,
     Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelFloat,
     NoneActQuant,
 )
@@ -95,7 +95,7 @@ def model() -> Mixed:
 
 @pytest.fixture(scope="module")
 def dynamic(model: Mixed) -> Any:
-    return _quantized(model, Int8ActDynamicPerRow, X)
+    return _quantized(model, Int8DynamicActPerRowAbsMax, X)
 
 
 def test_without_quantizers_function_and_gradient_are_those_of_the_float_model(model: Mixed) -> None:
@@ -134,7 +134,7 @@ def test_a_checkpoint_fills_a_model_of_the_same_rules(dynamic: Any, tmp_path: An
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "model", nnx.to_pure_dict(nnx.state(dynamic)))
         checkpointer.wait_until_finished()
-        fresh = quantize(Mixed(1), _rules(Int8ActDynamicPerRow), inputs=X)
+        fresh = quantize(Mixed(1), _rules(Int8DynamicActPerRowAbsMax), inputs=X)
         fresh.eval()
         load_state(fresh, checkpointer.restore(tmp_path / "model"))
     np.testing.assert_array_equal(fresh(X), dynamic(X))
@@ -195,6 +195,6 @@ def test_a_weight_quantizer_takes_none() -> None:
 
 
 def test_a_scheme_takes_none_that_does_not_cancel() -> None:
-    scheme = Scheme.let(fprop_lhs=Int8ActDynamicPerRow.let(pre_transform=ALL))
+    scheme = Scheme.let(fprop_lhs=Int8DynamicActPerRowAbsMax.let(pre_transform=ALL))
     with pytest.raises(TypeError, match=r"fprop_lhs declares Hadamard.*fprop_rhs has no pre_transform"):
         QDotGeneral(scheme)(jnp.ones((2, 16)), jnp.ones((16, 2)), (((1,), (0,)), ((), ())))

@@ -121,7 +121,7 @@ def test_a_shared_layer_stays_one():
     model: Any = jqinject.quantize(plain, W8A8)
     assert model.first is model.again and type(model.first) is QuantLinear
     model(X)
-    assert int(model.first.input_quant.tensor_quant.averaging_impl.count[...]) == 2
+    assert int(model.first.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...]) == 2
     jqinject.load_state(model, nnx.state(Tied(nnx.Rngs(1))))
     model(X)  # ranges start afresh with other weights
     frozen: Any = jqinject.freeze(model)
@@ -131,9 +131,11 @@ def test_a_shared_layer_stays_one():
 def test_a_stack_of_layers_has_a_stack_of_quantizers():
     plain = Stack(nnx.Rngs(0))
     model: Any = jqinject.quantize(plain, W8A8)
-    np.testing.assert_array_equal(model.layers.input_quant.tensor_quant.averaging_impl.count[...], [0, 0, 0])
+    np.testing.assert_array_equal(
+        model.layers.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...], [0, 0, 0]
+    )
     assert jqinject.calibrate(model, [X], progress=False).quantizers == ("layers.input_quant",)
-    high = model.layers.input_quant.tensor_quant.averaging_impl.sum_of_max[...]
+    high = model.layers.input_quant.tensor_quant.scaling_impl.averaging_impl.sum_of_max[...]
     kernels, biases = plain.layers.kernel[...], plain.layers.bias[...]
     x, seen = X, []
     for kernel, bias in zip(kernels, biases, strict=True):
@@ -214,7 +216,7 @@ def test_flags_and_keywords_reach_the_model(rules):
 def test_a_layers_rule_takes_flags_too():
     model = jqinject.quantize(Mlp(nnx.Rngs(0)), W8A8)
     jqinject.calibrate(model, [{"x": X, "twice": True}], progress=False)
-    assert int(model.b.input_quant.tensor_quant.averaging_impl.count[...]) == 2
+    assert int(model.b.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...]) == 2
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (2, 3, 8)])

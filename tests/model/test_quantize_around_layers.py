@@ -15,9 +15,9 @@ from jqinject.nn import (
     QuantScaledDotProductAttention,
 )
 from jqinject.quant import (
-    Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowAbsMax,
     Int8DynamicActPerRowFloat,
     Int8WeightPerChannelFloat,
 )
@@ -58,7 +58,10 @@ def test_operations_within_layers_are_the_layers_own(make):
 
 
 def test_a_model_that_is_a_layer_is_quantized_once():
-    rule, x = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow), jnp.eye(4) + 0.3
+    rule, x = (
+        Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax),
+        jnp.eye(4) + 0.3,
+    )
     alone, within = (
         quantize(model, rule, inputs=x)
         for model in (nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0))))

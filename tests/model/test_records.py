@@ -47,30 +47,30 @@ def test_the_statistics_of_a_quantizer_are_one_variable() -> None:
         *(f"grad_quant{below}.record", f"grad_quant{below}.slot"),
     }
     averaged = trained(input_quant=Int8ActPerTensorMinMax)
-    assert "input_quant.tensor_quant.averaging_impl.record" in paths(averaged)
+    assert "input_quant.tensor_quant.scaling_impl.averaging_impl.record" in paths(averaged)
     assert len(paths(averaged)) == 3
 
 
 def test_a_record_that_was_restored_without_a_target_is_read() -> None:
     source = trained(input_quant=Int8ActPerTensorMinMax)
     state: Any = nnx.to_pure_dict(nnx.state(source))
-    average = state["input_quant"]["tensor_quant"]["averaging_impl"]
+    average = state["input_quant"]["tensor_quant"]["scaling_impl"]["averaging_impl"]
     average["record"] = {"value": average["record"]}
     target = QuantLinear(4, 3, rngs=nnx.Rngs(1), input_quant=Int8ActPerTensorMinMax)
     report = jqinject.load_state(target, state)
-    assert "input_quant.tensor_quant.averaging_impl.record.count" in report.loaded
-    assert int(target.input_quant.tensor_quant.averaging_impl.count[...]) == 1
+    assert "input_quant.tensor_quant.scaling_impl.averaging_impl.record.counter" in report.loaded
+    assert int(target.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...]) == 1
 
 
 def test_parts_are_read_and_written_as_variables_are() -> None:
-    average = trained(input_quant=Int8ActPerTensorMinMax).input_quant.tensor_quant.averaging_impl
-    part = average.count
+    average = trained(input_quant=Int8ActPerTensorMinMax).input_quant.tensor_quant.scaling_impl.averaging_impl
+    part = average.counter
     assert isinstance(part, RecordPart) and (part.shape, part.dtype, part.size) == ((), jnp.float32, 1)
     part.set_value(jnp.float32(5))
     part[...] = part[...] + 1
-    assert int(average.record.get_value()["count"]) == int(average.count.get_value()) == 6
+    assert int(average.record.get_value()["counter"]) == int(average.counter.get_value()) == 6
     assert float(average.sum_of_max[...]) == 1.0
-    assert repr(part).startswith("RecordPart(count=")
+    assert repr(part).startswith("RecordPart(counter=")
 
 
 def test_the_history_of_a_scaling_is_part_of_its_record() -> None:

@@ -47,7 +47,7 @@ FORMATS: dict[str, dict[str, Any]] = {
         "weight_quant": q.ShiftedUint8WeightPerChannelFloat,
         "input_quant": q.ShiftedUint8ActPerTensorFloat,
     },
-    "rows": {"weight_quant": q.Int8WeightPerChannelFloat, "input_quant": q.Int8ActDynamicPerRow},
+    "rows": {"weight_quant": q.Int8WeightPerChannelFloat, "input_quant": q.Int8DynamicActPerRowAbsMax},
     "learned": {"weight_quant": Learned, "input_quant": q.Int8ActPerTensorFloat},
     "learned rounding": {"weight_quant": LearnedRounding},
     "zero points between integers": {

@@ -14,7 +14,7 @@ from jqinject import Rule, freeze, quantize
 from jqinject import quant as q
 from jqinject.program.weights.moves import Axes, moves_of
 
-ROWS = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActDynamicPerRow)
+ROWS = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8DynamicActPerRowAbsMax)
 B, T, N, H, D = 2, 3, 4, 8, 6
 
 
@@ -109,7 +109,7 @@ def test_a_value_that_is_summed_along_two_axes_has_scales_for_both() -> None:
 
     x = spread((3, 4))
     assert sites_of(quantize(Both(), ROWS, inputs=x)) == {"einsum0_lhs", "einsum1_lhs"}
-    tensor = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActDynamicPerTensor)
+    tensor = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8DynamicActPerTensorAbsMax)
     assert sites_of(quantize(Both(), tensor, inputs=x)) == {"einsum0_lhs"}
 
 
@@ -122,7 +122,7 @@ class Products(nnx.Module):
 
 def test_products_of_activations_have_rows_of_their_own() -> None:
     x = spread((B, T, N, H))
-    model: Any = quantize(Products(), Rule(op="einsum", input_quant=q.Int8ActDynamicPerRow), inputs=x)
+    model: Any = quantize(Products(), Rule(op="einsum", input_quant=q.Int8DynamicActPerRowAbsMax), inputs=x)
     model.eval()
     assert dtypes(program_of(model, x)) == {("int8", "int8")}
 

@@ -16,11 +16,11 @@ import jqinject
 from jqinject import Rule, coverage, freeze, quantize
 from jqinject.dot import FrozenParam, Scheme, config_v4
 from jqinject.quant import (
-    Int8ActDynamicPerRow,
-    Int8ActDynamicPerTensor,
     Int8ActPerTensorFloat,
-    Int8GradPerRowDynamic,
-    Int8GradPerTensorDynamic,
+    Int8DynamicActPerRowAbsMax,
+    Int8DynamicActPerTensorAbsMax,
+    Int8DynamicGradPerRowFloat,
+    Int8DynamicGradPerTensorFloat,
     Int8WeightPerChannelAbsMax,
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorAbsMax,
@@ -34,14 +34,14 @@ X = jax.random.normal(jax.random.key(1), (8, 64))
 
 
 class W8A8(Scheme):
-    fprop_lhs = Int8ActDynamicPerRow
+    fprop_lhs = Int8DynamicActPerRowAbsMax
     fprop_rhs = Int8WeightPerChannelAbsMax
 
 
 class W8A8G8(W8A8):
-    dgrad_grad = wgrad_grad = Int8GradPerRowDynamic
+    dgrad_grad = wgrad_grad = Int8DynamicGradPerRowFloat
     dgrad_rhs = Int8WeightPerChannelAbsMax
-    wgrad_lhs = Int8ActDynamicPerRow
+    wgrad_lhs = Int8DynamicActPerRowAbsMax
 
 
 class Collected(W8A8G8):
@@ -51,9 +51,9 @@ class Collected(W8A8G8):
 class OneScale(W8A8G8):
     """Of whole images, which a convolution of integers needs."""
 
-    fprop_lhs = Int8ActDynamicPerTensor
-    dgrad_grad = wgrad_grad = Int8GradPerTensorDynamic
-    wgrad_lhs = Int8ActDynamicPerTensor
+    fprop_lhs = Int8DynamicActPerTensorAbsMax
+    dgrad_grad = wgrad_grad = Int8DynamicGradPerTensorFloat
+    wgrad_lhs = Int8DynamicActPerTensorAbsMax
     dgrad_rhs = Int8WeightPerTensorAbsMax
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import Rule, UncalibratedWarning
-from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, SimpleMovingAverage
+from jqinject.core import AbsMaxRange, FixedRange, RangeScaling, SimpleMovingAverage
 from jqinject.dot import QDotGeneral, config_v4
 from jqinject.model import NothingFrozenWarning
 from jqinject.model.static_ranges import uncalibrated
@@ -43,15 +43,8 @@ def calibrated() -> Any:
     return model
 
 
-class Always(CalibratedQuant):
-    """In a range that is known."""
-
-    def __init__(self) -> None:
-        super().__init__(FixedRange(-1.0, 1.0), SimpleMovingAverage())
-
-
 class FixedAct(q.Int8ActPerTensorAbsMax):
-    tensor_quant = Always
+    calibration_impl = FixedRange(-1.0, 1.0)
 
 
 class Never(q.Int8ActPerTensorFloat):
@@ -68,7 +61,7 @@ COLLECT = [
     Never,
 ]
 READY = [
-    q.Int8ActDynamicPerRow,
+    q.Int8DynamicActPerRowAbsMax,
     q.Int8DynamicActPerTensorFloat,
     q.MXInt8Act,
     q.Fp8e4m3ActPerTensorCurrent,
@@ -148,7 +141,7 @@ def test_a_plan_lists_what_is_to_be_calibrated() -> None:
         *PATHS,
         "op_quant.held.relu0_output",
     )
-    dynamic = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActDynamicPerRow)
+    dynamic = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8DynamicActPerRowAbsMax)
     assert jqinject.rules_report(Net(), dynamic).uncalibrated == ()
     abstract = nnx.eval_shape(Net)
     assert jqinject.rules_report(
@@ -182,7 +175,7 @@ def test_every_layer_of_a_stack_has_to_see_data() -> None:
 
 
 def test_contractions_and_accumulators_too() -> None:
-    op = QDotGeneral(config_v4(), lhs_range=CalibratedQuant(AbsMaxRange(), SimpleMovingAverage()))
+    op = QDotGeneral(config_v4(), lhs_range=RangeScaling(AbsMaxRange(), SimpleMovingAverage()))
     layer = nnx.Linear(6, 2, dot_general=op, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"freeze: dot_general: "):
         jqinject.freeze(layer)

@@ -53,7 +53,7 @@ def test_gradients_have_quantizers_of_their_own() -> None:
 def test_integers_have_no_gradient() -> None:
     with pytest.raises(TypeError, match="a gradient quantizer got an array of dtype int32"):
         QuantIdentity(None, grad_quant=Fp8e5m2GradPerTensorDelayed)(jnp.arange(3))
-    with pytest.raises(TypeError, match="Float8Quant got an array of dtype int32"):
+    with pytest.raises(TypeError, match="FloatQuant got an array of dtype int32"):
         QuantIdentity(Fp8e4m3ActPerTensorDelayed)(jnp.arange(3))
 
 

@@ -11,8 +11,8 @@ import jqinject
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention, ScaledDotProductAttention
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
-    Int8ActDynamicPerRow,
     Int8ActPerTensorFloat,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelFloat,
 )
 from jqinject.quant_tensor import IntQuantTensor
@@ -104,7 +104,7 @@ def test_evaluation_contracts_integers_and_training_what_they_stand_for():
     layer, operands = QuantScaledDotProductAttention(**WITHIN_ATTENTION), _operands(2)
     assert set(_dots(layer, *operands, train=True)) == {("float32", "float32")}
     assert set(_dots(layer, *operands)) == {("int8", "int8")}
-    rows = QuantScaledDotProductAttention(**WITHIN_ATTENTION | {"v_quant": Int8ActDynamicPerRow})
+    rows = QuantScaledDotProductAttention(**WITHIN_ATTENTION | {"v_quant": Int8DynamicActPerRowAbsMax})
     # Scales that vary along the keys cannot be multiplied in after the sum over the keys.
     assert set(_dots(rows, *operands)) == {("int8", "int8"), ("float32", "float32")}
     fp8 = QuantScaledDotProductAttention(**dict.fromkeys(OFF, Fp8e4m3ActPerTensorCurrent))

@@ -10,8 +10,8 @@ from jqinject.nn import QuantMultiHeadAttention
 from jqinject.quant import (
     Fp6e2m3OCPActPerTensorFloat,
     Fp8e4m3ActPerTensorDelayed,
-    Int8ActDynamicPerRow,
     Int8DynamicActPerGroupFloat,
+    Int8DynamicActPerRowAbsMax,
     MXFloat4e2m1Act,
     ShiftedUint8ActPerTensorFloat,
 )
@@ -20,7 +20,7 @@ from tests.brevitas_defaults import ATTENTION
 
 BATCH, LENGTH, SIZE = 2, 4, 8
 X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, SIZE))
-ROWS = {"k_transposed_quant": Int8ActDynamicPerRow, "v_quant": Int8ActDynamicPerRow}
+ROWS = {"k_transposed_quant": Int8DynamicActPerRowAbsMax, "v_quant": Int8DynamicActPerRowAbsMax}
 IN_FLOAT8 = ("q_scaled_quant", "k_transposed_quant", "v_quant", "attn_output_weights_quant")
 whole = nnx.jit(lambda m, x: m(x, is_causal=True))
 

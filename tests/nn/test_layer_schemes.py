@@ -12,7 +12,7 @@ from jqinject.dot import Kept, QDotGeneral, Scheme, config_v4, dot_general
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.quant import (
     Fp8DelayedTraining,
-    Int8ActDynamicPerRow,
+    Int8DynamicActPerRowAbsMax,
     Int8WeightPerChannelAbsMax,
     Int8WeightPerTensorFloat,
     MXFP4Training,
@@ -24,7 +24,7 @@ from jqinject.quant import (
 )
 
 X = jax.random.normal(jax.random.key(0), (4, 32, 64))
-W8A8 = Scheme.let(fprop_lhs=Int8ActDynamicPerRow, fprop_rhs=Int8WeightPerChannelAbsMax)
+W8A8 = Scheme.let(fprop_lhs=Int8DynamicActPerRowAbsMax, fprop_rhs=Int8WeightPerChannelAbsMax)
 NEAREST = MXFP4Training.let(dgrad_grad=MXFP4TrainingAct, wgrad_grad=MXFP4TrainingAct)
 LAYERS = {
     "linear": (QuantLinear, nnx.Linear, (64, 32)),

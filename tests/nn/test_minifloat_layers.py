@@ -104,7 +104,11 @@ def test_a_convolution_and_a_table_of_rows():
         ),
         ("Fp8e4m3Weight", "Fp8e4m3Act", "no backend contracts e4m3 up to 480: runs dequantized"),
         ("Fp4e2m1OCPWeight", "Fp4e2m1OCPAct", "no backend contracts float4_e2m1fn: runs dequantized"),
-        ("NF4WeightPerTensorFloat", "Int8ActDynamicPerTensor", "indices into a table: runs dequantized"),
+        (
+            "NF4WeightPerTensorFloat",
+            "Int8DynamicActPerTensorAbsMax",
+            "indices into a table: runs dequantized",
+        ),
     ],
 )
 def test_the_report_says_what_runs_dequantized(weight, act, note):

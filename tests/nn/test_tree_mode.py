@@ -243,11 +243,11 @@ def test_counters_are_exact_as_far_as_they_go():
     """Beyond 2^24 float32 has no next number: there a mean is final, and a momentum goes on."""
     last = jnp.float32(2**24 - 1)
     mean = SimpleMovingAverage()
-    mean.count.set_value(last - 1), mean.sum_of_max.set_value(last - 1)
+    mean.counter.set_value(last - 1), mean.sum_of_max.set_value(last - 1)
     counts = []
     for _ in range(4):
         mean(ClippingRange(jnp.float32(1.0)), update=True)
-        counts.append(int(mean.count[...]))
+        counts.append(int(mean.counter[...]))
     assert counts == [2**24 - 1, 2**24, 2**24, 2**24]
     mean(ClippingRange(jnp.float32(2.0**24)), update=True)
     assert float(mean.sum_of_max[...]) == 2**24

@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 
 from jqinject import Rule, quantize
-from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8DynamicAct, Int8Weight, OdmlConversion, OdmlQat
 from jqinject.quant import Int8WeightPerChannelFloat
 from tests.golden.adapters.qwix_odml import composites
 
@@ -103,7 +103,7 @@ def test_a_norm_in_linen_is_named_by_its_path() -> None:
 
 
 def test_dynamic_ranges_have_empty_scales() -> None:
-    rule = Rule(weight_quant=Int8Weight, output_quant=Int8ActDynamic)
+    rule = Rule(weight_quant=Int8Weight, output_quant=Int8DynamicAct)
     model = trained(off_ties(Mlp()), OdmlQat(rule))
     converted = OdmlConversion().quantize(model, X)
     attributes = [m["attributes"] for m in markers(converted)]
@@ -115,8 +115,8 @@ def test_fixed_ranges_of_inputs_and_outputs() -> None:
     qat = OdmlQat(fixed_range_for_inputs=(0.0, 1.0), fixed_range_for_outputs=(-3.0, 3.0))
     model = trained(qat=qat)
     model(2 * X)
-    average = model.op_quant["fc1.dot_general0_lhs"].tensor_quant.averaging_impl  # pyright: ignore
-    assert (int(average.count[...]), float(average.sum_of_max[...])) == (1, 1.0)
+    average = model.op_quant["fc1.dot_general0_lhs"].tensor_quant.scaling_impl.averaging_impl  # pyright: ignore
+    assert (int(average.counter[...]), float(average.sum_of_max[...])) == (1, 1.0)
     found = markers(OdmlConversion().quantize(model, X))
     assert found[0]["attributes"]["scale"] == [pytest.approx(1 / 255)]  # pyright: ignore
     assert "zero_point" not in found[-1]["attributes"]  # pyright: ignore

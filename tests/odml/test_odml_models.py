@@ -59,8 +59,8 @@ def test_training_lowers_the_loss(life: Life) -> None:
 def test_quantizers_are_where_devices_have_them_and_see_every_step(life: Life) -> None:
     held = life.model.op_quant
     assert {*PLACES[life.name], "final_output0"} <= set(held)
-    averages = [held[name].tensor_quant.averaging_impl for name in held]
-    counts = {int(mean.count[...]) for mean in averages if mean is not None and not mean.restart}
+    averages = [held[name].tensor_quant.scaling_impl.averaging_impl for name in held]
+    counts = {int(mean.counter[...]) for mean in averages if mean is not None and not mean.policy.restart}
     assert counts <= {3, 3 * life.case.x.shape[1]}  # every turn of a loop counts
     assert 3 in counts
 
@@ -85,7 +85,7 @@ def test_a_mask_is_no_part_of_a_range_and_keeps_the_future_out() -> None:
     model: Any = OdmlQat().quantize(Decoder(dropout_rate=0.0, rngs=nnx.Rngs(0)), tokens)
     for _ in range(2):  # the sum of two ends of a mask would overflow
         evaluate(model, tokens)
-    mean = model.op_quant["blocks.0.attention.softmax0"].tensor_quant.averaging_impl
+    mean = model.op_quant["blocks.0.attention.softmax0"].tensor_quant.scaling_impl.averaging_impl
     assert -100 < float(mean.sum_of_min[...]) < 0 < float(mean.sum_of_max[...]) < 100
     model.eval()
     now, then = evaluate(model, tokens), evaluate(model, later)

@@ -213,7 +213,7 @@ def test_one_trace_under_jit_and_the_gradient_passes() -> None:
         gradient = step(model, X)
     assert traces == 1
     assert float(jnp.abs(gradient["fc"]["kernel"][...]).sum()) > 0  # pyright: ignore
-    count = model.op_quant["add0_output"].tensor_quant.averaging_impl.count  # pyright: ignore
+    count = model.op_quant["add0_output"].tensor_quant.scaling_impl.averaging_impl.counter  # pyright: ignore
     assert int(count[...]) == 3
 
 
@@ -232,8 +232,8 @@ def test_inside_transformations_of_the_model(wrap: str) -> None:
     assert list(model.op_quant) == ["tanh0_output"]
     y = nnx.jit(lambda m, x: m(x))(model, X)
     np.testing.assert_allclose(y, functions[wrap](X), atol=0.02)
-    average = model.op_quant["tanh0_output"].tensor_quant.averaging_impl
-    assert int(average.count[...]) == (3 if wrap == "scan" else 1)  # pyright: ignore
+    average = model.op_quant["tanh0_output"].tensor_quant.scaling_impl.averaging_impl
+    assert int(average.counter[...]) == (3 if wrap == "scan" else 1)  # pyright: ignore
     gradient = nnx.jit(nnx.grad(lambda x, m: m(x).sum()))(X, model)
     assert float(jnp.abs(gradient - jax.grad(lambda x: functions[wrap](x).sum())(X)).mean()) < 0.1
 

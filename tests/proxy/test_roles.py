@@ -12,9 +12,9 @@ from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.ops import IntGrid, split_groups
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import (
-    Int8ActDynamicPerTensor,
     Int8ActPerTensorFloat,
     Int8DynamicActPerRowFloat,
+    Int8DynamicActPerTensorAbsMax,
     Int8WeightPerTensorFloat,
     MXFloat8e5m2Act,
     MXInt8Weight,
@@ -48,7 +48,7 @@ def test_a_role_answers_for_every_format():
     assert (minifloats.exponent_bit_width(), minifloats.is_ocp, minifloats.bit_width()) == (None, False, None)
 
 
-@pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Int8ActDynamicPerTensor])
+@pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Int8DynamicActPerTensorAbsMax])
 def test_what_is_made_from_the_tensor_at_hand_is_not_known_before(quantizer):
     proxy = QuantIdentity(quantizer).act_quant
     assert proxy.bit_width() == 8

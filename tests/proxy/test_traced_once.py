@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jqinject.quant as q
-from jqinject.core import CalibratedQuant
+from jqinject.core import RescalingIntQuant
 from jqinject.nn import QuantIdentity
 from jqinject.ops.fake_quant import is_known_zero
 from jqinject.proxy import base
@@ -22,7 +22,7 @@ def evaluated(act: Any) -> Any:
     return layer
 
 
-@pytest.mark.parametrize("act", [q.Int8ActDynamicPerRow, q.Int8ActDynamicPerTensor])
+@pytest.mark.parametrize("act", [q.Int8DynamicActPerRowAbsMax, q.Int8DynamicActPerTensorAbsMax])
 def test_results_and_gradients_are_those_of_a_call(act: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = evaluated(act)
 
@@ -37,14 +37,14 @@ def test_results_and_gradients_are_those_of_a_call(act: Any, monkeypatch: pytest
 
 
 def test_layers_of_one_kind_share_a_trace_that_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, traces = [evaluated(q.Int8ActDynamicPerRow) for _ in range(3)], []
-    quantize = CalibratedQuant.keeping_payload
+    layers, traces = [evaluated(q.Int8DynamicActPerRowAbsMax) for _ in range(3)], []
+    quantize = RescalingIntQuant.keeping_payload
 
     def counted(self: Any, x: jax.Array) -> Any:
         traces.append(x.shape)
         return quantize(self, x)
 
-    monkeypatch.setattr(CalibratedQuant, "keeping_payload", counted)
+    monkeypatch.setattr(RescalingIntQuant, "keeping_payload", counted)
 
     def run(x: jax.Array) -> Any:
         made = [layer(x) for layer in layers]

@@ -15,10 +15,10 @@ from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
-    Int8GradPerRowDynamic,
+    Int8DynamicGradPerRowFloat,
+    Int8DynamicGradPerTensorFloat,
+    Int8DynamicGradPerTensorFloatStochastic,
     Int8GradPerTensorDelayed,
-    Int8GradPerTensorDynamic,
-    Int8GradPerTensorStochastic,
     Int8WeightPerChannelFloat,
     MXFloat4e2m1Grad,
 )
@@ -35,8 +35,12 @@ LIKE = {
     "MXFloat6e2m3Grad": "MXFloat6e2m3Act",
     "MXFloat4e2m1Grad": "MXFloat4e2m1Act",
 }
-STOCHASTIC = ("Int8GradPerTensorStochastic", "Int8GradPerRowStochastic", "Fp8e5m2OCPGradPerTensorStochastic",
-              "MXFloat4e2m1GradStochastic")  # fmt: skip
+STOCHASTIC = (
+    "Int8DynamicGradPerTensorFloatStochastic",
+    "Int8DynamicGradPerRowFloatStochastic",
+    "Fp8e5m2OCPDynamicGradPerTensorFloatStochastic",
+    "MXFloat4e2m1GradStochastic",
+)
 
 
 def flowing_back(quantizer, gradient=G, **given):
@@ -54,7 +58,7 @@ def test_numbers_are_those_of_activations(name):
 
 def test_integers_by_hand():
     g = np.asarray(G)
-    for quantizer, axes in ((Int8GradPerTensorDynamic, (0, 1)), (Int8GradPerRowDynamic, (1,))):
+    for quantizer, axes in ((Int8DynamicGradPerTensorFloat, (0, 1)), (Int8DynamicGradPerRowFloat, (1,))):
         scale = np.abs(g).max(axes, keepdims=True) / np.float32(127)
         expected = np.clip(np.round(g / scale), -127, 127) * scale
         np.testing.assert_allclose(flowing_back(quantizer)[0], expected, rtol=1e-6)
@@ -63,7 +67,9 @@ def test_integers_by_hand():
 def test_e5m2_by_hand():
     scale = jnp.abs(G).max() / jnp.finfo(jnp.float8_e5m2).max.astype(jnp.float32)
     expected = (G / scale).astype(jnp.float8_e5m2).astype(jnp.float32) * scale
-    np.testing.assert_allclose(flowing_back(quant.Fp8e5m2OCPGradPerTensorDynamic)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        flowing_back(quant.Fp8e5m2OCPDynamicGradPerTensorFloat)[0], expected, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
@@ -102,7 +108,9 @@ def test_a_layer_quantizes_the_gradient_of_both_products():
     np.testing.assert_allclose(gradients["bias"][...], low.sum(0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("quantizer", [Int8GradPerTensorDynamic, Int8GradPerTensorDelayed, MXFloat4e2m1Grad])
+@pytest.mark.parametrize(
+    "quantizer", [Int8DynamicGradPerTensorFloat, Int8GradPerTensorDelayed, MXFloat4e2m1Grad]
+)
 def test_however_it_is_compiled(quantizer):
     graphdef, state = nnx.split(QuantIdentity(None, grad_quant=quantizer), graph=True)
 
@@ -124,7 +132,7 @@ def test_however_it_is_compiled(quantizer):
         (Int8ActPerTensorFloat, "it learns a parameter"),
         (
             Int8ActPerTensorAbsMax,
-            "its SimpleMovingAverage|its CalibratedQuant keeps a statistic that forward",
+            "its SimpleMovingAverage|its RangeScaling keeps a statistic that forward",
         ),
         (Fp8e4m3ActPerTensorDelayed, "statistic that forward passes move|recorded by forward passes"),
     ],
@@ -140,7 +148,7 @@ def test_what_a_backward_pass_can_not_move_is_refused(base, why):
 
 
 def test_a_dynamic_scale_is_not_known_beforehand():
-    identity = QuantIdentity(None, grad_quant=Int8GradPerTensorStochastic, rngs=nnx.Rngs(0))
+    identity = QuantIdentity(None, grad_quant=Int8DynamicGradPerTensorFloatStochastic, rngs=nnx.Rngs(0))
     with pytest.raises(RuntimeError, match=r"depends on the gradient.*\n  cure: proxy.quantize\(g\).scale"):
         identity.grad_quant.scale()
     identity.grad_quant.disable_quant = True

@@ -13,10 +13,10 @@ from jqinject.core import RoundMidMaxSte
 from jqinject.nn import QuantConv, QuantEmbed, QuantIdentity, QuantLinear
 from jqinject.quant import (
     Int4WeightPerGroupAbsMax,
-    Int8ActDynamicPerRow,
     Int8ActPerTensorFloat,
     Int8Bias,
     Int8DynamicActPerGroupFloat,
+    Int8DynamicActPerRowAbsMax,
     Int8DynamicActPerRowFloat,
     Int8WeightPerChannelAbsMax,
     Int8WeightPerChannelFloat,
@@ -280,7 +280,10 @@ def test_a_group_longer_than_its_axis_is_the_axis(size):
 
 
 def test_rows_and_weight_in_the_same_tiles_are_a_sum_of_layers_of_one_tile_each():
-    rows, tiles = {"input_quant": Int8ActDynamicPerRow}, {"weight_group_size": 16, "input_group_size": 16}
+    rows, tiles = (
+        {"input_quant": Int8DynamicActPerRowAbsMax},
+        {"weight_group_size": 16, "input_group_size": 16},
+    )
     plain = nnx.Sequential(nnx.Linear(64, 6, use_bias=False, rngs=nnx.Rngs(0)))
     rule = jqinject.Rule(weight_quant=Int4WeightPerGroupAbsMax, **rows, **tiles)
     model = jqinject.quantize(plain, rule, inputs=X)

@@ -22,7 +22,7 @@ FIRSTS = (
     "Fp8e4m3ActPerTensorCurrent",
     "Fp8e4m3OCPWeightPerChannelFloat",
     "Int4WeightPerGroupAbsMax",
-    "Int8ActDynamicPerRow",
+    "Int8DynamicActPerRowAbsMax",
     "Int8ActPerTensorMinMax",
     "Int8WeightPerChannelAbsMax",
     "MXFloat4e2m1Act",

@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 
 from jqinject import ops, quant
-from jqinject.core import AbsMaxRange, CalibratedQuant
+from jqinject.core import AbsMaxRange
 from jqinject.nn import QuantIdentity
 from jqinject.quant_tensor import as_array
+from tests.ranges import in_range
 
 
 class E7m0(quant.Fp8e4m3Act):
@@ -117,7 +118,7 @@ def test_operands_and_casts_saturate(dtype):
 
 
 def test_a_calibrated_range_of_float4():
-    result = CalibratedQuant(AbsMaxRange(), q_dtype=jnp.float4_e2m1fn)(jnp.array([3.4e38, -3.4e38, 0.0]))
+    result = in_range(AbsMaxRange(), q_dtype=jnp.float4_e2m1fn)(jnp.array([3.4e38, -3.4e38, 0.0]))
     assert np.all(np.isfinite(result.value))
 
 
@@ -128,7 +129,7 @@ def test_a_scale_of_integers_far_too_small_has_a_gradient():
     assert gradient == 127.0
 
 
-@pytest.mark.parametrize("quantizer", [quant.Int8ActDynamicPerRow, quant.Int8ActPerTensorAbsMax])
+@pytest.mark.parametrize("quantizer", [quant.Int8DynamicActPerRowAbsMax, quant.Int8ActPerTensorAbsMax])
 def test_the_lowest_integer_of_float16_stays_finite(quantizer):
     largest = float(jnp.finfo(jnp.float16).max)
     x = jnp.array([[-largest, largest, 1.0]], jnp.float16)

@@ -14,7 +14,7 @@ from jqinject import Rule, quant
 from jqinject.recipes import GPTQ, AllocateBits, Recipe, Solve, cheapest_errors
 
 X = jax.random.normal(jax.random.key(2), (64, 32))
-RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat, input_quant=quant.Int8ActDynamicPerRow)
+RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat, input_quant=quant.Int8DynamicActPerRowAbsMax)
 
 
 def model() -> nnx.Sequential:

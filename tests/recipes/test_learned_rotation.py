@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jqinject import Rule
-from jqinject.quant import Int8ActDynamicPerRow, Int8WeightPerChannelFloat
+from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import LearnedRotation, Recipe
 from jqinject.recipes.passes.learned_rotation import Learned, NothingToRotate
 from jqinject.recipes.transforms.cayley import cayley_step
@@ -15,7 +15,7 @@ from jqinject.recipes.transforms.cayley import cayley_step
 W4A4 = Rule(
     weight_quant=Int8WeightPerChannelFloat,
     weight_bit_width=4,
-    input_quant=Int8ActDynamicPerRow,
+    input_quant=Int8DynamicActPerRowAbsMax,
     input_bit_width=4,
 )
 

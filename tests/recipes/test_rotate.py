@@ -14,14 +14,14 @@ import jqinject
 from jqinject import Rule
 from jqinject.model.running.batches import BatchCalls
 from jqinject.program import CALL
-from jqinject.quant import Int8ActDynamicPerRow, Int8WeightPerChannelFloat
+from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, Solve
 from jqinject.recipes.passes.fold_norms import Folded, NotFolded
 from jqinject.recipes.passes.rotate import Rotated, largest_size
 from jqinject.recipes.work import Work
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
-RULE = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow)
+RULE = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax)
 
 
 class PlusOneNorm(nnx.Module):
@@ -191,7 +191,9 @@ def test_a_decoder_keeps_its_function() -> None:
 @pytest.mark.lengthy
 def test_a_quantized_decoder_is_served_with_its_rotations() -> None:
     model, tokens = _with_noise(Decoder(1)), _tokens()
-    rule = Rule(r"(?!table).*", weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow)
+    rule = Rule(
+        r"(?!table).*", weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax
+    )
     result = Recipe(FoldNorms(), Rotate(), Solve(RTN())).apply(model, rule, [tokens], progress=False)
     y, wanted = result.model(tokens), model(tokens)
     assert float(jnp.linalg.norm(y - wanted)) < 0.05 * float(jnp.linalg.norm(wanted))

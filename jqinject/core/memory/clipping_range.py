@@ -1,35 +1,29 @@
-"""Ranges of batches: reduced, averaged, and made a scale and a zero point.
-
-Which axes of a tensor share a clipping range.
-
-Averaging ranges over batches.
-
-The clipping range of a batch.
-
-From a clipping range to a scale and a zero point.
-"""
+"""Clipping ranges of batches, averaged, and their scales and zero points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import field, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core import check
+from jqinject.core._protocols import Restrict, View, groups_of, takes_cut
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import InnerModule, assign, set_given
-from jqinject.core.state import Part, QuantStat, RecordPart, float_array
-from jqinject.core.statistics.ranges import OF_NO_AXES, ClippingRange, RangeMethod
-from jqinject.ops.clamp import choose, no_change, shaped
-from jqinject.ops.cut import Cut
-from jqinject.ops.groups import checked_group_size
-from jqinject.ops.power import by_reciprocal, quotient
-from jqinject.ops.sharding import Names, places_over, sum_over
+from jqinject.core.component import Component, component, set_view
+from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.policy import Policy
+from jqinject.core.state import Part, all_counted
+from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
+from jqinject.core.views import cut_of
+from jqinject.ops.clamp import choose, shaped
+from jqinject.ops.cut import Cut, told_if_gathered
+from jqinject.ops.power import by_reciprocal, divide, quotient
+from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
 from jqinject.ops.ste import nearest
 
 
@@ -54,29 +48,15 @@ def axes_that_share(
     if shared is not None:
         return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
     channels = _within(ndim - 1, channels)
-    check_apart(cut, channels)
+    _check_apart(cut, channels)
     return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
 
-def check_axes(
-    averaged: bool, channelwise_axes: Sequence[int], group_size: int | None, group_dim: int | None
-) -> None:
-    """Refuse several ranges where one is averaged, and groups along an axis that has a range for each index."""
-    if averaged and (tuple(channelwise_axes) or group_size is not None):
-        raise ValueError(
-            f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
-            f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the given tensor"
-        )
-    if group_size is not None:
-        checked_group_size(group_size, "CalibratedQuant")
-        check_apart(group_dim, channelwise_axes)
-
-
-def check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:
+def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
     """Refuse to group an axis that has a range for each index."""
-    if group_dim is not None and group_dim in channelwise_axes:
+    if group_dim in channelwise_axes:
         raise ValueError(
-            f"CalibratedQuant: axis {group_dim} cannot have a range for each index and be cut into groups that share "
+            f"RangeScaling: axis {group_dim} cannot have a range for each index and be cut into groups that share "
             f"one, got channelwise_axes={tuple(channelwise_axes)}, group_dim={group_dim}.\n"
             "  cure: take the axis out of channelwise_axes"
         )
@@ -92,62 +72,8 @@ def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in kept)
 
 
-Ends = tuple[jax.Array, ...]
-
-
-class _How(NamedTuple):
-    """How batches are averaged: static."""
-
-    restart: bool
-    momentum: float | None
-
-
-def _mean(ends: Ends, count: jax.Array, sums: Ends) -> Ends:
-    """The mean of all batches; without any, the present batch's ends."""
-    divisor, some = jnp.maximum(count, 1), count > 0
-    return tuple(choose(some, total / divisor, end) for total, end in zip(sums, ends, strict=True))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _averaged(how: _How, ends: Ends, count: jax.Array, sums: Ends) -> tuple[Ends, jax.Array, Ends, jax.Array]:
-    """The mean, count and sums after one more batch, and whether it entered: not if it or a sum is non-finite."""
-    grown = [_grown(how, total, end, count) for total, end in zip(sums, ends, strict=True)]
-    entered = jnp.isfinite(grown[0]) & jnp.isfinite(grown[1])
-    counted = (
-        choose(entered, jnp.ones_like(count), count) if how.restart else count + entered.astype(jnp.float32)
-    )
-    kept = tuple(choose(entered, new, old) for new, old in zip(grown, sums, strict=True))
-    return _mean(ends, counted, kept), counted, kept, entered
-
-
-def _grown(how: _How, total: jax.Array, end: jax.Array, count: jax.Array) -> jax.Array:
-    """The sum after one more batch; with a momentum, the new average times the new count."""
-    if how.restart:
-        return end
-    if how.momentum is None:
-        return choose(count <= check.MOST_STEPS, total + end, total)  # after that the counter stays
-    average = choose(count > 0, total / jnp.maximum(count, 1.0), end)
-    return ((1 - how.momentum) * average + how.momentum * end) * (count + 1)
-
-
-def _averaged_jvp(how: _How, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (_, count, _), (dends, _, _) = primals, tangents
-    found, counted, kept, entered = _averaged(how, *primals)
-    # A batch that did not enter is the range only until one does.
-    share = (entered | (counted == 0)).astype(jnp.float32)
-    if how.momentum is not None and not how.restart:
-        share = choose(count > 0, share * how.momentum, share) * counted
-    divisor = jnp.maximum(counted, 1)
-    changes = tuple(end if isinstance(end, SymbolicZero) else end / divisor * share for end in dends)
-    still = jax.tree.map(no_change, (counted, kept, entered))
-    return (found, counted, kept, entered), (changes, *still)
-
-
-_averaged.defjvp(_averaged_jvp, symbolic_zeros=True)
-
-
 @checked_arguments
-class SimpleMovingAverage(InnerModule):
+class SimpleMovingAverage(Memory):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
     With a `momentum` it is exponential instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
@@ -156,7 +82,7 @@ class SimpleMovingAverage(InnerModule):
     A batch with an end that is inf, nan or too large for the sum stays out. In evaluation before the first batch, the
     range is that of the given tensor.
 
-    State: one `record`, float32, of `count`, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends. The
+    State: one `record`, float32, of `counter`, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends. The
     mean of 2^24 batches is final.
 
     Attributes:
@@ -175,21 +101,16 @@ class SimpleMovingAverage(InnerModule):
         >>> mean = SimpleMovingAverage()
         >>> for high in (1.0, 3.0):
         ...     found = mean(ClippingRange(jnp.float32(high)), update=True)
-        >>> found.high, mean.count[...]
+        >>> found.high, mean.counter[...]
         (Array(2., dtype=float32), Array(2., dtype=float32))
     """
 
-    record: QuantStat
-    count, sum_of_max, sum_of_min = Part(), Part(), Part()
-    restart: bool = False
-    momentum: float | None = None
+    sum_of_max, sum_of_min = Part(), Part()
     settled: bool = False
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
-        ends = {name: float_array(0.0) for name in ("sum_of_max", "sum_of_min")}
-        assign(self, record=QuantStat({"count": float_array(0.0), **ends}))
-        momentum = check.momentum(momentum, "SimpleMovingAverage", "momentum")
-        set_given(self, restart=restart, momentum=momentum)
+        weight = check.momentum(momentum, "SimpleMovingAverage", "momentum")
+        self.remember(Policy("mean", weight, restart=restart), {"sum_of_max": 0.0, "sum_of_min": 0.0})
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
         """The mean range.
@@ -201,34 +122,17 @@ class SimpleMovingAverage(InnerModule):
         Returns:
             The range, shaped as `batch`; differentiable in `batch` where it entered.
         """
-        held = self._sums()
-        count, sums = self.count.get_value(), tuple(v.get_value() for v in held)
-        ends = tuple(shaped(end, count.shape) for end in (batch.high, batch.lowest))
-        if update:
-            how = _How(self.restart, self.momentum)
-            found, count, sums, _ = _averaged(how, ends, count, sums)
-            self.count.set_value(count)
-            for variable, value in zip(held, sums, strict=True):
-                variable.set_value(value)
-        else:
-            found = _mean(ends, count, sums)
-        high, low = (shaped(mean, batch.high.shape) for mean in found)
+        high, low = self.after((batch.high, batch.lowest), update)
         return ClippingRange(high, None if batch.low is None else low)
+
+    def has_range(self) -> bool | None:
+        """None: the quantizer answers, which knows whether its range is fixed."""
+        return None
 
     def mean(self, like: ClippingRange) -> ClippingRange:
         """The mean range, shaped as another one, which may be abstract; zeros if no batch has entered."""
-        divisor = jnp.maximum(self.count.get_value(), 1)
-        high, low = (total.get_value() / divisor for total in self._sums())
-        shape = like.high.shape
-        return ClippingRange(high.reshape(shape), None if like.low is None else low.reshape(shape))
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        for variable in (self.count, *self._sums()):
-            variable.set_value(jnp.zeros_like(variable.get_value()))
-
-    def _sums(self) -> tuple[RecordPart, ...]:
-        return self.sum_of_max, self.sum_of_min
+        high, low = (mean.reshape(like.high.shape) for mean in self.means())
+        return ClippingRange(high, None if like.low is None else low)
 
 
 def range_along(
@@ -275,16 +179,247 @@ def _abstract(method: RangeMethod, ndim: int) -> ClippingRange:
 _cached = lru_cache(maxsize=256)(_abstract)
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
+MOST_BITS = 24  # rounding is in float32, which holds no wider integers
+
+
+@component
+class RangeSteps(Component):
+    """`int_scaling_impl` of symmetric ranges: the steps from 0 to the end of the range, `2^(b-1) - 1/2` if not given.
+
+    The range then ends at the far edge of the last bucket; of AQT's other integers:
+
+    | preserve_zero | preserve_max_val | bit_width | range_steps | float_to_int_impl |
+    |---|---|---|---|---|
+    | yes | no | b | 2^(b-1) - 0.5, the far edge of the last bucket | |
+    | yes | yes | b | 2^(b-1) - 1, its centre | |
+    | no | no | b + 1, in half steps | 2^b | `RoundToOddSte` |
+    | no | yes | b + 1, in half steps | 2^b - 1 | `RoundToOddSte` |
+
+    Args:
+        range_steps: the steps; None for those of the bit width.
+
+    Example:
+        >>> RangeSteps()(8), RangeSteps(range_steps=127.0)(8)
+        (127.5, 127.0)
+    """
+
+    is_constant = True
+    range_steps: float | None = None
+
+    def __post_init__(self) -> None:
+        check.fields(self, range_steps=check.optional(check.number))
+
+    def __call__(self, bit_width: int) -> float:
+        """The steps of so many bits."""
+        bits = check.bit_width(bit_width, "RangeSteps", least=2)
+        if bits > MOST_BITS:
+            raise ValueError(f"RangeSteps: bit_width must be at most {MOST_BITS}, got {bits}")
+        return self.range_steps or 2.0 ** (bits - 1) - 0.5
+
+
+@component
+class RangeZeroPoint(Component):
+    """`zero_point_impl` beside a `RangeScaling`: the zero point comes with the scale, from one range.
+
+    Raises:
+        TypeError: (when called) the scale is found by another component.
+    """
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+        """Not called: see the class."""
+        raise TypeError("RangeZeroPoint: the scale comes from no range.\n  cure: scaling_impl = RangeScaling")
+
+
+@component
+class RangeScaling(Component):
+    """Scale and zero point of a clipping range, which is found once a call: Qwix's and AQT's quantizers.
+
+    Static: `range = averaging_impl(mean over batch_axes of calibration_impl(x))`, one per tensor, updated in training
+    mode only and including the present batch. Dynamic (`averaging_impl=None`): `range = calibration_impl(x)` of the
+    given tensor, one for each index of `channelwise_axes`.
+
+    A symmetric range has `scale = high / steps` (`RangeSteps`; of minifloats their largest number) and no zero point.
+    With two ends, `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below
+    1.1e-19 (of zeros, say) becomes 1. Numbers of a symmetric range are multiplied by the reciprocal of their scale.
+
+    The gradient goes straight through to `x` inside the range, and to the ends of the range outside.
+
+    Args:
+        calibration_impl: finds the range.
+        averaging_impl: averages it over batches: `SimpleMovingAverage`; None does not average.
+        channelwise_axes: axes with a range for each index.
+        shared_axes: the axes that share a range, instead of `channelwise_axes`: `(-1,)` for one per row.
+        batch_axes: axes with a range for each index, averaged to that of the batch; Qwix uses `(0,)`.
+        scale_stop_grad: whether to stop the range's gradient.
+        clip_gradient: whether clipping stops the gradient of `x`, outside the range or, with `narrow_range`, beyond the
+            last integers; False passes all of it.
+        input_view_impl: the view that cuts groups, each with a range; None for no groups.
+        restrict_scaling_impl: which values a scale may take; None for any.
+        axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them:
+            the range is that of the whole tensor, or with `batch_axes` the mean over all examples.
+
+    Raises:
+        ValueError: a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (when
+            called) groups that do not fill the axis; a range with a zero point for minifloats.
+
+    Source: Qwix. Differs from Qwix: non-finite ranges never enter the average; arithmetic is float32.
+
+    Example:
+        >>> scaling = RangeScaling(AbsMaxRange())
+        >>> scaling(jnp.array([0.4, -1.5, 0.0]), 7.5)
+        Array([0.2], dtype=float32)
+    """
+
+    by_range = True
+    calibration_impl: RangeMethod = AbsMaxRange()
+    averaging_impl: SimpleMovingAverage | None = None
+    channelwise_axes: tuple[int, ...] = ()
+    shared_axes: tuple[int, ...] | None = None
+    batch_axes: tuple[int, ...] = ()
+    scale_stop_grad: bool = False
+    clip_gradient: bool = True
+    input_view_impl: View | None = None
+    restrict_scaling_impl: Restrict | None = None
+    axis_name: Any = None
+    use_running_average: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        axes = dict.fromkeys(("channelwise_axes", "batch_axes"), check.integers)
+        flags = dict.fromkeys(("scale_stop_grad", "clip_gradient"), check.flag)
+        check.fields(self, shared_axes=check.optional(check.integers), **axes, **flags)
+        groups = self.groups
+        if self.averaging_impl is not None and (tuple(self.channelwise_axes) or groups is not None):
+            raise ValueError(
+                "RangeScaling: an averaged range is one for the tensor, got channelwise_axes="
+                f"{self.channelwise_axes!r}, groups={groups!r}.\n"
+                "  cure: averaging_impl=None, for a range of the given tensor"
+            )
+        if groups is not None:
+            _check_apart(groups[1], self.channelwise_axes)
+
+    set_view = set_view
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """Group size and grouped axis; None without groups."""
+        return groups_of(self.input_view_impl)
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether the zero point may be nonzero: the range has two ends, as far as its method's structure says."""
+        return abstract_range(self.calibration_impl, 1).low is not None
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the range is that of the given tensor: neither averaged nor fixed."""
+        return self.averaging_impl is None and not isinstance(self.calibration_impl, FixedRange)
+
+    def has_range(self) -> bool | None:
+        """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
+        if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
+            return None
+        return all_counted(self.averaging_impl.counter.get_value())
+
+    def begin_calibration(self) -> None:
+        """Restart the average."""
+        if self.averaging_impl is not None:
+            self.averaging_impl.reset()
+        self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """No effect: the range is the average."""
+
+    def clipping_range(self, x: jax.Array) -> ClippingRange:
+        """The range for quantizing `x`, float32; in training mode it enters the average.
+
+        Args:
+            x: float array.
+        """
+        x, names = x.astype(jnp.float32), names_at_hand(self.axis_name, self.use_running_average)
+        average, method = self.averaging_impl, self.calibration_impl
+        if average is None:
+            return self._of_tensor(x, names)
+        if average.settled and self.use_running_average:
+            return average.mean(abstract_range(method, x.ndim))
+        batch = range_of_batch(method, x, tuple(self.batch_axes), names)
+        return average(batch, not self.use_running_average)
+
+    def averaged_range(self, ndim: int = 0) -> ClippingRange:
+        """The range averaged so far, without a tensor.
+
+        Args:
+            ndim: the number of axes, each of size 1, that its ends get.
+        """
+        assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
+        ends = abstract_range(self.calibration_impl, ndim)
+        one = jax.tree.map(lambda _: jnp.zeros((1,) * ndim, jnp.float32), ends)
+        return self.averaging_impl(one, update=False)
+
+    def _of_tensor(self, x: jax.Array, names: Names) -> ClippingRange:
+        """The range of the given tensor, in the shape of the view."""
+        view, method, groups = self.input_view_impl, self.calibration_impl, self.groups
+        if view is None or groups is None:
+            return range_along(method, x, self._shared(x.ndim, None), names)
+        axis = groups[1] % x.ndim
+        shared = self._shared(x.ndim + 1, axis)
+        cut = cut_of(view, x)
+        if cut is None:
+            return range_along(method, view(x), shared, names)
+        if not takes_cut(method):
+            x = told_if_gathered(x, (axis,), _gathers(method, groups[0], x.shape, axis))
+            return range_along(method, view(x), shared, names)
+        beside = tuple(each - (each > axis) for each in shared if each != axis + 1)
+        found = range_along(method, x, replace(cut, beside=beside), names)
+        return found if is_split(x) else jax.tree.map(cut.in_two, found)
+
+    def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:
+        return axes_that_share(ndim, self.shared_axes, tuple(self.channelwise_axes), cut)
+
+    def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
+        """The scale of a symmetric range, in numbers of a minifloat."""
+        return self.measure(x, threshold, None)[0]
+
+    def measure(
+        self, x: jax.Array, threshold: Any, bit_width: int | None
+    ) -> tuple[jax.Array, jax.Array | None, ClippingRange]:
+        """Scale, zero point (None without one), and the range that they come from.
+
+        Args:
+            x: float32.
+            threshold: what the end of a symmetric range maps to.
+            bit_width: of signed integers; None for minifloats.
+        """
+        found = self.clipping_range(x)
+        if found.low is None:
+            # XLA compiles a division by a constant as in `by_reciprocal`, so Qwix's integers have these scales.
+            divided = divide if bit_width is None else by_reciprocal
+            return self._restricted(not_tiny(divided(found.high, threshold))), None, found
+        if bit_width is None:
+            raise ValueError(
+                f"RangeScaling: minifloats have no zero point, and {self.calibration_impl!r} finds a range that is not "
+                "symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
+            )
+        scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
+        return self._restricted(scale), zero_point, found
+
+    def _restricted(self, scale: jax.Array) -> jax.Array:
+        restrict = self.restrict_scaling_impl
+        return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
+
+
+def _gathers(method: Any, size: int, shape: tuple[int, ...], axis: int) -> str:
+    return (
+        f"{type(method).__name__} needs groups of {size}, which cross shards: a tensor of shape "
+        f"{shape} is gathered for it if it is sharded along axis {axis}.\n"
+        "  cure: a range method that takes a Cut for its axes and says takes_cut = True; see "
+        "jqinject.core.RangeMethod"
+    )
 
 
 def scale_and_zero_point(
     found: ClippingRange, bit_width: int, range_steps: float | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Float per integer step of a range, and the integer that stands for 0.
-
-    A symmetric range has `scale = high / (2^(b-1) - 1/2)` and no zero point. With two ends,
-    `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below 1.1e-19 (of
-    zeros, say) becomes 1.
+    """Float per integer step of a range, and the integer that represents 0; see `RangeScaling`.
 
     Args:
         found: the range, float32.
@@ -300,9 +435,8 @@ def scale_and_zero_point(
         >>> scale_and_zero_point(ClippingRange(jnp.float32(3.0), jnp.float32(-1.0)), 2)
         (Array(1.3333334, dtype=float32), Array(-1., dtype=float32))
     """
-    lowest = -(2 ** (bit_width - 1))
     if found.low is None:
-        return not_tiny(by_reciprocal(found.high, range_steps or -lowest - 0.5)), None
+        return not_tiny(by_reciprocal(found.high, RangeSteps(range_steps)(bit_width))), None
     return _of_two_ends(bit_width, found.high, found.low)[:2]
 
 

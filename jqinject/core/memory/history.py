@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class History:
                 f"{where}: {name} must be at least 1, got {self.length!r}. For a scale from the tensor itself, "
                 "without a history, use delayed = False (the ...Current quantizers)."
             )
-        check.between(-float("inf"), 2**20)(self.length, where, name)
+        check.between(-math.inf, 2**20)(self.length, where, name)
         check.flag(self.keeps_infinite, where, "keeps_infinite")
         if self.reduce not in REDUCTIONS:
             raise ValueError(

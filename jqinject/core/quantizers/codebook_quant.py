@@ -1,14 +1,7 @@
-"""Quantizers to tables of numbers, and to codes that a solver chose.
-
-Quantization to the numbers of a table.
-
-A quantizer whose scales were chosen once and are kept.
-"""
+"""Quantizers to tables of numbers, and to codes that a solver chose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import check
 from jqinject.core._protocols import (
     Clamp,
     Factors,
@@ -29,57 +21,17 @@ from jqinject.core._protocols import (
     number_format,
     scale_dtype,
 )
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
-from jqinject.core.component import Component, InnerModule, assign, set_given
+from jqinject.core.component import InnerModule, component
+from jqinject.core.quantizers.quantizer import Quantizer
 from jqinject.core.state import QuantStat
-from jqinject.core.statistics.search import Candidate, Search, scale_of
-from jqinject.core.views import beside, in_layout
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.grid import TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
-from jqinject.quant_tensor import CodebookQuantTensor
 
 
-@dataclass(frozen=True)
-class CodebookQuantResult:
-    """What `CodebookQuant` returns; it unpacks as value, scale, zero point, bit width.
-
-    Attributes:
-        value: the quantized tensor in float, shape and dtype of the input.
-        scale: factor of the table, float32.
-        codebook: the table.
-    """
-
-    value: jax.Array
-    scale: jax.Array
-    codebook: TableGrid
-
-    @property
-    def zero_point(self) -> jax.Array:
-        """A table's zero point is 0."""
-        return known_zero()
-
-    @property
-    def bit_width(self) -> int:
-        """Bits of one index."""
-        return self.codebook.bit_width
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.value, self.scale, self.zero_point, self.bit_width))
-
-    def quant_tensor(self, *, training: bool) -> CodebookQuantTensor:
-        """The tensor that flows between layers.
-
-        Args:
-            training: whether it was quantized in training mode.
-        """
-        return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
-
-
-@checked_arguments
-class CodebookQuant(Component):
+@component
+class CodebookQuant(Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
@@ -89,8 +41,8 @@ class CodebookQuant(Component):
     Args:
         scaling_impl: the scale.
         codebook: the table; or its numbers, in ascending order.
-        input_view_impl: applied to `x` first; None for no view.
-        tensor_clamp_impl: how to clamp to the table's ends; None means `TensorClamp()`.
+        input_view_impl: applied to `x` first.
+        tensor_clamp_impl: how to clamp to the table's ends.
         gradient_mask_impl: where the gradient goes; None leaves it to the clamp.
 
     Raises:
@@ -104,28 +56,14 @@ class CodebookQuant(Component):
         Array([ 0.5, -2. ], dtype=float32)
     """
 
-    has_zero_point = False
     scaling_impl: Scaling
-    codebook: TableGrid
+    codebook: Any
     input_view_impl: View = Identity()
     tensor_clamp_impl: Clamp = TensorClamp()
     gradient_mask_impl: GradientMask | None = None
 
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        codebook: Any,
-        input_view_impl: View | None = None,
-        tensor_clamp_impl: Clamp | None = None,
-        gradient_mask_impl: GradientMask | None = None,
-    ) -> None:
-        assign(self, scaling_impl=scaling_impl, codebook=TableGrid.of(codebook))
-        set_given(
-            self,
-            input_view_impl=input_view_impl,
-            tensor_clamp_impl=tensor_clamp_impl,
-            gradient_mask_impl=gradient_mask_impl,
-        )
+    def __post_init__(self) -> None:
+        vars(self)["codebook"] = TableGrid.of(self.codebook)
 
     @property
     def format(self) -> TableGrid:
@@ -133,55 +71,27 @@ class CodebookQuant(Component):
         return self.codebook
 
     @property
-    def groups(self) -> tuple[int, int] | None:
-        """The groups of `input_view_impl`."""
-        return groups_of(self.input_view_impl)
-
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
-
-    def __call__(self, x: jax.Array) -> CodebookQuantResult:
-        """`x` quantized; scale float32."""
-        x = check.float_input(x, "CodebookQuant")
-        scale = scale_of(self.scaling_impl, x.astype(jnp.float32), self.codebook.largest, Search(self))
-        (scale,) = beside(self.input_view_impl, x, scale)
-        return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
-
-    def try_candidate(self, x: jax.Array, candidate: Candidate) -> CodebookQuantResult:
-        """`x` quantized with a candidate in place of the searched statistic."""
-        scale = scale_of(self.scaling_impl, x, self.codebook.largest, candidate)
-        return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
-
-    def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
-    ) -> CodebookQuantResult:
-        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        return CodebookQuantResult(
-            self.quantize(check.float_input(x, "CodebookQuant"), scale), scale, self.codebook
-        )
-
-    @property
     def grid(self) -> TableGrid:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return self.codebook
 
-    def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        """`x` quantized by a scale and back, in its dtype."""
-        table = self.codebook
+    def _grid(self) -> TableGrid:
+        return self.codebook
 
-        def made(x: jax.Array, scale: jax.Array) -> jax.Array:
-            steps = divide(x.astype(jnp.float32), scale)
-            inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
-            nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
-            mask = self.gradient_mask_impl
-            if mask is not None:
-                return with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest))
-            passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
-            return (passed * scale).astype(x.dtype)
+    def _threshold(self, grid: TableGrid) -> float:
+        return grid.largest
 
-        return in_layout(self.input_view_impl, made, x, scale)
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: TableGrid, keep: bool
+    ) -> tuple[jax.Array, None]:
+        steps = divide(x.astype(jnp.float32), scale)
+        inside = self.tensor_clamp_impl(steps, min_val=grid.values[0], max_val=grid.values[-1])
+        nearest = jnp.where(jnp.isnan(inside), inside, grid.decode(grid.encode(inside)))
+        mask = self.gradient_mask_impl
+        if mask is not None:
+            return with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest)), None
+        passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
+        return (passed * scale).astype(x.dtype), None
 
 
 class CommittedQuant(InnerModule):
@@ -205,10 +115,10 @@ class CommittedQuant(InnerModule):
         TypeError: the quantizer does not round to nearest on a grid that it knows.
 
     Example:
-        >>> from jqinject.core import CalibratedQuant
-        >>> quant = CommittedQuant(CalibratedQuant(bit_width=4), jnp.array([7.0, -7.5]))
-        >>> quant(jnp.array([2.6, -4.1])).value
-        Array([ 3., -4.], dtype=float32)
+        >>> from jqinject.core import ConstScaling
+        >>> quant = CommittedQuant(CodebookQuant(ConstScaling(2.0), (-1.0, 0.0, 1.0)), jnp.array([1.6]))
+        >>> quant(jnp.array([1.6, -4.1])).value
+        Array([ 2., -2.], dtype=float32)
     """
 
     quantizer: Any

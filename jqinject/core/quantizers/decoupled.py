@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -16,7 +16,7 @@ from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, 
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.component import Component, set_given, set_view
+from jqinject.core.component import Component, component, set_given, set_view
 from jqinject.core.quantizers.int_quant import IntQuant
 from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, delay_of
 from jqinject.core.quantizers.rescaling_int_quant import int_grid
@@ -65,7 +65,7 @@ class DecoupledIntQuant(IntQuant):
         return self.from_int(self.to_int(pre_scale, pre_zero_point, bit_width, x), scale, zero_point, x)
 
 
-@dataclass(eq=False, repr=False)
+@component
 class DecoupledQuantizer(Quantizer):
     """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
 
@@ -173,8 +173,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     needs_input_format = True
 
     def __post_init__(self) -> None:
-        """Check the components, and keep the input's format."""
-        super().__post_init__()
+        """Check the pre-scaling, and keep the input's format."""
         if not isinstance(self.pre_scaling_impl, InputAwarePreScaling):
             raise TypeError(
                 f"DecoupledRescalingIntQuantWithInput: {type(self.pre_scaling_impl).__name__} does not look at the "

@@ -1,19 +1,12 @@
-"""Quantizers to minifloats, with one scale or two levels of scales.
-
-Rounding by scales in two levels: which of several, and what is rounded.
-
-Quantization to minifloats of any exponent and mantissa width.
-"""
+"""Quantization to minifloats of any exponent and mantissa width."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import InitVar, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import (
@@ -25,200 +18,99 @@ from jqinject.core._protocols import (
     Scaling,
     View,
     divisor_of,
-    groups_of,
     is_nearest,
-    scale_dtype,
 )
 from jqinject.core.bit_width import ComputeMaxMantissa
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, assign, set_given
+from jqinject.core.component import Component, component
+from jqinject.core.quantizers.quantizer import Quantized, Quantizer
+from jqinject.core.quantizers.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
-from jqinject.core.scaling.two_levels import BlockScales, Candidates, RuntimeDynamicTwoLevelScaling
-from jqinject.core.statistics.search import Candidate, Search, scale_of
-from jqinject.core.views import Blocks, beside, blocks_of, in_layout
-from jqinject.ops.fake_quant import known_zero
-from jqinject.ops.float8_cast import from_steps_of_power, steps_of_power
+from jqinject.core.scaling.rule import POWERS_OF_TWO
+from jqinject.core.scaling.two_levels import RuntimeDynamicTwoLevelScaling
+from jqinject.core.statistics.search import Search, scale_of
+from jqinject.ops.float8_cast import (
+    float8_dtype,
+    float8_factor,
+    from_steps_of_power,
+    quantize_by_factor,
+    quantize_float8,
+    steps_of_power,
+)
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
+from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of, with_gradient_where
-from jqinject.quant_tensor import FloatQuantTensor, Levels
+
+_WIDTHS = ("exponent_bit_width_impl", "mantissa_bit_width_impl", "exponent_bias_impl", "float_clamp_impl")
 
 
-class InTwoLevels(NamedTuple):
-    """A tensor that was rounded by scales in two levels.
+@component
+class Float8Cast(Component):
+    """To an 8-bit float by a cast, and back: the numbers, and the rule by which a tensor is brought into their steps.
 
-    Attributes:
-        value: dequantized, in the view of the quantizer, with the gradient of the tensor.
-        scale: the product of both levels.
-        minifloats: float32, what was rounded to; zeros keep their signs.
-        block, shared: the levels.
-    """
-
-    value: jax.Array
-    scale: jax.Array
-    minifloats: jax.Array
-    block: jax.Array
-    shared: jax.Array
-
-
-def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax.Array) -> InTwoLevels:
-    """`x` rounded by a `FloatQuant` whose scale comes in two levels; the gradient passes unchanged.
+    `y = q_dtype(clip(x / s, -max, max)) * s`, `max` the largest number of `q_dtype`, as Flax does: the quotient is
+    bfloat16 if `x` is, else float32, by the reciprocal of a scale that several numbers share. A finite number
+    saturates; nan stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
 
     Args:
-        quantizer: the `FloatQuant`.
-        scaling: its scaling.
-        x: float array.
-    """
-    found = scaling.candidates(x)
-    scales, minifloats = found.scales[0], _rounded(quantizer, x, found.scales[0])
-    for other in found.scales[1:]:
-        others = _rounded(quantizer, x, other)
-        better = _is_better(quantizer, found, (minifloats, others), (scales, other), x)
-        minifloats = jnp.where(better, others, minifloats)
-        block, scale = (
-            jnp.where(better, other.block, scales.block),
-            jnp.where(better, other.scale, scales.scale),
-        )
-        scales = BlockScales(block, scales.shared, scale, scales.factors)
-    scale, block = (jnp.broadcast_to(each, scales.block.shape) for each in (scales.scale, scales.block))
-    value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
-    viewed = in_layout(quantizer.input_view_impl, lambda x: x, x)
-    return InTwoLevels(with_gradient_of(viewed, value), scale, minifloats, block, scales.shared)
+        q_dtype: dtype of the payload, one of the four 8-bit floats.
+        dq_dtype: dtype of `y`; None means that of `x`.
+        by_factor: multiply by `f = max / amax` instead, in float32, as TransformerEngine and torchao do; the scale is
+            `1 / f`, and the scaling finds `amax`. One with a first scale takes it in units of `x`: `scaling_init = max`
+            for 1. Infinities stay what they are.
+        power_of_two_factor: round `f` down to a power of two.
 
+    Raises:
+        TypeError: `q_dtype` is not an 8-bit float, or `dq_dtype` not a float.
+        ValueError: `power_of_two_factor` without `by_factor`.
 
-def _rounded(quantizer: Any, x: jax.Array, scales: BlockScales) -> jax.Array:
-    form, scaling = quantizer.format, quantizer.scaling_impl
-    largest = quantizer.compute_max_mantissa(form.mantissa_bit_width)
+    Source: Flax's `fp8_ops`; TransformerEngine; torchao.
 
-    def rounded(x: jax.Array, *factors: jax.Array) -> jax.Array:
-        x = jax.lax.stop_gradient(x).astype(jnp.float32)
-        steps = scales._replace(factors=factors).steps(x)
-        if not scaling.block_scale_impl.keeps_negative_zero:
-            # By its bits: subnormal numbers, which compare as 0, keep their signs.
-            nothing = jax.lax.bitcast_convert_type(x, jnp.uint32) << 1 == 0
-            steps = jnp.where(nothing, 0.0, steps)
-        steps = jnp.clip(steps, -2.0 * form.largest, 2.0 * form.largest)  # the clamp takes no less
-        near = _to_grid(steps, form.mantissa_bit_width, form.exponent_bias, quantizer.float_to_int_impl)
-        return quantizer.float_clamp_impl(near, form.exponent_bit_width, largest, form.exponent_bias)
-
-    return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
-
-
-def _to_grid(x: jax.Array, mantissa: Any, bias: Any, rounding: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """`to_float_grid` of numbers of ordinary size, without its derivative: by exponent bits, which takes less time."""
-    if not isinstance(mantissa, int) or not isinstance(bias, int):
-        return to_float_grid(x, mantissa, bias, rounding)
-    field = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23
-    exponent = jnp.clip(field - 127, 1 - bias, 64) - mantissa
-    step, inverse = (
-        jax.lax.bitcast_convert_type((127 + power) << 23, jnp.float32) for power in (exponent, -exponent)
-    )
-    return rounding(x * inverse) * step
-
-
-def _is_better(
-    quantizer: Any,
-    found: Candidates,
-    minifloats: tuple[jax.Array, jax.Array],
-    scales: tuple[BlockScales, BlockScales],
-    x: jax.Array,
-) -> jax.Array:
-    """Where the second scales have less error in their blocks than the first."""
-    impl, axis = quantizer.scaling_impl.block_scale_impl, elements_axis(quantizer.scaling_impl.group_dim)
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)
-    viewed, blocks = quantizer.input_view_impl(x), blocks_of(quantizer.input_view_impl, x)
-    old, new = (
-        _of_blocks(_sum_in_order(impl.errors(viewed, rounded, by, found.shared), axis), blocks)
-        for rounded, by in zip(minifloats, scales, strict=True)
-    )
-    return new < old
-
-
-def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
-    """The sums along an axis, one number after the other, so that their rounding is the same everywhere."""
-    parts = [jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _of_blocks(x: jax.Array, blocks: Blocks | None) -> jax.Array:
-    """The sums of the groups of each block, once for each: halves are added as long as there are two."""
-    if blocks is None:
-        return x
-    length = x.shape[blocks.axis]
-    width = fitting_size(blocks.width, length)
-    cut = split_groups(x, width, blocks.axis)
-    inner = elements_axis(blocks.axis)
-    while cut.shape[inner] % 2 == 0:
-        first, second = jnp.split(cut, 2, inner)
-        cut = first + second
-    return spread_groups(_sum_in_order(cut, inner), width, blocks.axis, length)
-
-
-_POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
-_EXACT = (steps_of_power, from_steps_of_power)  # of subnormal numbers too
-
-
-@dataclass(frozen=True)
-class FloatQuantResult:
-    """What `FloatQuant` returns; it unpacks as the nine values of Brevitas's.
-
-    Attributes:
-        value: the quantized tensor in float, shape and dtype of the input.
-        scale: float per step of the minifloat, float32.
-        format: the minifloat's.
-        payload: the numbers behind `value` in the format's `storage`; None if they were not kept.
-        scale_dtype: a dtype of 8 bits that holds the scale; None if unknown.
-        minifloats, block, shared: of a scale in two levels (`RuntimeDynamicTwoLevelScaling`), the numbers that were
-            rounded to, the scale of each block and the scale that these share; else None.
+    Example:
+        >>> Float8Cast(jnp.float8_e4m3fn)(jnp.array([448.0, 17.0]), jnp.float32(1.0))
+        (Array([448.,  16.], dtype=float32), Array([448, 16], dtype=float8_e4m3fn))
     """
 
-    value: jax.Array
-    scale: jax.Array
-    format: FloatGrid
-    payload: jax.Array | None = None
-    scale_dtype: np.dtype | None = None
-    minifloats: jax.Array | None = None
-    block: jax.Array | None = None
-    shared: jax.Array | None = None
+    q_dtype: Any = jnp.float8_e4m3fn
+    dq_dtype: Any = None
+    by_factor: bool = False
+    power_of_two_factor: bool = False
+
+    def __post_init__(self) -> None:
+        dtype = self.dq_dtype
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"Float8Cast: dq_dtype must be a float dtype or None, got {dtype!r}")
+        vars(self)["q_dtype"] = float8_dtype(self.q_dtype, "Float8Cast")
+        check.fields(self, by_factor=check.flag, power_of_two_factor=check.flag)
+        if self.power_of_two_factor and not self.by_factor:
+            raise ValueError(
+                "Float8Cast: power_of_two_factor rounds a factor, and numbers are divided by the scale.\n"
+                "  cure: by_factor = True"
+            )
 
     @property
-    def zero_point(self) -> jax.Array:
-        """The zero point of floats is 0."""
-        return known_zero()
+    def format(self) -> FloatGrid:
+        """The format of `q_dtype`."""
+        return FloatGrid.of_dtype(self.q_dtype)
 
-    @property
-    def bit_width(self) -> Any:
-        """Bits of one number."""
-        return self.format.bit_width
+    def factor(self, amax: jax.Array, dtype: Any) -> jax.Array:
+        """The factor for a tensor of a dtype, float32."""
+        return float8_factor(amax, self.format.largest, dtype, self.power_of_two_factor)
 
-    def __iter__(self) -> Iterator[Any]:
-        form = self.format
-        widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
-        codes = (form.saturating, form.inf_values, form.nan_values)
-        return iter((self.value, self.scale, self.zero_point, *widths, *codes))
-
-    def quant_tensor(self, *, training: bool) -> FloatQuantTensor:
-        """The tensor that flows between layers.
-
-        Args:
-            training: whether it was quantized in training mode.
-        """
-        made = FloatQuantTensor(self.value, self.scale, self.format, training, self.payload)
-        if self.scale_dtype is not None:
-            made = made.with_scale_dtype(self.scale_dtype)
-        if self.minifloats is None or self.block is None or self.shared is None:
-            return made
-        return made.with_levels(Levels(self.minifloats, self.block, self.shared))
+    def __call__(
+        self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The value and the payload of `x`, by its factor if there is one; the gradient passes unchanged."""
+        to = self.dq_dtype or x.dtype
+        if factor is not None:
+            return quantize_by_factor(x, factor, self.q_dtype, to)
+        return quantize_float8(x, scale, self.q_dtype, to)
 
 
-@checked_arguments
-class FloatQuant(Component):
+@component
+class FloatQuant(Quantizer):
     """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 
     `u = 2**(max(floor(log2 |x / s|), 1 - bias) - m)` is the spacing of the numbers at `x / s`. The arithmetic is
@@ -235,18 +127,19 @@ class FloatQuant(Component):
         mantissa_bit_width_impl: bits of the mantissa, m.
         exponent_bias_impl: the bias.
         float_clamp_impl: the range, and what happens beyond it: `FloatClamp`.
-        input_view_impl: applied to `x` first; None for no view.
-        compute_max_mantissa: the largest mantissa; None means `ComputeMaxMantissa()`.
+        input_view_impl: applied to `x` first.
+        compute_max_mantissa: the largest mantissa.
         scaling_impl: the scale; None means 1.
         float_scaling_impl: which number the statistic is scaled to, `FloatScaling`; None means 1.
-        float_to_int_impl: how to round; None means `RoundSte()`.
+        float_to_int_impl: how to round.
         gradient_mask_impl: where the gradient goes; None for the rule above.
         bit_width: bits of one number, checked against the widths; None for no check.
         straight_through: the gradient of `x` is that of `y` everywhere, clamped numbers included, the scale gets none,
             and the result keeps its payload: for training in low bits.
+        cast_impl: a cast to an 8-bit float in the place of widths, bias, clamp and rounding, straight through.
 
     Raises:
-        TypeError: a constant width is not an int; (when called) `x` is not a float array.
+        TypeError: a constant width is not an int, or a component is missing; (when called) `x` is not a float array.
         ValueError: widths that are invalid, exceed float32, or do not add up to `bit_width`.
 
     Source: Brevitas, `core.quant.float.FloatQuant`.
@@ -257,173 +150,146 @@ class FloatQuant(Component):
         >>> from jqinject.core import ExponentWidthConst, FloatClamp, MantissaWidthConst, StaticExponentBias
         >>> quant = FloatQuant(True, ExponentWidthConst(2), MantissaWidthConst(1), StaticExponentBias(1), FloatClamp())
         >>> result = quant(jnp.array([0.3, -1.4, 2.6, 9.0]))
-        >>> result.value, result.bit_width, str(result.format)
+        >>> result.value, result.bit_width, str(result.grid)
         (Array([ 0.5, -1.5,  3. ,  6. ], dtype=float32), 4, 'float4_e2m1fn')
+        >>> from jqinject.core import AmaxScaling
+        >>> flax = FloatQuant(cast_impl=Float8Cast(), scaling_impl=AmaxScaling(delayed=False))
+        >>> flax(jnp.array([448.0, 17.0])).payload
+        Array([448, 16], dtype=float8_e4m3fn)
     """
 
-    has_zero_point = False
-    signed: bool
-    exponent_bit_width_impl: BitWidth
-    mantissa_bit_width_impl: BitWidth
-    exponent_bias_impl: BitWidth
-    float_clamp_impl: FloatClampImpl
+    signed: bool = True
+    exponent_bit_width_impl: BitWidth | None = None
+    mantissa_bit_width_impl: BitWidth | None = None
+    exponent_bias_impl: BitWidth | None = None
+    float_clamp_impl: FloatClampImpl | None = None
     input_view_impl: View = Identity()
     compute_max_mantissa: Any = ComputeMaxMantissa()
-    scaling_impl: Scaling
+    scaling_impl: Scaling | None = None  # type: ignore[assignment]
     float_scaling_impl: FloatScalingImpl | None = None
     float_to_int_impl: Rounding = RoundSte()
-    straight_through: bool = False
     gradient_mask_impl: GradientMask | None = None
+    bit_width: InitVar[int | None] = None
+    straight_through: bool = False
+    cast_impl: Float8Cast | None = None
 
-    def __init__(
-        self,
-        signed: bool,
-        exponent_bit_width_impl: BitWidth,
-        mantissa_bit_width_impl: BitWidth,
-        exponent_bias_impl: BitWidth,
-        float_clamp_impl: FloatClampImpl,
-        input_view_impl: View | None = None,
-        compute_max_mantissa: Any = None,
-        scaling_impl: Scaling | None = None,
-        float_scaling_impl: FloatScalingImpl | None = None,
-        float_to_int_impl: Rounding | None = None,
-        gradient_mask_impl: GradientMask | None = None,
-        bit_width: int | None = None,
-        straight_through: bool = False,
-    ) -> None:
-        assign(
-            self,
-            signed=bool(signed),
-            exponent_bit_width_impl=exponent_bit_width_impl,
-            mantissa_bit_width_impl=mantissa_bit_width_impl,
-            exponent_bias_impl=exponent_bias_impl,
-            float_clamp_impl=float_clamp_impl,
-            scaling_impl=ConstScaling(1.0) if scaling_impl is None else scaling_impl,
-        )
-        set_given(
-            self,
-            input_view_impl=input_view_impl,
-            compute_max_mantissa=compute_max_mantissa,
-            float_scaling_impl=float_scaling_impl,
-            float_to_int_impl=float_to_int_impl,
-            straight_through=straight_through or None,
-            gradient_mask_impl=gradient_mask_impl,
-        )
+    def __post_init__(self, bit_width: int | None) -> None:
+        check.fields(self, signed=check.flag, straight_through=check.flag)
+        if self.scaling_impl is None:
+            vars(self)["scaling_impl"] = ConstScaling(1.0)
+        if self.cast_impl is not None:
+            vars(self)["straight_through"] = True
+            return self._check_cast()
+        for name in _WIDTHS:
+            check.component(getattr(self, name), "FloatQuant", name)
         _check_sum(self.format, bit_width)
+
+    def _check_cast(self) -> None:
+        names = (
+            "exponent_bit_width",
+            "mantissa_bit_width",
+            "exponent_bias",
+            "float_clamp",
+            "float_scaling",
+            "gradient_mask",
+        )
+        unused = [f"{name}_impl" for name in names if getattr(self, f"{name}_impl") is not None]
+        unused += [] if is_nearest(self.float_to_int_impl) else ["float_to_int_impl"]
+        if unused:
+            raise ValueError(
+                f"FloatQuant: cast_impl rounds to nearest to the numbers of its q_dtype, and {', '.join(unused)} would "
+                "not be used.\n  cure: leave it out; or a minifloat by its widths, without cast_impl"
+            )
 
     @property
     def format(self) -> FloatGrid:
         """The minifloat's format: static if its widths are."""
-        clamp = self.float_clamp_impl
-        exponent, mantissa = self.exponent_bit_width_impl(), self.mantissa_bit_width_impl()
-        bias = self.exponent_bias_impl()
-        codes = (
-            self.signed,
-            clamp.saturating,
-            clamp.inf_values,
-            clamp.nan_values,
-            clamp.max_available_float,
-        )
-        return FloatGrid(exponent, mantissa, bias, *codes)
-
-    @property
-    def groups(self) -> tuple[int, int] | None:
-        """The groups of `input_view_impl`."""
-        return groups_of(self.input_view_impl)
-
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The `scale_dtype` of the scaling."""
-        return scale_dtype(self.scaling_impl)
+        if self.cast_impl is not None:
+            return self.cast_impl.format
+        clamp: Any = self.float_clamp_impl
+        parts: Any = (self.exponent_bit_width_impl, self.mantissa_bit_width_impl, self.exponent_bias_impl)
+        widths = [width() for width in parts]
+        codes = self.signed, clamp.saturating, clamp.inf_values, clamp.nan_values, clamp.max_available_float
+        return FloatGrid(*widths, *codes)
 
     @property
     def is_nearest(self) -> bool:
         """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
-        as_it_is = isinstance(self.input_view_impl, Identity)
+        as_it_is = self.cast_impl is None and isinstance(self.input_view_impl, Identity)
         return as_it_is and is_nearest(self.float_to_int_impl, self.float_clamp_impl)
-
-    def __call__(self, x: jax.Array) -> FloatQuantResult:
-        """`x` quantized; scale float32."""
-        x = check.float_input(x, "FloatQuant")
-        form = self.format
-        if isinstance(self.scaling_impl, RuntimeDynamicTwoLevelScaling):
-            value, scale, *levels = in_two_levels(self, self.scaling_impl, x)
-            return FloatQuantResult(value, scale, form, None, None, *levels)
-        threshold = self.scaling_threshold(form)
-        scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
-        (scale,) = beside(self.input_view_impl, x, scale)
-        return self._quantized(x, scale, form)
-
-    def try_candidate(self, x: jax.Array, candidate: Candidate) -> FloatQuantResult:
-        """`x` quantized with a candidate in place of the searched statistic."""
-        form = self.format
-        scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), candidate)
-        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
-
-    def by_scale(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool
-    ) -> FloatQuantResult:
-        """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
-        return self._quantized(check.float_input(x, "FloatQuant"), scale, self.format)
 
     @property
     def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        form = self.format
-        if form.is_learned or not is_nearest(self.float_to_int_impl):
-            return None
-        return form
+        grid = self.format
+        return None if grid.is_learned or not is_nearest(self.float_to_int_impl) else grid
 
-    def scaling_threshold(self, form: FloatGrid) -> Any:
-        """The number that the statistic is scaled to; None without `float_scaling_impl`."""
+    def _grid(self) -> FloatGrid:
+        return self.format
+
+    def _threshold(self, grid: Any) -> Any:
+        if self.cast_impl is not None:
+            return grid.largest
         if self.float_scaling_impl is None:
             return None
-        largest = self.compute_max_mantissa(form.mantissa_bit_width)
-        return self.float_scaling_impl(form.exponent_bit_width, largest, form.exponent_bias)
+        return self.float_scaling_impl(grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
 
-    def _quantized(self, x: jax.Array, scale: jax.Array, form: FloatGrid) -> FloatQuantResult:
+    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
+        x, scaling, cast = check.float_input(x, "FloatQuant"), self.scaling_impl, self.cast_impl
+        if isinstance(scaling, RuntimeDynamicTwoLevelScaling):
+            return in_two_levels(self, scaling, x)
+        if cast is None or not cast.by_factor:
+            return super()._measured(x, keep)
+        amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
+        factor = cast.factor(jax.lax.stop_gradient(amax), x.dtype)
+        return self._quantize(x, divide(1.0, factor), None, (factor,), self.format, keep)
+
+    def _quantize(
+        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Any, keep: bool
+    ) -> Quantized:
         if not self.straight_through:
-            return FloatQuantResult(self.quantize(x, scale, form), scale, form)
-        if form.is_learned:
+            return super()._quantize(x, scale, zero_point, ends, grid, keep)
+        if grid.is_learned:
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
-        scale = jax.lax.stop_gradient(scale)
-        powers = self.scale_dtype if self.scale_dtype == _POWERS_OF_TWO else None
-        steps_of, value_of = (float_steps, from_float_steps) if powers is None else _EXACT
+        result = super()._quantize(x, jax.lax.stop_gradient(scale), zero_point, ends, grid, keep)
+        return replace(result, scale_dtype=POWERS_OF_TWO) if self._by_powers else result
 
-        def made(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-            numbers = jax.lax.stop_gradient(x)
-            steps, minifloats = self._minifloats(numbers, scale, form, steps_of)
-            value = value_of(minifloats, scale, x.dtype)
-            value = jnp.where(jnp.isinf(numbers), numbers, value)
-            mask, payload = self.gradient_mask_impl, form.encode(minifloats)
-            if mask is None:
-                return with_gradient_of(x, value), payload
-            return with_gradient_where(x, value, mask(steps, minifloats)), payload
+    @property
+    def _by_powers(self) -> bool:
+        """Whether scales are powers of two, of which subnormal ones count too."""
+        return self.straight_through and self.scale_dtype == POWERS_OF_TWO
 
-        value, payload = in_layout(self.input_view_impl, made, x, scale)
-        return FloatQuantResult(value, scale, form, payload, powers)
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Any, keep: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        if self.cast_impl is not None:
+            return self.cast_impl(x, scale, *(ends or ()))
+        through, mask = self.straight_through, self.gradient_mask_impl
+        numbers = jax.lax.stop_gradient(x) if through else x
+        steps_of, value_of = (
+            (steps_of_power, from_steps_of_power) if self._by_powers else (float_steps, from_float_steps)
+        )
+        steps = steps_of(numbers.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
+        minifloats = self.clamped(
+            to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, self.float_to_int_impl), grid
+        )
+        value = value_of(minifloats, scale, x.dtype)
+        value = jnp.where(jnp.isinf(numbers), numbers, value) if through else value
+        if mask is not None:
+            value = with_gradient_where(x, value, mask(steps, minifloats))
+        elif through:
+            value = with_gradient_of(x, value)
+        return value, grid.encode(minifloats) if through else None
 
-    def quantize(self, x: jax.Array, scale: jax.Array, form: FloatGrid) -> jax.Array:
-        """`x` quantized by a scale and back, in its dtype."""
+    def clamped(self, steps: jax.Array, grid: Any) -> jax.Array:
+        """Numbers of unbounded range, clamped to those of the format."""
+        clamp: Any = self.float_clamp_impl
+        return clamp(steps, grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
 
-        def made(x: jax.Array, scale: jax.Array) -> jax.Array:
-            steps, clamped = self._minifloats(x, scale, form)
-            value = from_float_steps(clamped, scale, x.dtype)
-            mask = self.gradient_mask_impl
-            return value if mask is None else with_gradient_where(x, value, mask(steps, clamped))
-
-        return in_layout(self.input_view_impl, made, x, scale)
-
-    def _minifloats(
-        self, x: jax.Array, scale: jax.Array, form: FloatGrid, steps_of: Any = float_steps
-    ) -> tuple[jax.Array, jax.Array]:
-        """Numbers in steps of their scale, and the format's numbers that they are rounded to; float32."""
-        steps = steps_of(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
-        rounded = to_float_grid(steps, form.mantissa_bit_width, form.exponent_bias, self.float_to_int_impl)
-        largest = self.compute_max_mantissa(form.mantissa_bit_width)
-        return steps, self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
+    def _max_mantissa(self, grid: Any) -> Any:
+        return self.compute_max_mantissa(grid.mantissa_bit_width)
 
 
 def _check_sum(form: FloatGrid, bit_width: int | None) -> None:

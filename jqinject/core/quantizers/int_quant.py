@@ -14,7 +14,7 @@ from jqinject.core._protocols import Clamp, Rounding, View, class_fact, groups_o
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, delay_of
+from jqinject.core.quantizers.quantizer import DelayWrapper, delay_of
 from jqinject.core.rounding import RoundSte
 from jqinject.core.views import in_layout
 from jqinject.ops import IntGrid, fake_quantize
@@ -112,6 +112,11 @@ class IntQuant(Component):
         form = self.signed, self.narrow_range
         return _bounds(*form, bit_width) if type(bit_width) is int else IntGrid(bit_width, *form).bounds
 
+    def payload_dtype(self, bit_width: Any) -> np.dtype | None:
+        """int8 or uint8; None if integers are wider, of a learned bit width, or delayed."""
+        narrow = isinstance(bit_width, int) and bit_width <= 8 and self.delay is None
+        return np.dtype(np.int8 if self.signed else np.uint8) if narrow else None
+
     def to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
 
@@ -129,20 +134,19 @@ class IntQuant(Component):
 
     def from_int(self, q: jax.Array, scale: jax.Array, zero_point: Offset, x: jax.Array) -> jax.Array:
         """The floats of the integers `q`, in the dtype of `x`; `x` itself while quantization is delayed."""
-        return self._finish((q if zero_point is None else q - zero_point) * scale, scale, x)
+        return self.finish((q if zero_point is None else q - zero_point) * scale, scale, x)
 
     def __call__(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
         x = check.float_input(x, type(self).__name__)
         rounded = partial(self.rounded, bit_width=bit_width)
-        return in_layout(self.input_view_impl, rounded, x, scale, zero_point, None)[0]
+        return in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
 
     def rounded(
         self,
         x: jax.Array,
         scale: jax.Array,
         zero_point: Offset,
-        ends: Ends | None,
         bit_width: Any,
         keep: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -151,23 +155,22 @@ class IntQuant(Component):
         Args:
             x: viewed, float.
             scale, zero_point: as they broadcast against it.
-            ends: the range whose ends get the gradient; None for the gradient through the scale.
             bit_width: the bit width.
             keep: whether to return the integers as int8 or uint8; None if they are wider or the bit width is learned.
         """
-        narrow = keep and isinstance(bit_width, int) and bit_width <= 8 and self.delay is None
-        payload = np.dtype(np.int8 if self.signed else np.uint8) if narrow else None
+        payload = self.payload_dtype(bit_width) if keep else None
         how = _steps(type(self.float_to_int_impl), type(self.tensor_clamp_impl), payload)
         x32, kept = x.astype(jnp.float32), None
         if how is None:
             integers = self.steps_to_int(scale, zero_point, bit_width, x)
             y = (integers if zero_point is None else integers - zero_point) * scale
-            kept = jax.lax.stop_gradient(integers).astype(payload) if narrow else None
+            kept = jax.lax.stop_gradient(integers).astype(payload) if payload else None
         else:
             y = fake_quantize(x32, scale, zero_point, *self._bounds(bit_width), how)
-            y, kept = y if narrow else (y, None)
-        return self._finish(y, scale, x), kept
+            y, kept = (y, None) if payload is None else y
+        return self.finish(y, scale, x), kept
 
-    def _finish(self, y: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
+    def finish(self, y: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
+        """Floats `y` in the dtype of `x`; `x` itself while quantization is delayed."""
         y = in_range_of(y, scale, x.dtype)
         return y if self.delay is None else self.delay(x, y)

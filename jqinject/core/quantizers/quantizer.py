@@ -13,10 +13,10 @@ ends of that range instead of the scale.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,14 @@ from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component
 from jqinject.core.state import QuantStat, float_array
+from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
+from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Grid, TableGrid
+from jqinject.ops.grid import Grid
+from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
 
@@ -98,15 +101,14 @@ class Quantized:
             The QuantTensor of the grid's kind.
         """
         grid = self.grid
-        if isinstance(grid, TableGrid):
+        if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not isinstance(grid, FloatGrid):
-            zero_point = _shown(self.zero_point)
             form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, zero_point, *form, training, self.payload)
-        tensor = FloatQuantTensor(self.value, self.scale, grid, training, self.payload)
-        tensor = tensor if self.scale_dtype is None else tensor.with_scale_dtype(self.scale_dtype)
-        return tensor if self.levels is None else tensor.with_levels(self.levels)
+            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
+        if self.levels is not None:
+            return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
+        return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
 
 
 def _shown(zero_point: jax.Array | None) -> jax.Array:
@@ -114,16 +116,34 @@ def _shown(zero_point: jax.Array | None) -> jax.Array:
     return known_zero() if zero_point is None else zero_point
 
 
-class Ends(NamedTuple):
-    """The range that clipping follows, where the gradient goes through its ends instead of the scale.
+def through_ends(
+    compute: Callable[..., Any],
+    x: jax.Array,
+    ends: ClippingRange | None,
+    *where: Any,
+    to_range: bool = True,
+    pure: bool = True,
+) -> Any:
+    """The number `compute(x, *where)` with the gradient of clipping `x` to the ends of a range.
 
-    Attributes:
-        high: the upper end, float32, broadcasts against the view.
-        low: the lower end; None for `-high`.
+    Args:
+        compute: rounds to a value, or to a value and its payload.
+        x: float32.
+        ends: the range; None passes the whole gradient.
+        where: scale and zero point, which get no gradient.
+        to_range: whether the ends get the gradient where `x` lies beyond them.
+        pure: whether `compute` is a function without state; else it is called once, outside the derivative.
     """
+    if ends is not None and pure:
+        return within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
+    y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
+    if ends is not None:
+        return within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
+    return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
 
-    high: jax.Array
-    low: jax.Array | None = None
+
+def _second(x: jax.Array, y: Any) -> Any:
+    return y
 
 
 @checked_arguments
@@ -199,12 +219,6 @@ class Quantizer(Component):
     scaling_impl: Scaling
     input_view_impl: View = Identity()
 
-    def __post_init__(self) -> None:
-        """Check the components of a dataclass."""
-        for each in fields(self):  # type: ignore[arg-type]
-            if each.name.endswith(("_impl", "int_quant")):
-                check.component(getattr(self, each.name), type(self).__name__, each.name)
-
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
@@ -263,7 +277,7 @@ class Quantizer(Component):
         x: jax.Array,
         scale: jax.Array,
         zero_point: jax.Array | None,
-        ends: Ends | None,
+        ends: ClippingRange | None,
         grid: Any,
         keep: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -278,7 +292,7 @@ class Quantizer(Component):
     @property
     def _by_range(self) -> bool:
         """Whether the gradient goes through the ends of the range that scale and zero point come from."""
-        return bool(class_fact(type(self.scaling_impl), "by_range"))
+        return getattr(self.scaling_impl, "by_range", False)
 
     def _measured(self, x: jax.Array, keep: bool) -> Quantized:
         if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
@@ -286,11 +300,14 @@ class Quantizer(Component):
         grid = self._grid()
         return self._quantize(x, *self._measure(x.astype(jnp.float32), grid), grid=grid, keep=keep)
 
-    def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, Ends | None]:
+    def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, ClippingRange | None]:
         """Scale, zero point, and the range whose ends get the gradient."""
         scaling, threshold = self.scaling_impl, self._threshold(grid)
         if self._by_range:
-            return scaling.measure(x, threshold, grid)  # type: ignore[attr-defined]
+            bits = grid.bit_width if grid.is_integer else None
+            ranged: Any = scaling
+            scale, zero_point, ends = ranged.measure(x, threshold, bits)
+            return scale, zero_point, ends if ranged.clip_gradient else None
         scale = scale_of(scaling, x, threshold, Search(self))
         tried = scale
         if x.size and searches(self._zero_point_impl) and isinstance(scaling, Settles):
@@ -308,7 +325,7 @@ class Quantizer(Component):
         x: jax.Array,
         scale: jax.Array,
         zero_point: jax.Array | None,
-        ends: Ends | None,
+        ends: ClippingRange | None,
         grid: Any,
         keep: bool,
     ) -> Quantized:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import (
     BitWidth,
@@ -23,10 +24,13 @@ from jqinject.core._protocols import (
 )
 from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
-from jqinject.core.component import set_given
+from jqinject.core.component import component, set_given
+from jqinject.core.memory.clipping_range import RangeScaling
 from jqinject.core.quantizers.int_quant import IntQuant
-from jqinject.core.quantizers.quantizer import DelayWrapper, Ends, Quantized, Quantizer, delay_of
-from jqinject.ops.fake_quant import Offset
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, delay_of, through_ends
+from jqinject.core.statistics.ranges import ClippingRange
+from jqinject.core.views import cut_of
+from jqinject.ops.fake_quant import Offset, Steps
 from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
 
@@ -86,20 +90,28 @@ class _RoundedByIntQuant(Quantizer):
         return int_grid(self.int_quant, _number(self.bit_width_impl))
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends | None, grid: IntGrid, keep: bool
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: IntGrid,
+        keep: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
         if isinstance(self.int_quant, IntQuant):
-            return self.int_quant.rounded(x, scale, zero_point, ends, grid.bit_width, keep)
+            return self.int_quant.rounded(x, scale, zero_point, grid.bit_width, keep)
         zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
         return self.int_quant(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
 
 
-@dataclass(eq=False, repr=False)
+@component
 class RescalingIntQuant(_RoundedByIntQuant):
     """Integer quantization whose scale, zero point and bit width come from components.
 
     `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
     `y = int_quant(s, z, b, x)`.
+
+    With a `RangeScaling` scale and zero point come from one range, and the gradient goes through its ends.
 
     A tensor of zeros is quantized to zeros, with a finite scale greater than 0.
 
@@ -107,7 +119,7 @@ class RescalingIntQuant(_RoundedByIntQuant):
         int_quant: to integers and back, `IntQuant`.
         scaling_impl: the scale.
         int_scaling_impl: how many integer steps the scaled value spans.
-        zero_point_impl: the zero point.
+        zero_point_impl: the zero point; `RangeZeroPoint` if it comes with the scale from one range.
         bit_width_impl: the bit width.
 
     Raises:
@@ -133,8 +145,42 @@ class RescalingIntQuant(_RoundedByIntQuant):
     zero_point_impl: ZeroPoint
     bit_width_impl: BitWidth
 
+    def __post_init__(self) -> None:
+        if self._by_range:
+            self._threshold(self._grid())  # refuses bits that no range has
+
     def _threshold(self, grid: IntGrid) -> Any:
         return _number(self.int_scaling_impl, grid.bit_width)
+
+    def _round(
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: Any,
+        keep: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        if not (self._by_range and isinstance(self.int_quant, IntQuant)):
+            return super()._round(x, scale, zero_point, ends, grid, keep)
+        rounding, scaling = self.int_quant.float_to_int_impl, cast(RangeScaling, self.scaling_impl)
+        low, high = map(np.float32, grid.bounds)
+        if ends is not None and grid.narrow_range and zero_point is None:
+            ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
+        function = class_fact(type(rounding), "elementwise")
+        how = Steps(
+            function or rounding,
+            by_reciprocal=zero_point is None,
+            repeated=cut_of(self.input_view_impl, x) is not None,
+            payload=self.int_quant.payload_dtype(grid.bit_width) if keep else None,
+        )
+        compute = partial(how.quantized, low=low, high=high)
+        to_range, pure = not scaling.scale_stop_grad, function is not None
+        y = through_ends(
+            compute, x.astype(jnp.float32), ends, scale, zero_point, to_range=to_range, pure=pure
+        )
+        value, payload = (y, None) if how.payload is None else y
+        return self.int_quant.finish(value, scale, x), payload
 
     @property
     def grid(self) -> IntGrid | None:
@@ -145,7 +191,7 @@ class RescalingIntQuant(_RoundedByIntQuant):
         return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
 
 
-@dataclass(eq=False, repr=False)
+@component
 class PrescaledRestrictIntQuant(_RoundedByIntQuant):
     """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
     weight scale.
@@ -196,7 +242,13 @@ class _SignQuant(Quantizer):
         raise NotImplementedError
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends | None, grid: IntGrid, keep: bool
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: IntGrid,
+        keep: bool,
     ) -> tuple[jax.Array, None]:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, field
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Stat, View
-from jqinject.core.component import InnerModule, assign, set_view
+from jqinject.core.component import InnerModule, component, set_view
 from jqinject.core.memory.history import History
 from jqinject.core.state import GradSlot, GradStat, Part, QuantStat, float_array, has_numbers
 from jqinject.core.statistics.extremes import AbsMax
@@ -46,6 +47,7 @@ def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: floa
     return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(last, scale.shape), scale))
 
 
+@component
 class AmaxScaling(InnerModule):
     """A scale from largest magnitudes, `s = amax * 2 ** margin / threshold`, and the record of them.
 
@@ -58,8 +60,8 @@ class AmaxScaling(InnerModule):
     or `jqinject.begin_step` to `jqinject.end_step`), calls only note the largest amax, which enters once at its end.
 
     Args:
-        scaling_stats_impl: the magnitude; None means `AbsMax()`.
-        scaling_stats_input_view_shape_impl: its view; None means `OverTensorView()`.
+        scaling_stats_impl: the magnitude.
+        scaling_stats_input_view_shape_impl: its view.
         scaling_shape: shape of the scale; `()` for one scale.
         delayed: whether the scale is that of the earlier steps.
         amax_history_length, amax_compute_algo, keeps_infinite: the memory, see `History`.
@@ -92,71 +94,50 @@ class AmaxScaling(InnerModule):
         (2.0, 896.0)
     """
 
-    record: QuantStat | GradStat
-    amax_history, scale, pending = Part(), Part(), Part()
-    slot: GradSlot | None = None
-    stats: Stat
-    view: View
-    delayed: bool
-    history: History
-    margin: float
-    least: float
-    in_step: bool
+    scaling_stats_impl: Stat = AbsMax()
+    scaling_stats_input_view_shape_impl: View = OverTensorView()
+    scaling_shape: InitVar[tuple[int, ...]] = ()
+    delayed: bool = True
+    amax_history_length: InitVar[int] = 1024
+    amax_compute_algo: InitVar[str] = "max"
+    keeps_infinite: InitVar[bool] = False
+    margin: float = 0.0
+    scaling_init: InitVar[float] = 1.0
+    scaling_min_val: float | None = None
+    amax_of_gradient: InitVar[bool] = False
     axis_name: Any = None
+    history: History = field(init=False)
+    record: QuantStat | GradStat = field(init=False)
+    slot: GradSlot | None = field(init=False, default=None)
+    in_step: bool = field(init=False, default=False)
+    use_running_average: bool = field(init=False, default=False)
+    amax_history, scale, pending = Part(), Part(), Part()
 
-    def __init__(
+    def __post_init__(
         self,
-        scaling_stats_impl: Stat | None = None,
-        scaling_stats_input_view_shape_impl: View | None = None,
-        scaling_shape: tuple[int, ...] = (),
-        delayed: bool = True,
-        amax_history_length: int = 1024,
-        amax_compute_algo: str = "max",
-        keeps_infinite: bool = False,
-        margin: float = 0,
-        scaling_init: float = 1.0,
-        scaling_min_val: float | None = None,
-        amax_of_gradient: bool = False,
-        axis_name: Any = None,
+        scaling_shape: tuple[int, ...],
+        amax_history_length: int,
+        amax_compute_algo: str,
+        keeps_infinite: bool,
+        scaling_init: float,
+        amax_of_gradient: bool,
     ) -> None:
-        where = type(self).__name__
-        check.integers(scaling_shape, where, "scaling_shape")
-        shape = check.shape(scaling_shape, where, "scaling_shape")
-        check.between(-32, 32)(margin, where, "margin")
-        check.number(scaling_init, where, "scaling_init")
-        if scaling_init <= 0:
+        where, optional = "AmaxScaling", check.optional(check.number)
+        check.fields(self, delayed=check.flag, margin=check.between(-32, 32), scaling_min_val=optional)
+        check.minimum(self.scaling_min_val, where, "scaling_min_val")
+        if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
-        for name, part in (
-            ("scaling_stats_impl", scaling_stats_impl),
-            ("scaling_stats_input_view_shape_impl", scaling_stats_input_view_shape_impl),
-        ):
-            if part is not None:
-                check.component(part, where, name)
-        if scaling_min_val is not None:
-            check.number(scaling_min_val, where, "scaling_min_val")
+        shape = check.integers(scaling_shape, where, "scaling_shape")
+        self.history = History(amax_history_length, amax_compute_algo, keeps_infinite, len(shape))
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
-        assign(
-            self,
-            stats=scaling_stats_impl or AbsMax(),
-            view=scaling_stats_input_view_shape_impl or OverTensorView(),
-            delayed=check.flag(delayed, where, "delayed"),
-            history=History(amax_history_length, amax_compute_algo, keeps_infinite, len(shape)),
-            margin=float(margin),
-            least=check.minimum(scaling_min_val, where, "scaling_min_val") or 0.0,
-            in_step=False,
-            use_running_average=False,
-        )
-        self.record = (GradStat if of_gradient else QuantStat)(
-            {
-                "amax_history": float_array(0.0, (amax_history_length, *shape)),
-                "pending": float_array(0.0, (*shape, SLOT_SIZE)),
-                "scale": float_array(scaling_init, shape),
-            }
-        )
+        numbers = {
+            "amax_history": float_array(0.0, (amax_history_length, *shape)),
+            "pending": float_array(0.0, (*shape, SLOT_SIZE)),
+            "scale": float_array(scaling_init, shape),
+        }
+        self.record = GradStat(numbers) if of_gradient else QuantStat(numbers)
         if of_gradient:
             self.slot = GradSlot(float_array(0.0, (*shape, SLOT_SIZE)))
-        if axis_name is not None:
-            self.axis_name = axis_name
 
     set_view = set_view
 
@@ -197,9 +178,11 @@ class AmaxScaling(InnerModule):
         last = jax.lax.stop_gradient(self.scale.get_value())
         if not x.size:
             return jnp.zeros_like(last)
-        stat, viewed = in_place(self.stats, self.view, jax.lax.stop_gradient(x).astype(jnp.float32))
+        view = self.scaling_stats_input_view_shape_impl
+        x = jax.lax.stop_gradient(x).astype(jnp.float32)
+        stat, viewed = in_place(self.scaling_stats_impl, view, x)
         amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
-        amax = jnp.maximum(amax, self.least) if self.least else amax
+        amax = jnp.maximum(amax, self.scaling_min_val) if self.scaling_min_val else amax
         amax = sharded_as(check.statistic_shape(amax, last.shape, "amax"), last)
         return gathered(over_axis(amax, self.axis_name, last), last)
 

@@ -11,18 +11,13 @@ from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.clamp import Identity
-from jqinject.core.component import assign
-from jqinject.core.memory.parameter import Broadcastable, Dynamic
-from jqinject.core.memory.source import Constant, Learned, initial_number
-from jqinject.core.scaling.rule import FloatRestrictValue, ScaleRule
-from jqinject.core.statistics.search import Task
+from jqinject.core.component import assign, component
+from jqinject.core.memory.memory import Broadcastable, Dynamic, initial_number, taken
+from jqinject.core.scaling.rule import FloatRestrictValue, MemoryScaling
 from jqinject.ops.groups import block_of
 
 
@@ -33,8 +28,21 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
 
 
-@checked_arguments
-class ConstScaling(Constant):
+class _InitialScaling(MemoryScaling):
+    """Abstract: a scale that starts at, or is, a given number."""
+
+    def __post_init__(self) -> None:
+        arguments, where = taken(self), type(self).__name__
+        restrict = arguments["restrict_scaling_impl"] or FloatRestrictValue()
+        names = "scaling_init", "scaling_shape"
+        init = initial_number(arguments["scaling_init"], arguments.get("scaling_shape"), where, names)
+        traced = isinstance(init, jax.core.Tracer)
+        stored = restrict.restrict_init_tensor(init) if traced else _restricted(init, restrict, where)
+        self.begin(arguments, stored)
+
+
+@component
+class ConstScaling(_InitialScaling):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
     It is static: neither in the state nor in checkpoints.
@@ -48,33 +56,21 @@ class ConstScaling(Constant):
             `SignedFloatRestrictValue`).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> float(ConstScaling(0.5)(jnp.ones(3))), float(ConstScaling(0.5)(jnp.ones(3), 4))
         (0.5, 0.125)
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_init: Any,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_min_val: float | None = None,
-    ) -> None:
-        where = "ConstScaling"
-        init = check.initial_value(scaling_init, None, where, "scaling_init", "scaling_shape")
-        super().__init__(_restricted(init, restrict_scaling_impl or FloatRestrictValue(), where))
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
-
-    def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is unused."""
-        return self.rule.scale(self.number(x, self.rule), threshold)
+    kind = "constant"
+    scaling_init: Any
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_min_val: float | None = None
 
 
-@checked_arguments
-class ParameterScaling(Learned):
+@component
+class ParameterScaling(_InitialScaling):
     """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
 
     The parameter is kept in the domain of the restriction: `log2(scaling_init)` for logarithmic and
@@ -93,6 +89,7 @@ class ParameterScaling(Learned):
             logarithm is learned.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> float(ParameterScaling(6.0)(jnp.ones(3)))
         6.0
         >>> from jqinject.core.scaling.rule import PowerOfTwoRestrictValue
@@ -100,52 +97,17 @@ class ParameterScaling(Learned):
         Array([8., 8., 8.], dtype=float32)
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_init: Any,
-        scaling_shape: tuple[int, ...] | None = None,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_min_val: float | None = None,
-    ) -> None:
-        where = "ParameterScaling"
-        restrict = restrict_scaling_impl or FloatRestrictValue()
-        init = initial_number(scaling_init, scaling_shape, where, ("scaling_init", "scaling_shape"))
-        if isinstance(init, jax.core.Tracer):
-            super().__init__(restrict.restrict_init_tensor(init))
-        else:
-            super().__init__(_restricted(init, restrict, where))
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
-
-    def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is unused."""
-        return self.rule.scale(self.number(x, self.rule), threshold)
-
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Translate a checkpoint's entries for this component: running statistics become the value.
-
-        Args:
-            entries: variable name -> array, as found in the checkpoint.
-
-        Returns:
-            The entries to load.
-        """
-        found = super().complete_state(entries)
-        own = {name: entry for name, entry in found.items() if name == "value" or name.startswith("rule.")}
-        for name in ("running_stats", "runtime_stats.running_stats"):
-            if name in found and "value" not in found:
-                stat = jnp.abs(jnp.asarray(found[name]).astype(jnp.float32))
-                stored = self.rule.to_stored(self.rule.clamped(stat))
-                return {**own, "value": stored.reshape(self.value.get_value().shape)}
-        return own or found
+    kind = "learned"
+    scaling_init: Any
+    scaling_shape: tuple[int, ...] | None = None
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_min_val: float | None = None
 
 
-@checked_arguments
-class RuntimeDynamicStatsScaling(Dynamic):
+@component
+class RuntimeDynamicStatsScaling(MemoryScaling, Dynamic):
     """The statistic of the given tensor: `s = restrict(stat(view(x))) / threshold`. No state.
 
     Args:
@@ -165,31 +127,18 @@ class RuntimeDynamicStatsScaling(Dynamic):
                [0.25]], dtype=float32)
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View | None = None,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_min_val: float | None = None,
-        dynamic_scaling_broadcastable_fn: Broadcastable | None = None,
-    ) -> None:
-        view = scaling_stats_input_view_shape_impl or Identity()
-        super().__init__(scaling_stats_impl, view, dynamic_scaling_broadcastable_fn)
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        where = type(self).__name__
-        assign(self, rule=ScaleRule(*restrictions, scaling_min_val, of=scaling_stats_impl, where=where))
-
-    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale of `x`, float32."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
+    kind = "now"
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View | None = None
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_min_val: float | None = None
+    dynamic_scaling_broadcastable_fn: Broadcastable | None = None
 
 
-@checked_arguments
-class RuntimeDynamicGroupStatsScaling(Dynamic):
+@component
+class RuntimeDynamicGroupStatsScaling(MemoryScaling, Dynamic):
     """A scale for each group of the given tensor: `s = restrict(stat(groups(x))) / threshold`. No state.
 
     Args:
@@ -211,31 +160,18 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
         [[3.0], [0.5]]
     """
 
-    group_size: int
+    kind = "now"
+    group_size: int | tuple[int, int]
     group_dim: int
-    rule: ScaleRule
+    input_view_impl: View
+    scaling_stats_impl: Stat
+    scaling_min_val: float | None = None
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
 
-    def __init__(
-        self,
-        group_size: int | tuple[int, int],
-        group_dim: int,
-        input_view_impl: View,
-        scaling_stats_impl: Stat,
-        scaling_min_val: float | None = None,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-    ) -> None:
-        where = type(self).__name__
-        super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(
-            self,
-            group_size=block_of(group_size, where)[0],
-            group_dim=group_dim,
-            rule=ScaleRule(*restrictions, scaling_min_val, of=scaling_stats_impl, where=where),
-        )
-
-    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set the groups, and what the base sets."""
+        size = block_of(arguments["group_size"], type(self).__name__)[0]
+        assign(self, group_size=size, group_dim=arguments["group_dim"])
+        super().begin(arguments, stored)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -33,58 +32,18 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import assign, set_given
-from jqinject.core.memory.parameter import FromParameter
-from jqinject.core.memory.running import Collected, Running
-from jqinject.core.memory.source import DEFAULT_MOMENTUM, Number
-from jqinject.core.scaling.rule import ScaleRule
+from jqinject.core.component import component, set_given
+from jqinject.core.memory.memory import Number
+from jqinject.core.memory.policy import DEFAULT_MOMENTUM
+from jqinject.core.scaling.rule import MemoryScaling
 from jqinject.core.statistics.search import Task
 from jqinject.core.views import OverBatchOverTensorView
 from jqinject.ops.clamp import choose
 from jqinject.ops.ste import with_gradient_of
 
 
-class _FromParameterScaling(FromParameter):
-    """Abstract: a scale from a statistic of weights."""
-
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View,
-        scaling_stats_input_concat_dim: int = 0,
-        tracked_parameter_list: Iterable[Any] = (),
-        scaling_shape: tuple[int, ...] = (),
-        force_parameter: bool = False,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_affine_rescaling_init: float | None = None,
-        scaling_affine_shifting_init: float | None = None,
-        scaling_min_val: float | None = None,
-    ) -> None:
-        super().__init__(
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            scaling_stats_input_concat_dim,
-            tracked_parameter_list,
-            scaling_shape,
-            (scaling_affine_rescaling_init, scaling_affine_shifting_init),
-            of="scaling",
-            force_parameter=force_parameter,
-        )
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=_rule(self, restrictions, scaling_min_val))
-
-    def __call__(self, x: jax.Array | None, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale of `x`, float32; `task` for a statistic that is searched."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
-
-
-@checked_arguments
-class StatsFromParameterScaling(_FromParameterScaling):
+@component
+class StatsFromParameterScaling(MemoryScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
     With at most one tracked parameter, the given tensor is used and nothing is stored. Several are kept as Variables,
@@ -106,12 +65,24 @@ class StatsFromParameterScaling(_FromParameterScaling):
         Array(0.03, dtype=float32)
     """
 
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View
+    scaling_stats_input_concat_dim: int = 0
+    tracked_parameter_list: Iterable[Any] = ()
+    scaling_shape: tuple[int, ...] = ()
+    force_parameter: bool = False
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_affine_rescaling_init: float | None = None
+    scaling_affine_shifting_init: float | None = None
+    scaling_min_val: float | None = None
 
-@checked_arguments
-class ParameterFromStatsFromParameterScaling(_FromParameterScaling):
+
+class ParameterFromStatsFromParameterScaling(StatsFromParameterScaling):
     """A learned scale that starts from the statistic of the tensor: `s = restrict(value) / threshold`.
 
-    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1). Before that, evaluation
+    The parameter `value` is filled at the first call in training mode (`counter` becomes 1). Before that, evaluation
     mode computes the same scale and stores nothing. Arguments: see `StatsFromParameterScaling`.
 
     Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
@@ -127,11 +98,11 @@ class ParameterFromStatsFromParameterScaling(_FromParameterScaling):
         (3.0, 3.0)
     """
 
-    fills = True
+    kind = "filled"
 
 
-@checked_arguments
-class RuntimeStatsScaling(Running):
+@component
+class RuntimeStatsScaling(MemoryScaling):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) / threshold`.
 
     Like batch normalization. State: `running_stats`, and `counter`, the number of batches in it. An empty batch is
@@ -153,39 +124,46 @@ class RuntimeStatsScaling(Running):
         4.0
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View | None = None,
-        scaling_shape: tuple[int, ...] = (),
-        scaling_affine_rescaling_init: float | None = None,
-        scaling_affine_shifting_init: float | None = None,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
-        scaling_min_val: float | None = None,
-    ) -> None:
-        super().__init__(
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl or OverBatchOverTensorView(),
-            scaling_stats_momentum,
-            scaling_shape,
-            (scaling_affine_rescaling_init, scaling_affine_shifting_init),
-            of="scaling",
-        )
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=_rule(self, restrictions, scaling_min_val))
-
-    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale, float32; updates the running statistic in training mode."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
+    kind = "running"
+    default_view = OverBatchOverTensorView()
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View | None = None
+    scaling_shape: tuple[int, ...] = ()
+    scaling_affine_rescaling_init: float | None = None
+    scaling_affine_shifting_init: float | None = None
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
+    scaling_min_val: float | None = None
 
 
-@checked_arguments
-class ParameterFromRuntimeStatsScaling(Collected):
+class _CollectedScaling(MemoryScaling):
+    """Abstract: a scale that is first collected, then learned."""
+
+    kind = "collected"
+    default_view = OverBatchOverTensorView()
+
+    def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
+        """The scale to search a zero point with.
+
+        It is the batch's own, or after the last collected batch the mean of all: `value` is then filled, and learned
+        from the next call on (as in Brevitas).
+
+        Args:
+            scale: the scale of this call.
+            threshold: as for the call.
+        """
+        if self.use_running_average:
+            return scale
+        assert self.value is not None
+        due = self.counter.get_value() == self.policy.limit
+        self._fill(due)
+        return choose(due, self.rule.scale(Number(stored=self.value.get_value()), threshold), scale)
+
+
+@component
+class ParameterFromRuntimeStatsScaling(_CollectedScaling):
     """A scale that is first collected from statistics, then learned.
 
     | training call | scale                                           | state                               |
@@ -217,118 +195,63 @@ class ParameterFromRuntimeStatsScaling(Collected):
         [3.0, 3.0, 3.0]
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        collect_stats_steps: int,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View | None = None,
-        scaling_shape: tuple[int, ...] = (),
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
-        scaling_min_val: float | None = None,
-        collected_range: float | None = None,
-    ) -> None:
-        super().__init__(
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl or OverBatchOverTensorView(),
-            check.positive_steps(collect_stats_steps, type(self).__name__),
-            scaling_stats_momentum,
-            scaling_shape,
-            of="scaling",
-        )
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=_rule(self, restrictions, scaling_min_val))
-        if collected_range is not None:
-            self._begin(self.rule, collected_range)
-
-    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale, float32; collects and hands over in training mode."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
-
-    def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
-        """The scale to search a zero point with.
-
-        It is the batch's own, or after the last collected batch the mean of all: `value` is then filled, and learned
-        from the next call on (as in Brevitas).
-
-        Args:
-            scale: the scale of this call.
-            threshold: as for the call.
-        """
-        if self.use_running_average:
-            return scale
-        due = self._settle(self.rule)
-        return choose(due, self.rule.scale(Number(stored=self.value.get_value()), threshold), scale)
-
-    def init_scale(self) -> None:
-        """End the collection now: fill `value` if it is not filled yet."""
-        self._finish(self.rule)
-
-    def end_calibration(self) -> None:
-        """Fill `value` from the collected statistics; it is learned from the next call on."""
-        self._end_calibration(self.rule)
-
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Translate a checkpoint's entries for this component.
-
-        A `value` without `counter` means that collection is over; `running_stats` (of a `RuntimeStatsScaling`) become
-        the value.
-
-        Args:
-            entries: variable name -> array, as found in the checkpoint.
-
-        Returns:
-            The entries to load.
-        """
-        return self._completed(entries, self.rule)
+    collect_stats_steps: int
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View | None = None
+    scaling_shape: tuple[int, ...] = ()
+    restrict_scaling_impl: Restrict | None = None
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
+    scaling_min_val: float | None = None
+    collected_range: float | None = None
 
 
-def _rule(
-    scaling: Any,
-    restrictions: tuple[Restrict | None, Restrict | None, Restrict | None],
-    scaling_min_val: float | None,
-) -> ScaleRule:
-    return ScaleRule(*restrictions, scaling_min_val, of=scaling.stats, where=type(scaling).__name__)
+class _LearnedStep(MemoryScaling):
+    """Abstract: a learned step, with LSQ's start and LSQ's gradient."""
+
+    gradient_scale: float | None = None
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set what the base sets, and the factor of the gradient."""
+        factor = arguments["scaling_gradient_scale"]
+        super().begin(arguments, stored)
+        if factor is not None:
+            check.positive(factor, type(self).__name__, "scaling_gradient_scale")
+            set_given(self, gradient_scale=float(factor))
+
+    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:
+        """The step, float32; `threshold` is the largest integer, None for 1."""
+        largest = 1 if threshold is None else threshold
+        root = _root(largest)
+        number = self.number(x, task, lambda stat: 2.0 * stat / root)
+        factor = self.gradient_scale
+        if factor is None:
+            factor = 1.0 / _root(self._shared_by(x) * largest)
+        stored = with_gradient_of(number.stored * factor, number.stored)
+        return self.rule.scale(number._replace(stored=stored), None)
+
+    def _shared_by(self, x: jax.Array | None) -> float:
+        """How many numbers share a step."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """From the mean magnitude of a weight to the step that is learned: `2 mean |w| / sqrt(Q)`.
-
-    Attributes:
-        rule: which steps are allowed.
-        root: the square root of the largest integer `Q`.
-    """
-
-    rule: ScaleRule
-    root: Any
-
-    def clamped(self, stat: jax.Array) -> jax.Array:
-        """The first step, bounded from below."""
-        return self.rule.clamped(2.0 * stat / self.root)
-
-    def to_stored(self, value: jax.Array) -> jax.Array:
-        """From a step to the domain in which it is learned."""
-        return self.rule.to_stored(value)
-
-    def from_stored(self, stored: jax.Array) -> jax.Array:
-        """From the domain in which it is learned to the step."""
-        return self.rule.from_stored(stored)
+def _root(number: Any) -> Any:
+    """The square root; of a learned width's largest integer without a gradient."""
+    if isinstance(number, int | float):
+        return math.sqrt(number)
+    return jax.lax.stop_gradient(jnp.sqrt(number))
 
 
-@checked_arguments
-class LearnedStepScaling(FromParameter):
+@component
+class LearnedStepScaling(_LearnedStep):
     """A learned step, `s = restrict(value)`, with LSQ's start and LSQ's gradient.
 
     It starts at `2 mean |w| / sqrt(Q)`, where `Q` is the largest integer (the call's `threshold`), and its gradient is
     multiplied by `1 / sqrt(N Q)`, where `N` weights share a step. Steps then move as fast, compared with their size, as
     weights do, at every width and in layers of every size.
 
-    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1). Before that, evaluation
+    The parameter `value` is filled at the first call in training mode (`counter` becomes 1). Before that, evaluation
     mode computes the same step and stores nothing.
 
     Differs from `ParameterFromStatsFromParameterScaling`, which learns `Q` times the step.
@@ -358,58 +281,26 @@ class LearnedStepScaling(FromParameter):
         0.25
     """
 
-    fills = True
-    rule: ScaleRule
-    gradient_scale: float | None = None
-
-    def __init__(
-        self,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View,
-        scaling_stats_input_concat_dim: int = 0,
-        tracked_parameter_list: Iterable[Any] = (),
-        scaling_shape: tuple[int, ...] = (),
-        restrict_scaling_impl: Restrict | None = None,
-        scaling_min_val: float | None = None,
-        scaling_gradient_scale: float | None = None,
-    ) -> None:
-        where = "LearnedStepScaling"
-        super().__init__(
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            scaling_stats_input_concat_dim,
-            tracked_parameter_list,
-            scaling_shape,
-            (None, None),
-            of="scaling",
-        )
-        rule = ScaleRule(
-            restrict_scaling_impl, scaling_min_val=scaling_min_val, of=scaling_stats_impl, where=where
-        )
-        assign(self, rule=rule)
-        _set_gradient_scale(self, scaling_gradient_scale)
-
-    def __call__(self, x: jax.Array | None, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The step, float32; `threshold` is the largest integer, None for 1."""
-        largest = 1 if threshold is None else threshold
-        number = self.number(x, _Steps(self.rule, _root(largest)), task)
-        return _step(self, number, self._shared_by(x) * largest)
+    kind = "filled"
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View
+    scaling_stats_input_concat_dim: int = 0
+    tracked_parameter_list: Iterable[Any] = ()
+    scaling_shape: tuple[int, ...] = ()
+    restrict_scaling_impl: Restrict | None = None
+    scaling_min_val: float | None = None
+    scaling_gradient_scale: float | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
-        """How many weights share a step."""
-        tracked = self.tracked_parameters
-        sizes = (
-            [variable.get_value().size for variable in tracked]
-            if tracked
-            else [x.size if x is not None else 1]
-        )
+        tracked = self.tracked_parameters or ()
+        sizes = [variable.get_value().size for variable in tracked] or [1 if x is None else x.size]
         assert self.value is not None, "a step is a parameter"
         # Within `shard_map` the parameter and `x` are both those of a part.
         return max(sum(sizes), 1) / max(self.value.get_value().size, 1)
 
 
-@checked_arguments
-class LearnedActStepScaling(ParameterFromRuntimeStatsScaling):
+@component
+class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
     """A learned step of activations, with LSQ's start and LSQ's gradient.
 
     It starts at `2 mean |x| / sqrt(Q)`, where `Q` is the largest integer (the call's `threshold`), averaged over the
@@ -441,59 +332,19 @@ class LearnedActStepScaling(ParameterFromRuntimeStatsScaling):
         0.25
     """
 
-    gradient_scale: float | None = None
+    collect_stats_steps: int
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View | None = None
+    scaling_shape: tuple[int, ...] = ()
+    restrict_scaling_impl: Restrict | None = None
+    scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
+    scaling_min_val: float | None = None
+    scaling_gradient_scale: float | None = None
 
-    def __init__(
-        self,
-        collect_stats_steps: int,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View | None = None,
-        scaling_shape: tuple[int, ...] = (),
-        restrict_scaling_impl: Restrict | None = None,
-        scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
-        scaling_min_val: float | None = None,
-        scaling_gradient_scale: float | None = None,
-    ) -> None:
-        super().__init__(
-            collect_stats_steps,
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            scaling_shape,
-            restrict_scaling_impl,
-            scaling_stats_momentum=scaling_stats_momentum,
-            scaling_min_val=scaling_min_val,
-        )
-        _set_gradient_scale(self, scaling_gradient_scale)
-
-    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The step, float32; `threshold` is the largest integer, None for 1."""
-        largest = 1 if threshold is None else threshold
-        number = self.number(x, _Steps(self.rule, _root(largest)), task)
-        shared = max(math.prod(x.shape[1:]), 1) / max(math.prod(self.collection.shape), 1)
-        return _step(self, number, shared * largest)
+    def _shared_by(self, x: jax.Array | None) -> float:
+        assert x is not None, "a step of activations is for a tensor"
+        return max(math.prod(x.shape[1:]), 1) / max(math.prod(self.shape), 1)
 
     def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
         """The step to search a zero point with: it is learned itself, not its threshold. See the base."""
         return super().settle(scale)
-
-
-def _set_gradient_scale(scaling: Any, gradient_scale: float | None) -> None:
-    if gradient_scale is not None:
-        check.positive(gradient_scale, type(scaling).__name__, "scaling_gradient_scale")
-        set_given(scaling, gradient_scale=float(gradient_scale))
-
-
-def _step(scaling: Any, number: Number, root_of_factor: Any) -> jax.Array:
-    """The step, whose gradient is multiplied by `1 / sqrt(root_of_factor)` unless a factor was declared."""
-    factor = scaling.gradient_scale
-    if factor is None:
-        factor = 1.0 / _root(root_of_factor)
-    stored = with_gradient_of(number.stored * factor, number.stored)
-    return scaling.rule.scale(number._replace(stored=stored), None)
-
-
-def _root(number: Any) -> Any:
-    """The square root; of a learned width's largest integer without a gradient."""
-    if isinstance(number, int | float):
-        return math.sqrt(number)
-    return jax.lax.stop_gradient(jnp.sqrt(number))

@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core._protocols import Clamp, IntScalingImpl, Scaling
-from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamp import TensorClamp, largest_float
-from jqinject.core.component import Component, set_given
+from jqinject.core.component import Component, component
 from jqinject.ops.power import exp2, max_int, min_int
 
 
@@ -32,7 +31,6 @@ def _signedness(given: bool | None, own: bool | None, where: str) -> bool:
     return signed
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class IntScaling:
     """Steps from zero to the end of the range: `-min_int` if signed, `max_int` if not.
@@ -55,6 +53,9 @@ class IntScaling:
     narrow_range: bool
     signed: bool | None = None
 
+    def __post_init__(self) -> None:
+        check.fields(self, narrow_range=check.flag, signed=check.optional(check.flag))
+
     def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
         """The number of steps: a Python int for an int bit width, else a float32 array.
 
@@ -74,7 +75,6 @@ class IntScaling:
         return steps
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class PowerOfTwoIntScaling:
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
@@ -90,6 +90,9 @@ class PowerOfTwoIntScaling:
     is_constant = True
     signed: bool | None = None
 
+    def __post_init__(self) -> None:
+        check.fields(self, signed=check.optional(check.flag))
+
     def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
         """The number of steps: a Python int for an int bit width, else a float32 array.
 
@@ -99,7 +102,6 @@ class PowerOfTwoIntScaling:
         return max_int(_signedness(signed, self.signed, "PowerOfTwoIntScaling"), False, bit_width) + 1
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MaxIntScaling:
     """The largest integer: 127 of signed 8 bits, whether or not -128 is used; 1 of signed 2 bits.
@@ -117,6 +119,9 @@ class MaxIntScaling:
     narrow_range: bool
     signed: bool | None = None
 
+    def __post_init__(self) -> None:
+        check.fields(self, narrow_range=check.flag, signed=check.optional(check.flag))
+
     def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
         """The largest integer: a Python int for an int bit width, else a float32 array.
 
@@ -132,7 +137,6 @@ class MaxIntScaling:
         return most
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class SingleArgStatelessBuffer:
     """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
@@ -149,6 +153,7 @@ class SingleArgStatelessBuffer:
     value: float
 
     def __post_init__(self) -> None:
+        check.fields(self, value=check.number)
         check.positive(self.value, "SingleArgStatelessBuffer", "value")
 
     def __call__(self, bit_width: Any = None) -> float:
@@ -156,7 +161,6 @@ class SingleArgStatelessBuffer:
         return self.value
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class FloatScaling:
     """The number that the statistic is scaled to: the largest of the format.
@@ -174,6 +178,9 @@ class FloatScaling:
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
     saturating: bool = True
+
+    def __post_init__(self) -> None:
+        check.fields(self, max_available_float=check.optional(check.above_zero), saturating=check.flag)
 
     def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
         """A Python float for constant widths, else a float32 array."""
@@ -201,7 +208,7 @@ class TruncMsbScaling:
         return _ratio(input_bit_width, output_bit_width)
 
 
-@checked_arguments
+@component
 class TruncScalingWrapper(Component):
     """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
     2**(b_in - b_out))`; values beyond the remaining bits saturate.
@@ -218,17 +225,9 @@ class TruncScalingWrapper(Component):
         4.0
     """
 
-    tensor_clamp_impl: Clamp = TensorClamp()
-
-    def __init__(
-        self,
-        trunc_int_scaling_impl: IntScalingImpl,
-        scaling_impl: Scaling,
-        tensor_clamp_impl: Clamp | None = None,
-    ) -> None:
-        self.trunc_int_scaling_impl: Any = trunc_int_scaling_impl
-        self.scaling_impl = scaling_impl
-        set_given(self, tensor_clamp_impl=tensor_clamp_impl)
+    trunc_int_scaling_impl: Any
+    scaling_impl: Scaling
+    tensor_clamp_impl: Clamp | None = None
 
     def __call__(
         self, scaling_input: jax.Array, input_bit_width: Any, output_bit_width: Any, signed: bool
@@ -237,4 +236,4 @@ class TruncScalingWrapper(Component):
         scale = self.scaling_impl(scaling_input, self.trunc_int_scaling_impl(output_bit_width, signed))
         all_bits = _ratio(input_bit_width, output_bit_width)
         least, most = jnp.minimum(all_bits, 1.0), jnp.maximum(all_bits, 1.0)
-        return self.tensor_clamp_impl(scale, min_val=least, max_val=most)
+        return (self.tensor_clamp_impl or TensorClamp())(scale, min_val=least, max_val=most)

@@ -20,9 +20,8 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_format
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign
-from jqinject.core.memory.parameter import Dynamic
-from jqinject.core.quantizers.float_quant import FloatQuantResult
+from jqinject.core.component import Component, assign, component
+from jqinject.core.memory.memory import Dynamic, taken
 from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES
@@ -163,7 +162,7 @@ class RoundUpExponent:
         return round_up_exponent(amax, largest)
 
 
-@checked_arguments
+@component
 class SharedExponentScaling(Dynamic):
     """A power of two for each group or block of the given tensor, from its largest magnitude. No state, no gradient.
 
@@ -186,11 +185,14 @@ class SharedExponentScaling(Dynamic):
         [[1.0], [2.0]]
     """
 
+    input_view_impl: View
+    scaling_stats_impl: Stat
     exponent_impl: ExponentRule
 
-    def __init__(self, input_view_impl: View, scaling_stats_impl: Stat, exponent_impl: Any) -> None:
-        super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
-        assign(self, exponent_impl=exponent_impl)
+    def __post_init__(self) -> None:
+        arguments = taken(self)
+        self.begin(arguments)
+        assign(self, exponent_impl=arguments["exponent_impl"])
 
     @property
     def scale_dtype(self) -> np.dtype:
@@ -204,7 +206,7 @@ class SharedExponentScaling(Dynamic):
                 "SharedExponentScaling needs the largest number of the format as a number, got "
                 f"{type(threshold).__name__}.\n  cure: constant bit widths, without bit_width_impl_type = 'parameter'"
             )
-        amax = self.number(jax.lax.stop_gradient(x), None, task).statistic  # pyright: ignore
+        amax = self.number(jax.lax.stop_gradient(x), task).statistic  # pyright: ignore
         assert amax is not None, "a dynamic source has a statistic"
         return scale_of_exponent(self.exponent_impl(amax, float(threshold)))
 
@@ -270,7 +272,8 @@ class QuantRestrictValue(Component):
         """`x` quantized, never 0."""
         result: Any = self.quantizer(x)
         value, scale, *_ = result
-        step = _least_step(result.format) if isinstance(result, FloatQuantResult) else 1.0
+        grid = getattr(result, "grid", None)
+        step = _least_step(grid) if isinstance(grid, FloatGrid) else 1.0
         if value.ndim != x.ndim:
             scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
             value = ungrouped(value, x)

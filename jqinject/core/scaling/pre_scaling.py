@@ -99,19 +99,6 @@ class NormParameter(InnerModule):
         g = value if self.restrict_impl is None else self.restrict_impl(value)
         return clamp_scale(g, self.settings.min_val)
 
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Translate a checkpoint's entries for this component: `learned_value` is an older name of `value`.
-
-        Args:
-            entries: variable name -> array, as found in the checkpoint.
-
-        Returns:
-            The entries to load.
-        """
-        completed = dict(entries)
-        older = completed.pop("learned_value", None)
-        return completed if older is None else {"value": older, **completed}
-
 
 def _only(tracked: list[Any], where: str) -> jax.Array:
     if len(tracked) != 1:

@@ -39,10 +39,10 @@ from jqinject.core._protocols import (
     never_negative,
     scale_dtype,
 )
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, set_given
-from jqinject.core.memory.source import Number
+from jqinject.core.component import Component, assign, component, set_given
+from jqinject.core.memory.memory import Memory, Number, taken
 from jqinject.core.rounding import RoundSte
+from jqinject.core.statistics.search import Task
 from jqinject.ops.clamp import choose, signed_clamp_min_ste
 from jqinject.ops.power import divide, exp2, log2, quotient
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -112,7 +112,6 @@ class SignedFloatRestrictValue:
         return x
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class ScaledRestrictValue:
     """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
@@ -126,6 +125,9 @@ class ScaledRestrictValue:
     """
 
     scale_factor: float
+
+    def __post_init__(self) -> None:
+        check.fields(self, scale_factor=check.number)
 
     def restrict_init_float(self, x: float) -> float:
         """`x / scale_factor`."""
@@ -163,7 +165,7 @@ class LogFloatRestrictValue:
         return _finite_power(x, _MOST_LOG2)
 
 
-@checked_arguments
+@component
 class PowerOfTwoRestrictValue(Component):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
@@ -178,8 +180,7 @@ class PowerOfTwoRestrictValue(Component):
 
     scale_dtype = np.dtype(jnp.float8_e8m0fnu)
 
-    def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
-        self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()
+    restrict_value_float_to_int_impl: Rounding | None = None
 
     def restrict_init_float(self, x: float) -> float:
         """`log2(x)`; raises ValueError unless `x > 0`."""
@@ -191,10 +192,10 @@ class PowerOfTwoRestrictValue(Component):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**round(x)`."""
-        return _finite_power(self.float_to_int_impl(x), 127.0)
+        return _finite_power((self.restrict_value_float_to_int_impl or RoundSte())(x), 127.0)
 
 
-@checked_arguments
+@component
 class IntRestrictValue(Component):
     """Whole numbers, with a straight-through gradient.
 
@@ -206,8 +207,7 @@ class IntRestrictValue(Component):
         3.0
     """
 
-    def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
-        self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()
+    restrict_value_float_to_int_impl: Rounding | None = None
 
     def restrict_init_float(self, x: float) -> float:
         """`x`."""
@@ -219,7 +219,7 @@ class IntRestrictValue(Component):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`round(x)`."""
-        return self.float_to_int_impl(x)
+        return (self.restrict_value_float_to_int_impl or RoundSte())(x)
 
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
@@ -325,6 +325,8 @@ class ScaleRule(Component):
     keeps_stored: bool = True
     keeps_threshold: bool = True
     of_magnitude: bool = False
+    stores_statistic: bool = False
+    least: float | None = None
 
     def __init__(
         self,
@@ -337,17 +339,21 @@ class ScaleRule(Component):
         where: str = "ScaleRule",
     ) -> None:
         restrict = restrict_scaling_impl or FloatRestrictValue()
-        keeps = _keeps_positive(restrict)
+        keeps, of_magnitude = _keeps_positive(restrict), never_negative(of)
+        floor = max(check.minimum(scaling_min_val, where, "scaling_min_val") or 0.0, SCALE_FLOOR)
+        keeps_stored = keeps and not keeps_sign(restrict)
         set_given(
             self,
             restrict_scaling_impl=restrict_scaling_impl,
             restrict_threshold_impl=restrict_threshold_impl,
             restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            floor=max(check.minimum(scaling_min_val, where, "scaling_min_val") or 0.0, SCALE_FLOOR),
+            floor=floor,
             keeps_positive=keeps,
-            keeps_stored=keeps and not keeps_sign(restrict),
+            keeps_stored=keeps_stored,
             keeps_threshold=_keeps_positive(restrict_threshold_impl or restrict),
-            of_magnitude=never_negative(of),
+            of_magnitude=of_magnitude,
+            stores_statistic=keeps_stored and of_magnitude,
+            least=floor if of_magnitude else None,
         )
 
     @property
@@ -382,43 +388,69 @@ class ScaleRule(Component):
             threshold: the number of integer steps; None means 1.
         """
         stat, stored, collecting = number
-        if stat is None:
-            return self._of_stored(stored, threshold)
-        if stored is None:
-            return self._of_statistic(stat, threshold)
-        divides_only = self.keeps_stored and self.keeps_threshold and self.of_magnitude
-        if divides_only and self.restrict_scale_threshold_impl is None:
-            return self._of_stored(choose(collecting, stat, stored), threshold)
-        unrestricted = stat if threshold is None else divide(stat, threshold)
-        return choose(collecting, unrestricted, self._of_stored(stored, threshold))
+        after, steps = self.restrict_scale_threshold_impl, self._steps(threshold)
+        if collecting is not None:
+            if not (self.stores_statistic and self.keeps_threshold and after is None):
+                clamped = self.clamped(stat)
+                unrestricted = clamped if threshold is None else divide(clamped, threshold)
+                return choose(collecting, unrestricted, self.scale(Number(stored=stored), threshold))
+            stored = choose(collecting, stat, stored)
+        elif stored is None and not (self.of_magnitude and self.keeps_positive):
+            stored = self.to_stored(self.clamped(stat))
+        if stored is None or self.keeps_stored:
+            scale = to_scale(
+                stat if stored is None else stored, self.floor, steps, of_magnitude=stored is not None
+            )
+        else:
+            value = signed_clamp_min_ste(self.from_stored(stored), self.floor)
+            scale = value if steps is None else divide(value, steps)
+        return scale if after is None else after(scale)
 
-    def _of_statistic(self, stat: jax.Array, threshold: Any) -> jax.Array:
-        if self.of_magnitude and self.keeps_positive:
-            return self._divided(stat, threshold, of_magnitude=False)
-        return self._of_stored(self.to_stored(self.clamped(stat)), threshold)
-
-    def _of_stored(self, stored: Any, threshold: Any) -> jax.Array:
-        if self.keeps_stored:
-            return self._divided(stored, threshold, of_magnitude=True)
-        value = signed_clamp_min_ste(self.from_stored(stored), self.floor)
-        return self._finished(value if threshold is None else divide(value, self._steps(threshold)))
-
-    def _divided(self, x: jax.Array, threshold: Any, of_magnitude: bool) -> jax.Array:
-        known = self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
-        steps = threshold if known or threshold is None else self._steps(threshold)
-        scale = to_scale(x, self.floor, steps, of_magnitude=of_magnitude)
-        return scale if self.restrict_scale_threshold_impl is None else self._finished(scale)
-
-    def _steps(self, threshold: Any) -> float | jax.Array:
+    def _steps(self, threshold: Any) -> float | jax.Array | None:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
-        if self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0:
-            return float(threshold)
+        if threshold is None or (
+            self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
+        ):
+            return threshold
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
 
-    def _finished(self, scale: jax.Array) -> jax.Array:
-        restrict = self.restrict_scale_threshold_impl
-        return scale if restrict is None else restrict(scale)
+
+RESTRICTIONS = (
+    "restrict_scaling_impl",
+    "restrict_threshold_impl",
+    "restrict_scale_threshold_impl",
+    "scaling_min_val",
+)
+
+
+class MemoryScaling(Memory):
+    """Abstract: a scale by a rule from the number of a memory.
+
+    A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+    """
+
+    rule: ScaleRule
+
+    def __post_init__(self) -> None:
+        self.begin(taken(self))
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set the rule, and what the base sets."""
+        stats, where = arguments.get("scaling_stats_impl"), type(self).__name__
+        rule = ScaleRule(*(arguments.get(name) for name in RESTRICTIONS), of=stats, where=where)
+        assign(self, rule=rule)
+        super().begin(arguments, stored)
+
+    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:
+        """The scale of `x`, float32.
+
+        Args:
+            x: the tensor.
+            threshold: the number of integer steps; None means 1.
+            task: for a statistic that is searched.
+        """
+        return self.rule.scale(self.number(x, task), threshold)
 
 
 def _keeps_positive(restrict: Restrict) -> bool:

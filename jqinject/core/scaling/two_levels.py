@@ -26,9 +26,8 @@ import numpy as np
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign
-from jqinject.core.memory.parameter import Dynamic
-from jqinject.core.memory.source import DISTANCE
+from jqinject.core.component import Component, assign, component
+from jqinject.core.memory.memory import Dynamic, taken
 from jqinject.core.views import GroupingView
 from jqinject.ops.groups import block_of, elements_axis
 from jqinject.ops.minifloat import to_float_grid
@@ -287,7 +286,7 @@ class Candidates(NamedTuple):
     shared: jax.Array
 
 
-@checked_arguments
+@component
 class RuntimeDynamicTwoLevelScaling(Dynamic):
     """A scale for each block of the given tensor: a minifloat, times a float32 number that all share. No state.
 
@@ -311,27 +310,20 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         [[0.5], [1.0]]
     """
 
-    group_size: int
+    group_size: int | tuple[int, int]
     group_dim: int
-    block_scale_impl: Any
+    input_view_impl: View
+    scaling_stats_impl: Stat
+    block_scale_impl: BlockScaleImpl
     shared_per_row: bool = False
 
-    def __init__(
-        self,
-        group_size: int | tuple[int, int],
-        group_dim: int,
-        input_view_impl: View,
-        scaling_stats_impl: Stat,
-        block_scale_impl: BlockScaleImpl,
-        shared_per_row: bool = False,
-    ) -> None:
-        super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
+    def __post_init__(self) -> None:
+        arguments = taken(self)
+        self.begin(arguments)
         assign(
             self,
-            group_size=block_of(group_size, type(self).__name__)[0],
-            group_dim=group_dim,
-            block_scale_impl=block_scale_impl,
-            shared_per_row=shared_per_row,
+            group_size=block_of(arguments["group_size"], type(self).__name__)[0],
+            **{name: arguments[name] for name in ("group_dim", "block_scale_impl", "shared_per_row")},
         )
 
     @property
@@ -342,7 +334,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
 
     def candidates(self, x: jax.Array) -> Candidates:
         """The scales that `x` may have."""
-        block = jax.lax.stop_gradient(self.number(x, DISTANCE).statistic)
+        block = jax.lax.stop_gradient(self.number(x).statistic)
         if not self.shared_per_row:
             shared = jnp.max(block)
         else:

@@ -310,8 +310,8 @@ class MSERange:
     """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
 
     Tries `max |x| * k / candidates`, `k` from `candidates` down to 1, with `range_steps` from 0 to the end, and takes
-    the first with the least error over the axes that share a scale. The numbers are those that a `CalibratedQuant` with
-    arguments of the same names rounds to.
+    the first with the least error over the axes that share a scale. The numbers are those of a quantizer
+    with arguments of the same names.
 
     Args:
         bit_width: of the integers.

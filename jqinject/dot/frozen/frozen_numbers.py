@@ -37,7 +37,7 @@ from jqinject.quant_tensor import (
     in_groups,
     is_concrete,
 )
-from jqinject.quant_tensor.groupwise.groups import with_two_axes
+from jqinject.quant_tensor.group_layout import with_two_axes
 
 Numbers = Mapping[str, jax.Array]
 

@@ -16,11 +16,10 @@ from jqinject.dot.geometry.parts import Block, in_parts, part
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.groups import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.ops.fake_quant import is_known_zero
-from jqinject.ops.processes import eagerly, on_host, on_one_device
+from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_beside
 from jqinject.ops.ste import nearest
-from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor, is_concrete
+from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor
 
 
 class Affine(NamedTuple):
@@ -125,18 +124,12 @@ def affine_of(x: IntQuantTensor) -> Affine:
     # Stored integers lie as they are contracted, and outside a program nothing could be fused.
     just_rounded = isinstance(integers, jax.core.Tracer) and not x.is_stored
     integers = settled(integers) if just_rounded else integers
-    return Affine(integers, x.scale, None if known_zero_point(x) else x.zero_point)
+    return Affine(integers, x.scale, x.zero_point if x.has_zero_point else None)
 
 
 def integer_operand(x: IntQuantTensor) -> IntegerOperand:
     """The integers of a tensor of at most 8 bits, and its value for the gradient."""
     return IntegerOperand(affine_of(x), x.value, x.dtype)
-
-
-def known_zero_point(x: IntQuantTensor) -> bool:
-    """Whether the zero point is known to be 0."""
-    zero = x.zero_point
-    return is_known_zero(zero) if zero.ndim == 0 else is_concrete(zero) and not np.any(on_host(zero))
 
 
 def affine_dot_general(

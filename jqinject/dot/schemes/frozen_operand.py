@@ -8,7 +8,6 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.geometry.labels import Labels
-from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor
@@ -39,5 +38,5 @@ def frozen_operand(
             "Int8WeightPerChannelAbsMax"
         )
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    shifted = proxy.has_zero_point and not (isinstance(found, IntQuantTensor) and known_zero_point(found))
+    shifted = proxy.has_zero_point and (not isinstance(found, IntQuantTensor) or found.has_zero_point)
     return frozen_numbers(found, stored_last, shifted, None, forms)

@@ -32,7 +32,7 @@ class QDotGeneral(QuantizedOp):
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             which create its variables at once: to load a frozen checkpoint, also abstractly.
-        lhs_range: a static range of the left operand: a symmetric `CalibratedQuant` with an average, whose range
+        lhs_range: a static range of the left operand: a symmetric `RangeScaling` with an average, whose range
             replaces `calibration`; by default what the scheme's `lhs_range` assembles. Only for AQT-style operands;
             other quantizers have their own ranges.
         rngs: source of keys for stochastic rounding; needed to train if gradients are rounded stochastically.
@@ -89,12 +89,13 @@ class QDotGeneral(QuantizedOp):
         Example:
             >>> import jax.numpy as jnp
             >>> from jqinject.dot import Scheme
-            >>> from jqinject.quant import Int8ActDynamicPerRow, Int8GradPerRowDynamic, Int8WeightPerChannelAbsMax
+            >>> from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8DynamicGradPerRowFloat
+            >>> from jqinject.quant import Int8WeightPerChannelAbsMax
             >>> op = QDotGeneral(
             ...     Scheme.let(
-            ...         fprop_lhs=Int8ActDynamicPerRow,
+            ...         fprop_lhs=Int8DynamicActPerRowAbsMax,
             ...         fprop_rhs=Int8WeightPerChannelAbsMax,
-            ...         dgrad_grad=Int8GradPerRowDynamic,
+            ...         dgrad_grad=Int8DynamicGradPerRowFloat,
             ...     )
             ... )
             >>> for product in op.explain(jnp.ones((4, 8)), jnp.ones((8, 2)), (((1,), (0,)), ((), ()))):

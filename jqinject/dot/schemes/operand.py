@@ -12,10 +12,17 @@ from flax import nnx
 
 from jqinject.core import (
     AbsMaxRange,
-    CalibratedQuant,
+    BitWidthConst,
     CeilSte,
+    DynamicOverSubChannelBlockView,
+    IntQuant,
+    MinifloatQuant,
     NonzeroRange,
     PowerOfTwoRestrictValue,
+    RangeScaling,
+    RangeSteps,
+    RangeZeroPoint,
+    RescalingIntQuant,
     RoundToOddSte,
     StochasticRoundSte,
 )
@@ -146,7 +153,35 @@ def without_state(
     return made
 
 
-class OperandInjector(ExtendedInjector):
+class InRange(ExtendedInjector):
+    """Signed integers, or the minifloats of `q_dtype`, in a range that `calibration_impl` finds."""
+
+    scaling_impl = RangeScaling
+    calibration_impl = AbsMaxRange
+    averaging_impl = None
+    int_quant = IntQuant
+    int_scaling_impl = RangeSteps
+    zero_point_impl = RangeZeroPoint
+    bit_width_impl = BitWidthConst
+    bit_width = 8
+    signed = True
+    narrow_range = False
+    q_dtype = None
+    group_size = None
+    group_padding = False
+
+    @choices(RescalingIntQuant, MinifloatQuant)
+    def tensor_quant(q_dtype: Any) -> Any:
+        """Integers without a `q_dtype`."""
+        return RescalingIntQuant if q_dtype is None else MinifloatQuant
+
+    @choices(DynamicOverSubChannelBlockView)
+    def input_view_impl(group_size: Any) -> Any:
+        """None without groups."""
+        return None if group_size is None else DynamicOverSubChannelBlockView
+
+
+class OperandInjector(InRange):
     """One operand of one contraction, symmetric: `scale = calibration(x) / (2^(bits-1) - 0.5)`, never -2^(bits-1).
 
     | name | |
@@ -184,7 +219,6 @@ class OperandInjector(ExtendedInjector):
     noise_sharing_axes = ()
     calibration_axes = "contracting"
     dequant_mode = "output"
-    signed = True
     narrow_range = True
     scale_stop_grad = True
     restrict_value_float_to_int_impl = CeilSte
@@ -192,10 +226,12 @@ class OperandInjector(ExtendedInjector):
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
     random_bits = value(checked_rng_type)
 
-    @choices(CalibratedQuant)
+    @choices(RescalingIntQuant, MinifloatQuant)
     def tensor_quant(bits: Any) -> Any:
         """None for no quantization."""
-        return None if checked_bits(bits) is None else CalibratedQuant
+        if checked_bits(bits) is None:
+            return None
+        return RescalingIntQuant if isinstance(bits, int) else MinifloatQuant
 
     @value
     def bit_width(bits: Any, preserve_zero: Any) -> int:
@@ -209,7 +245,7 @@ class OperandInjector(ExtendedInjector):
 
     @value
     def range_steps(bits: Any, preserve_zero: Any, preserve_max_val: Any) -> float | None:
-        """See `CalibratedQuant`."""
+        """See `RangeSteps`."""
         if not isinstance(bits, int):
             return None
         steps = 2.0 ** (bits - 1) - 0.5 * bool(preserve_zero) - 0.5 * bool(preserve_max_val)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
 
-from jqinject.core import CalibratedQuant, warn_if_uncalibrated
+from jqinject.core import RangeScaling, warn_if_uncalibrated
 from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
@@ -46,7 +46,7 @@ class QuantizedOp(InnerModule):
         rhs_quant_mode: QuantMode = QuantMode.TRAIN,
         lhs_freezer: Mapping[str, Any] | Freezer | None = None,
         rhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        lhs_range: CalibratedQuant | None = None,
+        lhs_range: RangeScaling | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
         name = type(self).__name__

@@ -77,11 +77,11 @@ takes them: on CUDA `jax.nn.scaled_matmul` | False |
     along summed axes; otherwise as dequantized values. `QDotGeneral.explain` says which.
 
     Example:
-        >>> from jqinject.quant import Int4WeightPerGroupAbsMax, Int8ActDynamicPerRow, Int8GradPerRowDynamic
+        >>> from jqinject.quant import Int4WeightPerGroupAbsMax, Int8DynamicActPerRowAbsMax, Int8DynamicGradPerRowFloat
         >>> class W4A8G8(Scheme):
-        ...     fprop_lhs = Int8ActDynamicPerRow
+        ...     fprop_lhs = Int8DynamicActPerRowAbsMax
         ...     fprop_rhs = Int4WeightPerGroupAbsMax
-        ...     dgrad_grad = wgrad_grad = Int8GradPerRowDynamic
+        ...     dgrad_grad = wgrad_grad = Int8DynamicGradPerRowFloat
         >>> from flax import nnx
         >>> from jqinject.dot import QDotGeneral
         >>> layer = nnx.Linear(64, 32, dot_general=QDotGeneral(W4A8G8), rngs=nnx.Rngs(0))

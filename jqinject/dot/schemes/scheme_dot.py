@@ -15,7 +15,6 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.dot.schemes.product_transforms import (
     beside,
     multiplied,
@@ -44,7 +43,6 @@ from jqinject.dot.tensors.six_operands import (
     contract_operands,
     quantized_gradient,
 )
-from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 
@@ -255,12 +253,12 @@ def _payload_and_scale(
             if payload is None
             else (LabelledTensor(payload.astype(tensor.dtype), made.labels), scale)
         )
-    if not known_zero_point(tensor) or not isinstance(tensor.bit_width, int):
+    if tensor.has_zero_point or not isinstance(tensor.bit_width, int):
         return x, None
     integers = tensor.int() if tensor.payload is None else tensor.payload
     if not as_integers:
         return LabelledTensor(integers.astype(tensor.dtype), made.labels), scale
-    one = (jnp.ones((), jnp.float32), known_zero(), tensor.bit_width, tensor.signed, tensor.dtype)
+    one = (jnp.ones((), jnp.float32), None, tensor.bit_width, tensor.signed, tensor.dtype)
     return LabelledTensor(IntQuantTensor.stored(integers, *one), made.labels), scale
 
 

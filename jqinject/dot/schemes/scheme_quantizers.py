@@ -12,7 +12,7 @@ from flax import nnx
 from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantParam
 from jqinject.dot.geometry.labels import Labels
-from jqinject.dot.kernels.integer import has_integers, known_zero_point
+from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.dot.schemes.operand import without_state
 from jqinject.dot.schemes.product_transforms import random_signs, transform_of, transformed
@@ -110,7 +110,7 @@ class SchemeQuantizers(InnerModule):
         if isinstance(found, FloatQuantTensor) and found.is_contractible:
             return QuantizedOperand(found.payload(), found.scale)
         shifted = self._held(name, binding, x, summed).quant.has_zero_point
-        shifted = shifted and not (isinstance(found, IntQuantTensor) and known_zero_point(found))
+        shifted = shifted and (not isinstance(found, IntQuantTensor) or found.has_zero_point)
         if not shifted and isinstance(found, IntQuantTensor) and has_integers(found):
             narrow = jnp.int4 if found.bit_width == 4 and found.signed else None
             return QuantizedOperand(
@@ -359,7 +359,7 @@ def contract_once(
 def _cure(name: str) -> str:
     if name in GRADIENTS:
         return (
-            "a ...Grad... quantizer of jqinject.quant (Int8GradPerRowDynamic, Fp8e5m2GradPerTensorDelayed), or a "
+            "a ...Grad... quantizer of jqinject.quant (Int8DynamicGradPerRowFloat, Fp8e5m2GradPerTensorDelayed), or a "
             "dynamic one of activations"
         )
     if name in ("fprop_lhs", "fprop_rhs"):

@@ -7,25 +7,26 @@ from typing import Any
 
 import jax
 
-from jqinject.core import CalibratedQuant, ClippingRange
+from jqinject.core import ClippingRange, RangeScaling
 from jqinject.dot.schemes.operand import OperandInjector
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.inject import Binding
+from jqinject.ops.clamp import shaped
 
 
 @dataclass(frozen=True, eq=False)
 class CollectedRange:
-    """The averaged range of a quantizer, as the `calibration` of an operand.
+    """An averaged range, as the `calibration` of an operand.
 
     Attributes:
-        quantizer: the quantizer, whose average is updated by every call in training.
+        scaling: whose average is updated by every call in training.
     """
 
-    quantizer: CalibratedQuant
+    scaling: RangeScaling
 
     def __call__(self, x: jax.Array, axes: Any, names: Any = ()) -> ClippingRange:
         """One range for the whole operand."""
-        return self.quantizer.clipping_range(x)
+        return jax.tree.map(lambda end: shaped(end, (1,) * x.ndim), self.scaling.clipping_range(x))
 
 
 def range_of(config: Any) -> Any:
@@ -34,11 +35,11 @@ def range_of(config: Any) -> Any:
     return injector.lhs_range if "lhs_range" in injector else None
 
 
-def checked_range(found: Any, scheme: SchemeSpec, name: str) -> CalibratedQuant | None:
+def checked_range(found: Any, scheme: SchemeSpec, name: str) -> RangeScaling | None:
     """Check a static range.
 
     Raises:
-        TypeError: it is not a `CalibratedQuant` with an average; the left operand's quantizer has its own range.
+        TypeError: it is not a `RangeScaling` with an average; the left operand's quantizer has its own range.
         ValueError: it has a zero point; the operand has no bits; the op is a convolution.
     """
     if found is None:
@@ -54,10 +55,10 @@ def checked_range(found: Any, scheme: SchemeSpec, name: str) -> CalibratedQuant 
             "fprop_lhs = jqinject.quant.Int8ActPerTensorAbsMax, or another quantizer of activations with a collected "
             "range"
         )
-    if not isinstance(found, CalibratedQuant) or found.averaging_impl is None:
+    if not isinstance(found, RangeScaling) or found.averaging_impl is None:
         raise TypeError(
-            f"{name}: lhs_range must be a CalibratedQuant with an average, got {found!r:.80}.\n"
-            "  cure: CalibratedQuant(AbsMaxRange(), SimpleMovingAverage())"
+            f"{name}: lhs_range must be a RangeScaling with an average, got {found!r:.80}.\n"
+            "  cure: RangeScaling(AbsMaxRange(), SimpleMovingAverage())"
         )
     if operand is None or found.averaged_range().low is not None:
         raise ValueError(

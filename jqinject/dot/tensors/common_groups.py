@@ -11,7 +11,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
 from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor, in_pieces, smaller_groups
-from jqinject.quant_tensor.groupwise.groups import with_two_axes
+from jqinject.quant_tensor.group_layout import with_two_axes
 
 
 class InCommonGroups(NamedTuple):

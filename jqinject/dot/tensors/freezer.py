@@ -15,7 +15,6 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
@@ -271,5 +270,5 @@ def served(stored: QuantizedOperand) -> QuantTensor:
     if jnp.issubdtype(stored.payload.dtype, jnp.integer):
         signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)
         bits = 8 * stored.payload.dtype.itemsize
-        return IntQuantTensor.stored(stored.payload, stored.scale, known_zero(), bits, signed, jnp.float32)
+        return IntQuantTensor.stored(stored.payload, stored.scale, None, bits, signed, jnp.float32)
     return FloatQuantTensor.stored(stored.payload, stored.scale, jnp.float32)

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
+from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import from_float_steps
@@ -149,7 +148,7 @@ def is_packed(x: Any) -> bool:
 def packed_tensor(x: Any) -> Any:
     """A quantized tensor as its payload and scale, if it keeps them; anything else unchanged."""
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
-        zero = None if known_zero_point(x) else x.zero_point
+        zero = x.zero_point if x.has_zero_point else None
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
     levels = levels_of(x)
     if levels is not None and isinstance(x, GroupwiseFloatQuantTensor):
@@ -189,7 +188,6 @@ def unpacked_tensor(x: Any) -> Any:
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
-        tensor = FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype)
-        return tensor.with_scale_dtype(x.scale.dtype if x.scale.dtype.itemsize == 1 else None)
-    zero = known_zero() if x.zero_point is None else x.zero_point
-    return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.dtype)
+        scale_dtype = x.scale.dtype if x.scale.dtype.itemsize == 1 else None
+        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype, scale_dtype)
+    return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, *x.bits, x.dtype)

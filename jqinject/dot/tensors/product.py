@@ -19,7 +19,6 @@ from jqinject.dot.kernels.integer import (
     affine_dot_general,
     affine_of,
     has_integers,
-    known_zero_point,
 )
 from jqinject.dot.tensors.decision import decide, varies
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
@@ -170,7 +169,7 @@ def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> b
     if isinstance(other.tensor, QuantTensor) or varies(x, summed, tiles=True):
         return False
     if isinstance(tensor, IntQuantTensor):
-        return has_integers(tensor) and known_zero_point(tensor)
+        return has_integers(tensor) and not tensor.has_zero_point
     return isinstance(tensor, FloatQuantTensor) and tensor.is_contractible
 
 

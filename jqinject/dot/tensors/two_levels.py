@@ -93,9 +93,10 @@ class TwoLevels:
                 numbers = unpack_halves(numbers, axis, self.packed[axis])
             numbers = self.format.decode(numbers)
         scale = block * self.shared
-        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format)
+        levels = Levels(numbers, block, self.shared)
+        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
         whole = in_groups(
-            made.with_levels(Levels(numbers, block, self.shared)),
+            made,
             self.groups.size,
             self.groups.dim,
             self.groups.length,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.core.memory.running import Collected
-from jqinject.core.scaling.from_statistics import LearnedActStepScaling
+from jqinject.core.scaling.from_statistics import ParameterFromRuntimeStatsScaling
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.cache_names import PROXIES, CacheScale
@@ -114,7 +113,7 @@ def check_proxies(
         proxy, wanted = proxies[each.target], formats[each.target]
         part = vars(proxy.tensor_quant).get("scaling_impl")
         own = None if proxy.is_dynamic else static_format(proxy)
-        learns_range = isinstance(part, Collected) and not isinstance(part, LearnedActStepScaling)
+        learns_range = isinstance(part, ParameterFromRuntimeStatsScaling)
         if own is None or own.kind != wanted.kind or not own.symmetric or not learns_range:
             cure = {"float": "Fp8e4m3OCPActPerTensorFloat", "int": "Int8ActPerTensorFloat"}[wanted.kind]
             raise CheckpointError(

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jqinject.core.memory.running import Collected
+from jqinject.core.memory.memory import Memory
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
     Fp8e4m3OCPDynamicActPerGroupFloat,
-    FP8e4m3OCPDynamicActPerRowFloat,
+    Fp8e4m3OCPDynamicActPerRowFloat,
     Fp8e4m3OCPDynamicActPerTensorFloat,
-    Int8ActDynamicPerRow,
-    Int8ActDynamicPerTensor,
     Int8ActPerTensorFloat,
     Int8DynamicActPerGroupFloat,
+    Int8DynamicActPerRowAbsMax,
+    Int8DynamicActPerTensorAbsMax,
     NVFP4Act,
     ShiftedUint8ActPerTensorFloat,
     ShiftedUint8DynamicActPerRowFloat,
@@ -63,10 +63,10 @@ def _dynamic(given: InputFormat) -> Any:
         base = {"int": Int8DynamicActPerGroupFloat, "float": Fp8e4m3OCPDynamicActPerGroupFloat}[given.kind]
         return base.let(group_size=size) if given.symmetric else None
     if given.kind == "float":
-        return {"token": FP8e4m3OCPDynamicActPerRowFloat, "tensor": Fp8e4m3OCPDynamicActPerTensorFloat}.get(
+        return {"token": Fp8e4m3OCPDynamicActPerRowFloat, "tensor": Fp8e4m3OCPDynamicActPerTensorFloat}.get(
             given.strategy
         )
-    symmetric = {"token": Int8ActDynamicPerRow, "tensor": Int8ActDynamicPerTensor}
+    symmetric = {"token": Int8DynamicActPerRowAbsMax, "tensor": Int8DynamicActPerTensorAbsMax}
     shifted = {"token": ShiftedUint8DynamicActPerRowFloat, "tensor": ShiftedUint8DynamicActPerTensorFloat}
     return (symmetric if given.symmetric else shifted).get(given.strategy)
 
@@ -116,13 +116,11 @@ def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...])
         (vars(proxy.tensor_quant).get("zero_point_impl"), distances),
     )
     for part, numbers in parts:
-        if isinstance(part, Collected) and None not in numbers:
+        if isinstance(part, Memory) and part.kind == "collected" and None not in numbers:
+            assert part.value is not None
             held = part.value.get_value()
             each = np.asarray(numbers, np.float32).reshape((*depth, *(1,) * (held.ndim - len(depth))))
-            stored = jnp.broadcast_to(jnp.asarray(each), held.shape)
-            part.value.set_value(stored)
-            part.buffer.set_value(stored)
-            part.counter.set_value(jnp.full_like(part.counter.get_value(), part.collection.steps + 1))
+            part.commit(jnp.broadcast_to(jnp.asarray(each), held.shape))
 
 
 def static_format(proxy: Any) -> InputFormat | None:

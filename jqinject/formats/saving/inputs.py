@@ -23,8 +23,8 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor
 
 CURE = (
-    "Int8ActDynamicPerRow, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, FP8e4m3OCPDynamicActPerRowFloat, NVFP4Act; "
-    "or rules without input_quant"
+    "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
+    "NVFP4Act; or rules without input_quant"
 )
 
 

@@ -27,7 +27,7 @@ from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.ops.sharding import is_split
 from jqinject.program import CALL, HELD, Call, Method, checked_method
-from jqinject.quant_tensor.float_quant_tensor import CONTRACTED
+from jqinject.quant_tensor import CONTRACTED
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 

@@ -11,13 +11,13 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxScaling, GradStat, QuantParam, QuantStat, StaticRange
-from jqinject.core.memory.source import Source
+from jqinject.core.memory.memory import Memory
 from jqinject.core.state import state_parts
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
 # Statistics of the current step, counters and formats of inputs: no history.
-PASSING = ("pending", "counter", "count", "countdown", "init_done", "input_format")
+PASSING = ("pending", "counter", "count", "countdown", "input_format")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _placeholders(nodes: Iterable[tuple[tuple[Any, ...], Any]]) -> Iterator[tupl
         # On the class: `nnx.Rngs` has a stream under any name.
         if issubclass(type(node), StaticRange) and node.has_range() is False:
             yield path
-        if isinstance(node, Source):
+        if isinstance(node, Memory):
             yield from ((*path, name) for name in node.unfilled())
 
 

@@ -93,7 +93,7 @@ def calibrate(
         >>> layer = QuantLinear(4, 2, input_quant=Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
         >>> print(calibrate(layer, [jnp.ones((3, 4)), -jnp.ones((3, 4))], progress=False))
         calibrated 1 quantizers with 2 batches
-        >>> layer.input_quant.tensor_quant.averaging_impl.sum_of_max[...]
+        >>> layer.input_quant.tensor_quant.scaling_impl.averaging_impl.sum_of_max[...]
         Array(1., dtype=float32)
     """
     calls = BatchCalls(model, method, call, "calibrate")

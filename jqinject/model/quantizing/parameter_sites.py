@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.core import CalibratedQuant
+from jqinject.core._protocols import groups_of
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn.base.parameter_site import ParameterSite
@@ -188,13 +188,14 @@ def _check_groups(name: str, declared: str, quantizer: Any, site: ParameterSite)
     Raises:
         ValueError: names the parameter.
     """
-    if not isinstance(quantizer, CalibratedQuant) or quantizer.group_size is None or quantizer.group_padding:
+    groups, view = groups_of(quantizer), getattr(quantizer, "input_view_impl", None)
+    if groups is None or getattr(view, "group_padding", True):
         return
-    shape, size = tuple(site.weight_shape)[site.stacked :], quantizer.group_size
-    length = shape[quantizer.group_dim]
+    shape, (size, dim) = tuple(site.weight_shape)[site.stacked :], groups
+    length = shape[dim]
     if length % size:
         raise ValueError(
-            f"{name}: groups of {size} do not fill axis {quantizer.group_dim} of {shape}, {length} numbers.\n"
+            f"{name}: groups of {size} do not fill axis {dim} of {shape}, {length} numbers.\n"
             f"  cure: before this rule, Rule({name!r}, weight_quant={declared}.let(group_size="
             f"{math.gcd(length, size)})); or group_padding = True, which fills up the last group with zeros"
         )

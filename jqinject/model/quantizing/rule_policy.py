@@ -264,7 +264,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         raise TypeError(
             f"{site.name} is {what}, and {declared.base.__name__} is not for these: its proxy is a "
             f"{kind.__name__}.\n  cure: a quantizer of {what.split()[-1]}s, such as "
-            f"{'Int8GradPerTensorDynamic' if what == 'a gradient' else 'Int8ActPerTensorMinMax'}"
+            f"{'Int8DynamicGradPerTensorFloat' if what == 'a gradient' else 'Int8ActPerTensorMinMax'}"
         )
     axes = site.overrides.get("channelwise_axes", ())
     return wanted(

@@ -35,7 +35,8 @@ def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dic
             del result[p]
         for name, value in finished.items():
             added = (*path, *name.split("."))
-            result[added] = value if name in named else _stacked(value, index.by_path.get(added))
+            given = any(value is entry for entry in own.values())
+            result[added] = value if given else _stacked(value, index.by_path.get(added))
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +11,24 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.core.memory.memory import Memory
 from jqinject.core.state import kind_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 
 # The names under which components store scales and zero points.
 LEARNED = "value"
+RECORD = "record"
 COLLECTED = ("buffer", "running_stats")
 OF_SCALES = (LEARNED, *COLLECTED)
 STORED_SCALES = ("scale", "committed_scale")
-COUNTERS = ("counter", "count", "countdown", "init_done")
+COUNTERS = ("counter", "count", "countdown")
 
 
-@runtime_checkable
-class StoresScale(Protocol):
-    """A component of scales that says how its stored scales are read."""
-
-    restrict_scaling_impl: Any
+def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
+    """The components that store scales, and how these are restricted."""
+    for path, node in index.places:
+        if isinstance(node, Memory) and node.rule is not None:
+            yield path, node.rule.restrict_scaling_impl
 
 
 def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
@@ -77,8 +79,8 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
     """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
     learned = {
         (*path, LEARNED)
-        for path, node in index.places
-        if isinstance(node, StoresScale) and isinstance(node.restrict_scaling_impl, FloatRestrictValue)
+        for path, restriction in _scalings(index)
+        if isinstance(restriction, FloatRestrictValue)
     }
     return [
         path
@@ -91,24 +93,19 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
 
 def _scales(index: ModelIndex) -> Iterator[Path]:
     """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
-    for path, node in index.places:
-        if not isinstance(node, StoresScale):
-            continue
-        whole = isinstance(node.restrict_scaling_impl, IntRestrictValue)
-        if whole or isinstance(node.restrict_scaling_impl, FloatRestrictValue):
-            yield from ((*path, name) for name in COLLECTED)
-            yield (*path, "runtime_stats", "running_stats")
+    for path, restriction in _scalings(index):
+        whole = isinstance(restriction, IntRestrictValue)
+        if whole or isinstance(restriction, FloatRestrictValue):
+            yield from ((*path, RECORD, name) for name in COLLECTED)
         if whole:
             yield (*path, LEARNED)
 
 
 def _divisors(index: ModelIndex) -> Iterator[Path]:
     """Paths of stored scales that are bounded away from 0 before they are stored, and not stored as logarithms."""
-    for path, node in index.places:
-        if isinstance(node, StoresScale) and isinstance(
-            node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
-        ):
-            yield from ((*path, LEARNED), (*path, "buffer"))
+    for path, restriction in _scalings(index):
+        if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
+            yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
 
 
 def _is_finite(value: Any) -> bool:

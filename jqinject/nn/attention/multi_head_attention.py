@@ -49,7 +49,8 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     Decoding (`decode=True`, after `init_cache`) keeps keys and values as `k_transposed_quant` and `v_quant` make them:
     in integers (or 8-bit floats) with their scales, a quarter of their bytes in float32 for 8 bits, an eighth for 4. A
     position is quantized once, when it is new, as the whole sequence would be: with quantizers that look at no other
-    position (a constant scale, or `Int8ActDynamicPerRow`: one for each head and position) decoding is the full forward.
+    position (a constant scale, or `Int8DynamicActPerRowAbsMax`: one for each head and position) decoding is the full
+    forward.
 
     Args:
         num_heads, in_features, qkv_features, out_features, num_kv_heads, in_kv_features: as for
@@ -90,9 +91,9 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     by the same quantizer; a mask hides products from the softmax, not from the range of `softmax_input_quant`.
 
     Example:
-        >>> from jqinject.quant import Int8ActDynamicPerRow
+        >>> from jqinject.quant import Int8DynamicActPerRowAbsMax
         >>> mha = QuantMultiHeadAttention(
-        ...     2, 8, decode=False, k_transposed_quant=Int8ActDynamicPerRow, v_quant=Int8ActDynamicPerRow,
+        ...     2, 8, decode=False, k_transposed_quant=Int8DynamicActPerRowAbsMax, v_quant=Int8DynamicActPerRowAbsMax,
         ...     rngs=nnx.Rngs(0))
         >>> mha(jnp.ones((1, 3, 8))).shape, mha.query.kernel.shape
         ((1, 3, 8), (8, 2, 4))

@@ -387,6 +387,7 @@ class GradGradNames(TypedDict, total=False):
     grad_exponent_bit_width_impl: Component
     grad_exponent_bit_width_impl_type: BitWidthImplType
     grad_exponent_impl: Component
+    grad_factor: float
     grad_float_clamp_impl: Component
     grad_float_scaling_impl: Component
     grad_float_to_int_impl: Component
@@ -804,6 +805,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_channel_axes: int
     bias_channel_shape: tuple[int, ...]
     bias_exponent_impl: Component
+    bias_factor: float
     bias_float_to_int_impl: Component
     bias_float_to_int_impl_type: FloatToIntImplType
     bias_force_parameter: bool
@@ -1976,6 +1978,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_channel_axes: int
     in_proj_bias_channel_shape: tuple[int, ...]
     in_proj_bias_exponent_impl: Component
+    in_proj_bias_factor: float
     in_proj_bias_float_to_int_impl: Component
     in_proj_bias_float_to_int_impl_type: FloatToIntImplType
     in_proj_bias_force_parameter: bool
@@ -2067,6 +2070,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_exponent_bit_width_impl: Component
     in_proj_grad_exponent_bit_width_impl_type: BitWidthImplType
     in_proj_grad_exponent_impl: Component
+    in_proj_grad_factor: float
     in_proj_grad_float_clamp_impl: Component
     in_proj_grad_float_scaling_impl: Component
     in_proj_grad_float_to_int_impl: Component
@@ -2484,6 +2488,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_channel_axes: int
     out_proj_bias_channel_shape: tuple[int, ...]
     out_proj_bias_exponent_impl: Component
+    out_proj_bias_factor: float
     out_proj_bias_float_to_int_impl: Component
     out_proj_bias_float_to_int_impl_type: FloatToIntImplType
     out_proj_bias_force_parameter: bool
@@ -2730,6 +2735,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_exponent_bit_width_impl: Component
     out_proj_grad_exponent_bit_width_impl_type: BitWidthImplType
     out_proj_grad_exponent_impl: Component
+    out_proj_grad_factor: float
     out_proj_grad_float_clamp_impl: Component
     out_proj_grad_float_scaling_impl: Component
     out_proj_grad_float_to_int_impl: Component
@@ -3754,6 +3760,7 @@ class TruncNames(TypedDict, total=False):
     channel_shape: tuple[int, ...]
     collect_stats_steps: int
     collected_range: float | None
+    factor: float
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     group_dim: int | None

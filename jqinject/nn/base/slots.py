@@ -86,7 +86,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
     summed = getattr(layer, "summed_axes", ())
     size, dim = proxy.quant_metadata.group_size, proxy.quant_metadata.group_dim
     # Groups without padding are refused where they do not fill the axis.
-    padded = getattr(proxy.tensor_quant, "group_padding", True)
+    padded = getattr(getattr(proxy.tensor_quant, "input_view_impl", None), "group_padding", True)
     if size is None or dim is None or len(summed) < 2 or not padded:
         return
     shape = tuple(layer.weight_shape)[-layer.weight_ndim :]

@@ -72,7 +72,7 @@ def _private_copy(layer: Any) -> Any:
     proxy = nnx.clone(proxy)
     quantizer = proxy.tensor_quant
     sources = [getattr(quantizer, name, None) for name in ("scaling_impl", "zero_point_impl")]
-    found = [getattr(quantizer, "calibration_impl", None), *(getattr(one, "stats", None) for one in sources)]
+    found = [getattr(one, name, None) for one in sources for name in ("calibration_impl", "stats")]
     measures = [type(one) for one in found if one is not None]
     fits = bool(measures) and all(kind in OF_EXTREMES for kind in measures)
     return proxy if fits and is_sliceable(quantizer) and groups_of(quantizer) is None else None

@@ -13,11 +13,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import (
-    CalibratedQuant,
     CodebookQuant,
     CommittedQuant,
-    Float8Quant,
     FloatQuant,
+    MinifloatQuant,
     RescalingIntQuant,
 )
 from jqinject.core._protocols import grid_of, groups_of
@@ -30,11 +29,10 @@ FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
 ELEMENTWISE = (
-    CalibratedQuant,
     CodebookQuant,
     CommittedQuant,
-    Float8Quant,
     FloatQuant,
+    MinifloatQuant,
     RescalingIntQuant,
 )
 # What has an element for each of the weight's, or sums some; everything else is of the whole weight.

@@ -18,8 +18,9 @@ def has_row_scales(quantizer: Any) -> bool:
     """Whether an injector declares a scale for each row, the numbers along the last axis.
 
     Example:
-        >>> from jqinject.quant import Int8ActDynamicPerRow, Int8ActPerTensorFloat, Int8DynamicActPerRowFloat
-        >>> [has_row_scales(one) for one in (Int8ActDynamicPerRow, Int8DynamicActPerRowFloat, Int8ActPerTensorFloat)]
+        >>> from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8ActPerTensorFloat, Int8DynamicActPerRowFloat
+        >>> quantizers = Int8DynamicActPerRowAbsMax, Int8DynamicActPerRowFloat, Int8ActPerTensorFloat
+        >>> [has_row_scales(quantizer) for quantizer in quantizers]
         [True, True, False]
     """
     if isinstance(quantizer, Binding):

@@ -7,26 +7,21 @@ The names say the method: `MinMax` has a zero point, the others are symmetric. A
 from jqinject.core import (
     AbsMaxRange,
     AbsPercentileRange,
-    CalibratedQuant,
     MinMaxRange,
     MSERange,
     RMSRange,
     SimpleMovingAverage,
 )
-from jqinject.inject import ExtendedInjector
+from jqinject.dot.schemes.operand import InRange
 from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant.enums import ScalingPerOutputType
 from jqinject.quant.solver import solve_shapes
 
 
-class CalibratedAct(ExtendedInjector):
-    """Signed integers in a range that `calibration_impl` finds; declare it."""
+class CalibratedAct(InRange):
+    """Signed integers in a range that `calibration_impl` finds, averaged over batches; declare it."""
 
-    tensor_quant = CalibratedQuant
     proxy_class = ActQuantProxyFromInjector
-    bit_width = 8
-    signed = True
-    narrow_range = False
     averaging_impl = SimpleMovingAverage
 
 
@@ -70,14 +65,14 @@ class Int8ActPerTensorRMS(CalibratedAct):
     calibration_impl = RMSRange
 
 
-class Int8ActDynamicPerTensor(CalibratedAct):
+class Int8DynamicActPerTensorAbsMax(CalibratedAct):
     """8 bits; the range is the largest magnitude of the tensor at hand. Nothing is calibrated."""
 
     calibration_impl = AbsMaxRange
     averaging_impl = None
 
 
-class Int8ActDynamicPerRow(Int8ActDynamicPerTensor):
+class Int8DynamicActPerRowAbsMax(Int8DynamicActPerTensorAbsMax):
     """8 bits; every row (along the last axis) has the range of its own largest magnitude. Nothing is calibrated.
 
     With a `group_size` every group of so many features of a row has its own: Qwix's `act_qtype` with a `tile_size`.
@@ -86,16 +81,10 @@ class Int8ActDynamicPerRow(Int8ActDynamicPerTensor):
     shared_axes = (-1,)
 
 
-class CalibratedWeight(ExtendedInjector):
+class CalibratedWeight(InRange):
     """Signed integers in a range that `calibration_impl` finds in the weight; a scale for each output channel."""
 
-    tensor_quant = CalibratedQuant
     proxy_class = WeightQuantProxyFromInjector
-    bit_width = 8
-    signed = True
-    narrow_range = False
-    averaging_impl = None
-
     channelwise_axes = solve_shapes.output_channel_axes
 
 

@@ -6,7 +6,7 @@ quantized, what shares a scale, and where the scale comes from.
 
 import jax.numpy as jnp
 
-from jqinject.core import AmaxScaling, Float8Quant
+from jqinject.core import AmaxScaling, Float8Cast, FloatQuant, RoundSte
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import ScalingPerOutputType, StatsOp
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
@@ -15,7 +15,9 @@ from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSo
 class Fp8Quant(ExtendedInjector):
     """8-bit floats: declare `q_dtype`, and `dq_dtype` for another dtype of the dequantized numbers."""
 
-    tensor_quant = Float8Quant
+    tensor_quant = FloatQuant
+    cast_impl = Float8Cast
+    float_to_int_impl = RoundSte
     signed = True
 
 

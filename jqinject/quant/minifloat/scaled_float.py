@@ -408,18 +408,18 @@ class Fp8e4m3FNUZDynamicActPerTensorFloat(Fp8e4m3Mixin, FpFNUZMixin, DynamicFloa
     """e4m3 activations without negative 0, scale = max |x| / 240 of the tensor."""
 
 
-class FP8e4m3OCPDynamicActPerRowFloat(DynamicPerRow, Fp8e4m3Mixin, FpOCPMixin, DynamicFloatAct):
+class Fp8e4m3OCPDynamicActPerRowFloat(DynamicPerRow, Fp8e4m3Mixin, FpOCPMixin, DynamicFloatAct):
     """e4m3 activations, scale = max |x| / 448 of each row (the last axis)."""
 
 
-class FP8e4m3OCPDynamicActPerRowFixedPoint(FP8e4m3OCPDynamicActPerRowFloat):
+class Fp8e4m3OCPDynamicActPerRowFixedPoint(Fp8e4m3OCPDynamicActPerRowFloat):
     """e4m3 activations, a power of two for each row."""
 
     restrict_scaling_type = enums.RestrictValueType.POWER_OF_TWO
     restrict_value_float_to_int_impl = core.FloorSte
 
 
-class FP8e4m3FNUZDynamicActPerRowFloat(DynamicPerRow, Fp8e4m3Mixin, FpFNUZMixin, DynamicFloatAct):
+class Fp8e4m3FNUZDynamicActPerRowFloat(DynamicPerRow, Fp8e4m3Mixin, FpFNUZMixin, DynamicFloatAct):
     """e4m3 activations without negative 0, scale = max |x| / 240 of each row (the last axis)."""
 
 

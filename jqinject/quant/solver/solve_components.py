@@ -79,10 +79,10 @@ def selected(name: str, table: Mapping[Any, Any], default: Any = _REQUIRED, look
         FloorSte()
     """
 
-    def select(choice):
-        return look_up(name, choice, table)
+    def select(**choice):
+        return look_up(name, choice.get(name, default), table)
 
-    argument = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, default=default)
+    argument = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
     vars(select)["__signature__"] = inspect.Signature([argument])
     return choices(*(option for option in table.values() if isinstance(option, type)))(select)
 
@@ -115,9 +115,9 @@ WEIGHT_TENSOR_QUANT = {
     QuantType.BINARY: core.BinaryQuant,
 }
 ACT_TENSOR_QUANT = {**WEIGHT_TENSOR_QUANT, QuantType.BINARY: core.ClampedBinaryQuant}
-INT_QUANT = {QuantType.INT: core.IntQuant}
+INT_QUANT = dict.fromkeys(QuantType) | {QuantType.INT: core.IntQuant}
 
-int_quant = selected("quant_type", INT_QUANT, look_up=pick_or_none)
+int_quant = selected("quant_type", INT_QUANT)
 bit_width_impl = selected("bit_width_impl_type", BIT_WIDTH_IMPL)
 float_to_int_impl = selected("float_to_int_impl_type", FLOAT_TO_INT_IMPL)
 learned_round_impl = selected("learned_round_impl_type", LEARNED_ROUND_IMPL)

@@ -5,6 +5,7 @@ what shares a scale; the other functions read the layer.
 """
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -188,7 +189,7 @@ def output_channel_axes(module):
 @value
 def out_channels(module, output_channel_dim):
     """How many output channels the weight has, along each axis that counts them."""
-    return agreed(module, lambda layer: channels_of(layer, output_channel_dim), "out_channels")
+    return agreed(module, partial(channels_of, output_channel_dim=output_channel_dim), "out_channels")
 
 
 @value
@@ -197,14 +198,14 @@ def weight_channel_axes(output_channel_dim):
     return len(as_tuple(output_channel_dim))
 
 
-def _number_of_axes(module: Any) -> int:
-    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+def _number_of_axes(layer: Any) -> int:
+    return len(layer.weight_shape)
 
 
 @value
 def weight_permute_dims(module, output_channel_dim):
     """The permutation that puts the channels of a weight first; None if they are first already."""
-    axes = list(range(_number_of_axes(module)))
+    axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
     channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
     if channels == axes[: len(channels)]:
         return None
@@ -217,7 +218,7 @@ def weight_permute_dims(module, output_channel_dim):
 @value
 def weight_per_output_channel_shape(module, output_channel_dim, out_channels):
     """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
-    shape = [1] * _number_of_axes(module)
+    shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
     for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
         shape[axis] = size
     return tuple(shape)

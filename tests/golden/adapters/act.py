@@ -17,6 +17,7 @@ from tests.golden.adapters.layouts import (
     dotted,
     facts_of,
     fields_of,
+    kept_by,
     once,
     our_path,
     quantizer,
@@ -108,14 +109,14 @@ def _step(layer: Any, x: Any, cotangent: Any, training: bool) -> dict[str, Any]:
     for path, gradient in nnx.to_flat_state(gradients):
         if isinstance(gradient, QuantParam) and training:
             outputs[f"grad.{dotted(path[1:])}"] = np.asarray(gradient.get_value())
-    for path, variable in nnx.to_flat_state(nnx.state(layer)):
+    for path, variable in kept_by(layer):
         outputs[f"state.{dotted(path[1:])}"] = np.asarray(variable.get_value())
     return outputs
 
 
 def _counters(proxy: Any) -> dict[str, int]:
     found = {}
-    for path, variable in nnx.to_flat_state(nnx.state(proxy)):
+    for path, variable in kept_by(proxy):
         if path[-1] in ("counter", "countdown"):
             found[dotted(path[1:-1])] = int(variable.get_value())
     return found

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 import jqinject.quant
+from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantConvTranspose, QuantEmbed, QuantLinear
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, GroupwiseQuantTensor
 from tests.golden._config import CannotDrive
@@ -220,6 +221,12 @@ def our_path(path: str) -> tuple[str, ...]:
     """Where a Variable is under a proxy that the reference calls `[fused_...].tensor_quant.a.b`."""
     names = path.split("tensor_quant.", 1)[-1].split(".")
     return ("tensor_quant", *(RENAMED.get(name, name) for name in names if name not in UNNESTED))
+
+
+def kept_by(module: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """What a module keeps, by path; the arrays of a record as if they were Variables of their own."""
+    state = nnx.state(module)
+    return [(tuple(name for name in path if name != "record"), part) for path, part in flat_parts(state)]
 
 
 def dotted(path: tuple[Any, ...]) -> str:

@@ -10,6 +10,7 @@ from flax import nnx
 
 import jqinject
 from jqinject.core import BinaryQuant, ParameterScaling, QuantParam
+from jqinject.core.memory.memory import Memory
 from jqinject.nn import QuantIdentity
 from jqinject.quant_tensor import as_array
 from tests.golden._config import CannotDrive
@@ -19,6 +20,7 @@ from tests.golden.adapters.layouts import (
     dotted,
     facts_of,
     fields_of,
+    kept_by,
     kernel_last,
     moved,
     quantizer,
@@ -166,20 +168,15 @@ def checkpoint(layer: Any) -> dict[str, Any]:
     """
     copy = nnx.clone(layer)
     for _, module in nnx.iter_modules(copy):
-        if "counter" in vars(module) and int(module.counter.get_value()) > 0:
-            for name in ("init_scale", "init_zero_point"):
-                getattr(module, name, lambda: None)()
+        if isinstance(module, Memory):
+            module.end_calibration()
     filled: dict[tuple[str, ...], Any] = {}
-    begun = {path[:-1]: int(v.get_value()) for path, v in nnx.to_flat_state(nnx.state(copy)) if _counts(path)}
-    for path, variable in nnx.to_flat_state(nnx.state(copy)):
+    begun = {path[:-1]: int(v.get_value()) for path, v in kept_by(copy) if path[-1] == "counter"}
+    for path, variable in kept_by(copy):
         saved = isinstance(variable, nnx.Param) or path[-1] == "running_stats"
         if saved and begun.get(path[:-1], 1):
             filled[path] = variable.get_value()
     return nnx.to_pure_dict(nnx.from_flat_state(filled)) if filled else {}
-
-
-def _counts(path: tuple[Any, ...]) -> bool:
-    return path[-1] in ("counter", "init_done")
 
 
 def param_from_stats_checkpoint(case: Case, inputs: Any) -> dict[str, Any]:

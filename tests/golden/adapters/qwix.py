@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jqinject.dot as d
-from jqinject.core import CalibratedQuant, CodebookQuant
+from jqinject.core import CodebookQuant
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.inject import Binding
 from jqinject.ops import NF4
@@ -22,6 +22,7 @@ from jqinject.quant_tensor import IntQuantTensor
 from tests.golden._config import Settings, meaning, reading
 from tests.golden.adapters.aqt_stochastic import drawn_noise
 from tests.golden.adapters.qwix_arrays import ScaleOver, form_of, is_microscaled, range_of
+from tests.ranges import in_range
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -72,7 +73,7 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
         return x
     shared = [axis for axis in range(x.ndim) if axis not in axes]
     if is_microscaled(qtype):
-        made = CalibratedQuant(range_of(method), channelwise_axes=axes, **form_of(qtype))(x)
+        made = in_range(range_of(method), channelwise_axes=axes, **form_of(qtype))(x)
         return made.quant_tensor(training=False)
     name, *numbers = method.split(",")
     factors = [float(number) for number in numbers]
@@ -88,7 +89,7 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
         scale = jnp.max(jnp.abs(x), shared, keepdims=True) / jnp.bfloat16(bound - 0.5)
         payload = jnp.clip(jnp.round(x / scale), -bound, bound - 1).astype(jnp.int8)
         return IntQuantTensor.from_int(payload, scale.astype(jnp.float32), dtype=x.dtype)
-    made = CalibratedQuant(Nudged(range_of(method), nudge), channelwise_axes=axes, **form_of(qtype))(x)
+    made = in_range(Nudged(range_of(method), nudge), channelwise_axes=axes, **form_of(qtype))(x)
     return made.quant_tensor(training=False)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from jqinject.core import (
     AbsMaxRange,
-    CalibratedQuant,
     CeilSte,
     ClippingRange,
     CodebookQuant,
@@ -28,6 +27,7 @@ from jqinject.ops import NF4
 from jqinject.quant import Fp8e4m3OCPAct, MXFloat8e4m3Act
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor
 from tests.golden._config import meaning, reading
+from tests.ranges import in_range
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -117,7 +117,7 @@ class ScaleOver:
 def quantizer_of(spec: ArraySpec, axes: tuple[int, ...]) -> Any:
     if spec.qtype == "nf4":
         return CodebookQuant(ScaleOver(spec.method, axes), NF4)
-    return CalibratedQuant(range_of(spec.method), channelwise_axes=axes, **form_of(spec.qtype))
+    return in_range(range_of(spec.method), channelwise_axes=axes, **form_of(spec.qtype))
 
 
 def in_tiles(x: jax.Array, spec: ArraySpec) -> tuple[jax.Array, tuple[int, ...]]:
@@ -167,7 +167,7 @@ def is_microscaled(qtype: str) -> bool:
 def in_groups(x: jax.Array, spec: ArraySpec) -> Any:
     """The array quantized in groups along its one tiled axis."""
     ((axis, size),) = spec.tiles.items()
-    quantizer = CalibratedQuant(
+    quantizer = in_range(
         range_of(spec.method),
         channelwise_axes=spec.axes,
         group_size=_tile(size, x.shape[axis]),
@@ -265,10 +265,8 @@ def clipped(case: Case, inputs: Arrays) -> dict[str, Any]:
     spec = array_of(case["config"])
     x, g = jnp.asarray(inputs["x"]), jnp.asarray(inputs["g"])
     form = form_of(spec.qtype)
-    quantizer = CalibratedQuant(
-        range_of(spec.method), channelwise_axes=spec.axes, scale_stop_grad=True, **form
-    )
-    found = quantizer.clipping_range(x)
+    quantizer = in_range(range_of(spec.method), channelwise_axes=spec.axes, scale_stop_grad=True, **form)
+    found = quantizer.scaling_impl.clipping_range(x)
     _, pull = jax.vjp(lambda x: quantizer(x).value, x)
     ends = {"calibration/absmax": found.high, "calibration/max": found.high, "calibration/min": found.lowest}
     return ends | {"clipped": jnp.clip(x, found.lowest, found.high), "masked_grad": pull(g)[0]}
@@ -287,7 +285,7 @@ def averaged(case: Case, inputs: Arrays) -> dict[str, Any]:
         high, low = jnp.asarray(inputs[prefix + "max"]), jnp.asarray(inputs[prefix + "min"])
         mean = average(ClippingRange(high, low), update=True)
         found |= {prefix + "avg/max": mean.high, prefix + "avg/min": mean.low}
-        found |= {prefix + "stat/count": average.count[...].astype(jnp.int32)}
+        found |= {prefix + "stat/count": average.counter[...].astype(jnp.int32)}
         found[prefix + "stat/sum_of_max"] = average.sum_of_max[...].reshape(high.shape)
         found[prefix + "stat/sum_of_min"] = average.sum_of_min[...].reshape(low.shape)
     return found

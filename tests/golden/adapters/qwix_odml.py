@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule
-from jqinject.odml import Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from jqinject.odml import Int8Act, Int8DynamicAct, Int8Weight, OdmlConversion, OdmlQat
 from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.qwix_arrays import path_of, range_of
 from tests.golden.adapters.qwix_models import model_of
@@ -64,7 +64,7 @@ def rule_of(rule: Mapping[str, Any], nudge: float) -> Rule:
         if given.take("weight_qtype", None) is not None:
             weight = Int8Weight.let(calibration_impl=weight_method, **format_of(given.take("weight_qtype")))
         act_method = range_of(given.take("act_calibration_method", "minmax"), 1.0)
-        kind = Int8Act if given.take("act_static_scale", True) else Int8ActDynamic
+        kind = Int8Act if given.take("act_static_scale", True) else Int8DynamicAct
         if given.take("act_qtype", None) is not None:
             act = kind.let(calibration_impl=act_method, **format_of(given.take("act_qtype")))
         names = given.take("op_names", None)
@@ -90,7 +90,7 @@ def outputs(y: Any) -> dict[str, Any]:
     return {f"y{i}": leaf for i, leaf in enumerate(leaves)} | ({"y": leaves[0]} if len(leaves) == 1 else {})
 
 
-ENDS = {"count": "count", "sum_of_min": "sum_of_min"}
+ENDS = {"count": "counter", "sum_of_min": "sum_of_min"}
 
 
 def average_of(model: Any, name: str) -> Any:
@@ -104,7 +104,7 @@ def average_of(model: Any, name: str) -> Any:
     places = [site] if site in model.op_quant else twins
     if not places:
         raise CannotDrive(f"no site has the statistics {name}; there are {sorted(model.op_quant)}")
-    return model.op_quant[places[0]].tensor_quant.averaging_impl
+    return model.op_quant[places[0]].tensor_quant.scaling_impl.averaging_impl
 
 
 def statistics(model: Any, wanted: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
-from jqinject.core import CalibratedQuant, SimpleMovingAverage
+from jqinject.core import RangeScaling, SimpleMovingAverage
 from jqinject.model import NothingFrozenWarning
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
@@ -99,7 +99,7 @@ def contraction_of(rule: QwixRule, nudges: tuple[float, float], of_gradients: tu
     if not rule.static:
         return injector
     return injector.let(
-        lhs_range=CalibratedQuant,
+        lhs_range=RangeScaling,
         calibration_impl=range_of(rule.act_method, nudges[0]),
         averaging_impl=SimpleMovingAverage,
         batch_axes=() if rule.whole else (0,),
@@ -243,7 +243,7 @@ def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
         layer = getattr(model, name)
         if not isinstance(layer, QuantWeightLayer):
             continue
-        average = layer.input_quant.tensor_quant.averaging_impl
+        average = layer.input_quant.tensor_quant.scaling_impl.averaging_impl
         op = OPS[type(layer).__name__]
         if name in given:
             sums = {what: inputs.get(f"{given[name]}/sum_of_{what}") for what in ("absmax", "max", "min")}
@@ -252,7 +252,7 @@ def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
                 if sums["absmax"] is not None
                 else (sums["max"], sums["min"])
             )
-            average.count.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.float32))
+            average.counter.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.float32))
             average.sum_of_max.set_value(jnp.asarray(high).reshape(()))
             average.sum_of_min.set_value(jnp.asarray(low).reshape(()))
         for kind in ("qparams", "state"):
@@ -271,7 +271,7 @@ def _statistics(model: Any) -> dict[str, Any]:
         if average is not None:
             prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
             shape = (1,) * layer.kernel.ndim
-            found[prefix + "count"] = average.count[...].astype(jnp.int32)
+            found[prefix + "count"] = average.counter[...].astype(jnp.int32)
             found |= {
                 prefix + f"sum_of_{what}": average.sum_of_max[...].reshape(shape)
                 for what in ("absmax", "max")
@@ -285,7 +285,7 @@ def _average_of(layer: Any) -> SimpleMovingAverage | None:
     found = getattr(op, "lhs_range", None) or getattr(
         getattr(layer, "input_quant", None), "tensor_quant", None
     )
-    return getattr(found, "averaging_impl", None)
+    return getattr(getattr(found, "scaling_impl", found), "averaging_impl", None)
 
 
 def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tests.golden.adapters.layouts import (
     facts_of,
     fields_of,
     in_the_words_of,
+    kept_by,
     moved,
     once,
     quantizer,
@@ -78,7 +79,7 @@ def _driven(case: Case, inputs: dict[str, np.ndarray]) -> tuple[dict[str, np.nda
         if name in case["outputs"]:
             outputs[name] = back(getattr(layer.weight_quant, name)(), axes)
     outputs |= {f"call2.{name}": back(v, axes, cut) for name, v in again.items()}
-    for path, variable in nnx.to_flat_state(nnx.state(layer.weight_quant)):
+    for path, variable in kept_by(layer.weight_quant):
         outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes, cut)
     return outputs, tensor
 

@@ -1,0 +1,680 @@
+"""Remember the number that a scale, a zero point or a range is made from: one state machine with a policy.
+
+A memory measures the given tensor (or the parameters that share a quantizer), and returns a statistic, a stored number,
+or both while a statistic is still collected. `policy.py` lists what a memory may do with the numbers of batches, and
+has the arithmetic; this file has the states: training and evaluation, calibration, and partial checkpoints.
+
+Ready-made memories (scalings, zero points) are dataclasses of their constructor's arguments, whose names begin with
+what the number is of, "scaling" or "zero_point".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import check
+from jqinject.core._protocols import Factors, scale_dtype, searches
+from jqinject.core.clamp import Identity
+from jqinject.core.component import Component, InnerModule, assign, set_given, set_view
+from jqinject.core.memory.policy import (
+    DefaultMomentum,
+    Kind,
+    Policy,
+    collected_after,
+    mean,
+    mean_after,
+)
+from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
+from jqinject.core.statistics.search import Task
+from jqinject.core.statistics.statistic import gated_statistic_of, in_place, statistic_of
+from jqinject.core.views import cut_of
+from jqinject.ops.clamp import all_finite, shaped
+from jqinject.ops.reductions import parts_of
+from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import with_gradient_of
+
+Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
+"""The name in the record of what a policy averages."""
+EMPTY = {"scaling": 1.0, "zero_point": 0.0}
+"""Initial values of unfilled parameters, by prefix of the user's arguments."""
+
+
+class Number(NamedTuple):
+    """What a memory returns.
+
+    Attributes:
+        statistic: a statistic; None if there is none.
+        stored: a number in the domain in which it is learned; None if there is none.
+        collecting: a bool scalar, if there are both: whether the statistic is used.
+    """
+
+    statistic: Any = None
+    stored: Any = None
+    collecting: Any = None
+
+
+class Domain(Protocol):
+    """How a statistic becomes the number that is stored and learned."""
+
+    @property
+    def least(self) -> float | None:
+        """What a statistic is at least, if that is enough to bound it."""
+        ...
+
+    @property
+    def stores_statistic(self) -> bool:
+        """Whether a clamped statistic is stored as it is."""
+        ...
+
+    def clamped(self, stat: jax.Array, /) -> jax.Array:
+        """The statistic, bounded from below."""
+        ...
+
+    def to_stored(self, value: jax.Array, /) -> jax.Array:
+        """From a value to the domain in which it is learned."""
+        ...
+
+    def from_stored(self, stored: jax.Array, /) -> jax.Array:
+        """From the domain in which it is learned to the value."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """Distances in floats, learned directly: zero points."""
+
+    least = None
+    stores_statistic = True
+
+    def clamped(self, stat: jax.Array) -> jax.Array:
+        """The statistic itself."""
+        return stat
+
+    to_stored = from_stored = clamped
+
+
+DISTANCE = _Distance()
+
+
+class AffineRescaling(InnerModule):
+    """`weight * x + bias`, both learned; without `bias` unless it has an initial value.
+
+    Args:
+        shape: shape of the parameters.
+        weight_init: initial `affine_weight`.
+        bias_init: initial `affine_bias`, or None if absent.
+    """
+
+    affine_bias: QuantParam | None = None
+
+    def __init__(self, shape: tuple[int, ...], weight_init: float, bias_init: float | None = None) -> None:
+        self.affine_weight = QuantParam(float_array(weight_init, shape))
+        if bias_init is not None:
+            self.affine_bias = QuantParam(float_array(bias_init, shape))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mapped number."""
+        y = x * self.affine_weight.get_value()
+        return y if self.affine_bias is None else y + self.affine_bias.get_value()
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A float32 array as a static value, compared by content."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
+
+
+class Memory(Component):
+    """Abstract: remembers numbers by a policy.
+
+    A statistic of parameters is that of the weight that is quantized, or of all weights that share the quantizer. A
+    single tracked parameter is not kept: every call passes its value, and a second reference to a layer's kernel would
+    tie the two. Several are kept as the layers' own Variables, so that their shared gradient reaches every layer.
+
+    The policy `collected`, for N steps:
+
+    | training call | number                  | state                                                        |
+    |---------------|-------------------------|--------------------------------------------------------------|
+    | 1 .. N        | the batch's statistic   | `buffer` follows it; `counter` + 1                           |
+    | N + 1         | `value`                 | `value` is filled from `buffer`, which holds the same number |
+    | later         | `value`                 | nothing moves; `value` is learned                            |
+
+    In evaluation it is made from `buffer` until `value` is filled. The statistic is computed only while collecting.
+
+    The policy `filled` fills `value` at the first call in training mode, and uses it at once. Before that, evaluation
+    computes the same number and stores nothing.
+
+    Attributes:
+        policy: what is remembered, and how.
+        value: the parameter, if there is one.
+        record: `counter` and what is averaged, if something is.
+        stats, view: the statistic, if any, and its view.
+        shape: of the statistic.
+        rule: from the number to a scale; None for zero points and ranges.
+        searches: whether the statistic is searched.
+        concat_dim: the axis along which views of several tracked parameters are joined.
+        broadcastable, in_groups: how a statistic of the given tensor gets a shape that broadcasts with it: by a
+            function of the statistic and the tensor's shape, or as groups.
+
+    Example:
+        >>> class Mean(Memory):
+        ...     def __init__(self):
+        ...         self.remember(Policy("mean"), {"total": 0.0})
+        >>> memory = Mean()
+        >>> [float(memory.after((jnp.float32(x),), update=True)[0]) for x in (1.0, 3.0, float("inf"))]
+        [1.0, 2.0, 2.0]
+    """
+
+    of: ClassVar[str] = "scaling"
+    kind: ClassVar[Kind] = "now"
+    default_view: ClassVar[Any] = Identity()
+
+    policy: Policy
+    value: QuantParam | None = None
+    record: QuantStat | None = None
+    counter, buffer, running_stats = Part(), Part(), Part()
+    stats: Any = None
+    view: Any = None
+    shape: tuple[int, ...] = ()
+    rule: Any = None
+    searches: bool = False
+    concat_dim: int = 0
+    broadcastable: Broadcastable | None = None
+    in_groups: bool = False
+    affine_rescaling: AffineRescaling | None = None
+    tracked_parameters: nnx.List[nnx.Variable[Any]] | None = None
+    constant: _Array | None = None
+    use_running_average: bool
+
+    # Construction
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set what the constructor's arguments describe.
+
+        Args:
+            arguments: by name; see `taken`.
+            stored: the initial number of the policies `constant` and `learned`, in the domain of the rule.
+
+        Raises:
+            ValueError: a shape or a momentum is none; a shift without a factor; `force_parameter` without a parameter.
+        """
+        of, kind, where = self.of, self.kind, type(self).__name__
+        if kind in ("constant", "learned"):
+            held = {"value": QuantParam(jnp.asarray(stored))}
+            if kind == "constant":
+                held = {"constant": _Array(stored.tobytes(), stored.shape)}
+            assign(self, policy=Policy(kind), **held)
+            return
+        stats = arguments[f"{of}_stats_impl"]
+        in_groups = "input_view_impl" in arguments
+        view = arguments["input_view_impl" if in_groups else f"{of}_stats_input_view_shape_impl"]
+        momentum = arguments.get(f"{of}_stats_momentum")
+        steps = arguments.get("collect_stats_steps")
+        policy = Policy(
+            kind,
+            check.momentum(momentum, where, f"{of}_stats_momentum"),
+            0 if steps is None else check.positive_steps(steps, where),
+            named=not isinstance(momentum, DefaultMomentum),
+        )
+        shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
+        tracked = list(arguments.get("tracked_parameter_list", ()))
+        assign(self, stats=stats, view=self.default_view if view is None else view)
+        set_given(
+            self,
+            shape=shape,
+            searches=searches(stats),
+            concat_dim=arguments.get(f"{of}_stats_input_concat_dim"),
+            broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
+            in_groups=in_groups,
+            tracked_parameters=_kept(tracked, arguments.get("force_parameter", False), where),
+            affine_rescaling=self._affine(arguments, shape),
+        )
+        averaged = AVERAGED.get(kind)
+        self.remember(policy, {} if averaged is None else {averaged: self._empty(averaged)})
+        if kind in ("filled", "collected"):
+            assign(self, value=QuantParam(float_array(self._empty("value"), shape)))
+        collected = arguments.get("collected_range", arguments.get("collected_zero_point"))
+        if collected is not None:
+            self.commit(self.domain.to_stored(float_array(collected, shape)))
+
+    def remember(self, policy: Policy, numbers: dict[str, float]) -> None:
+        """Make the record of a policy.
+
+        Args:
+            policy: what is remembered.
+            numbers: the names of what is averaged, with initial numbers.
+        """
+        assign(self, policy=policy)
+        if policy.kind != "now":
+            held = {name: float_array(number, self.shape) for name, number in numbers.items()}
+            assign(self, record=QuantStat({"counter": float_array(0.0), **held}), use_running_average=False)
+
+    def _affine(self, arguments: dict[str, Any], shape: tuple[int, ...]) -> AffineRescaling | None:
+        """The affine map for an initial factor and shift, or None."""
+        factor = arguments.get(f"{self.of}_affine_rescaling_init")
+        shift = arguments.get(f"{self.of}_affine_shifting_init")
+        if factor is not None:
+            return AffineRescaling(shape, factor, shift)
+        if shift is not None:
+            raise ValueError(
+                f"{type(self).__name__}: {self.of}_affine_shifting_init={shift} needs a factor as well: give "
+                f"{self.of}_affine_rescaling_init=1.0."
+            )
+        return None
+
+    def _empty(self, name: str) -> float:
+        return 1.0 if name == "running_stats" else EMPTY[self.of]
+
+    # What it is
+
+    set_view = set_view
+
+    @property
+    def domain(self) -> Domain:
+        """How a statistic is stored."""
+        return DISTANCE if self.rule is None else self.rule
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """The `scale_dtype` of the rule."""
+        return scale_dtype(self.rule)
+
+    def has_range(self) -> bool | None:
+        """Whether a batch has entered; None if nothing is collected. See `StaticRange`."""
+        return all_counted(self.counter.get_value()) if self._averages else None
+
+    def unfilled(self) -> tuple[str, ...]:
+        """Return the names of the Variables that hold placeholders until training fills them."""
+        if self.value is None or self.record is None:
+            return ()
+        return ("value",) if (self.counter.get_value() <= self.policy.limit).all() else ()
+
+    @property
+    def _averages(self) -> bool:
+        return self.policy.kind in ("running", "mean", "collected")
+
+    # Calls
+
+    def number(
+        self, x: Any, task: Task = None, made: Callable[[jax.Array], jax.Array] | None = None
+    ) -> Number:
+        """The number for `x`; remembers it in training mode.
+
+        Args:
+            x: the tensor.
+            task: for a statistic that is searched.
+            made: what is remembered, as a function of the statistic; None for the statistic itself.
+        """
+        kind = self.policy.kind
+        if kind == "learned":
+            assert self.value is not None
+            return Number(stored=self.value.get_value())
+        if kind == "constant":
+            assert self.constant is not None
+            return Number(stored=jnp.asarray(self.constant.array()))
+        if kind == "filled":
+            return self._filled(x, task, made)
+        if kind == "now":
+            stat = self.statistic(x, task)
+            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+        if self.use_running_average or x.size == 0:
+            return self._settled()
+        x = x.astype(jnp.float32)
+        return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
+
+    def after(self, numbers: tuple[jax.Array, ...], update: bool) -> tuple[jax.Array, ...]:
+        """The means of the policy `mean`: of all batches, the present one included.
+
+        In evaluation before the first batch they are the given numbers.
+
+        Args:
+            numbers: of the present batch, in the order of the names in the record.
+            update: whether they enter.
+
+        Returns:
+            The means, shaped as the numbers; differentiable in them where they entered.
+        """
+        count, held = self._held()
+        flat = tuple(shaped(number, count.shape) for number in numbers)
+        if update:
+            means, count, held, _ = mean_after(self.policy, flat, count, held)
+            self._hold(count, held)
+        else:
+            means = mean(flat, count, held)
+        return tuple(shaped(one, number.shape) for one, number in zip(means, numbers, strict=True))
+
+    def means(self) -> tuple[jax.Array, ...]:
+        """The means of the policy `mean`, without numbers; zeros if no batch has entered."""
+        count, held = self._held()
+        return tuple(total / jnp.maximum(count, 1) for total in held)
+
+    def statistic(self, x: Any, task: Task = None) -> jax.Array:
+        """The statistic of `x`, or of the tracked parameters."""
+        tracked, view = self.tracked_parameters, self.view
+        if tracked is not None and (len(tracked) > 1 or x is None):
+            x = tuple(variable.get_value().astype(jnp.float32) for variable in reversed(tracked))
+            if not self.searches:
+                self._check_joint(tracked, [jax.eval_shape(view, part) for part in x])
+        elif x is None:
+            raise TypeError(
+                f"{type(self).__name__} needs a tensor: call it with the weight, or build it with force_parameter=True."
+            )
+        else:
+            x = x.astype(jnp.float32)
+        if self.searches:
+            return self._shaped(self.stats.of(parts_of(x), task))
+        stat = statistic_of(self.stats, view, x, self.concat_dim)
+        return stat if stat.shape == self.shape else self._shaped(stat)
+
+    def _shaped(self, stat: jax.Array) -> jax.Array:
+        return check.statistic_shape(stat, self.shape, type(self).__name__, f"{self.of}_shape")
+
+    def _mapped(self, stat: jax.Array) -> Number:
+        """A statistic, or its affine map."""
+        if self.affine_rescaling is None:
+            return Number(stat)
+        return Number(stored=self.affine_rescaling(self._stored(stat)))
+
+    def _stored(self, stat: jax.Array) -> jax.Array:
+        domain = self.domain
+        return domain.to_stored(domain.clamped(stat))
+
+    def _filled(self, x: Any, task: Task, made: Any) -> Number:
+        """The parameter, or what will fill it; with the gradient of the parameter."""
+        assert self.value is not None
+        learned, done = self.value.get_value(), self.counter.get_value() > 0
+
+        def first() -> jax.Array:
+            stat = self.statistic(x, task)
+            number = self._mapped(stat if made is None else made(stat))
+            stored = self._stored(number.statistic) if number.stored is None else number.stored
+            return sharded_as(stored, learned)
+
+        if not isinstance(done, jax.core.Tracer):
+            fresh = learned if bool(done) else first()
+        else:
+            fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
+        current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
+        if not self.use_running_average:
+            keep = jnp.logical_or(done, all_finite(current))
+            # A shared quantizer is called once per weight: the gradient of every call goes to the parameter.
+            filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
+            self.value.set_value(with_gradient_of(learned, filled))
+            self._hold(keep.astype(jnp.float32), ())
+        return Number(stored=with_gradient_of(learned, current))
+
+    def _running(self, x: jax.Array, task: Task) -> Number:
+        """The batch's statistic, which enters the running one."""
+        stats = self.stats
+        stat = stats(x, task) if self.searches else statistic_of(stats, self.view, x, of_parameter=False)
+        stat = stat if stat.shape == self.shape else self._shaped(stat)
+        count, held = self._held()
+        held, count, _ = self.policy.after(held, (jax.lax.stop_gradient(stat),), count)
+        self._hold(count, held)
+        return self._mapped(stat)
+
+    def _collecting(self, x: jax.Array, task: Task, made: Any) -> Number:
+        """Statistic and parameter, one of which is used; collects and hands over."""
+        assert self.value is not None
+        assert self.record is not None
+        policy, domain, record = self.policy, self.rule or DISTANCE, self.record.get_raw_value()
+        count, held = record["counter"], record["buffer"]
+        collecting = count < policy.limit
+        if self.searches:
+            stat = self.stats.gated(x, collecting, task)
+        else:
+            stat = gated_statistic_of(self.stats, self.view, x, collecting)
+        stat = stat if stat.shape == self.shape else self._shaped(stat)
+        stat = stat if made is None else made(stat)
+        stat = stat if domain.least is not None else domain.clamped(stat)
+        stored = None if domain.stores_statistic else domain.to_stored(held)
+        learned, held, count = collected_after(
+            policy, domain.least, stat, collecting, self.value.get_value(), held, stored, count
+        )
+        self.record.set_value({"counter": count, "buffer": held})
+        self.value.set_value(learned)
+        return Number(stat, learned, collecting)
+
+    def _settled(self) -> Number:
+        """The number in evaluation; changes no state."""
+        if self.policy.kind == "running":
+            return self._mapped(self.running_stats.get_value())
+        assert self.value is not None
+        still_collecting = self.counter.get_value() <= self.policy.limit
+        collected = self.domain.to_stored(self.buffer.get_value())
+        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
+
+    # State
+
+    def _held(self) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """The counter and what is averaged, by name."""
+        assert self.record is not None
+        held = self.record.get_raw_value()
+        return held["counter"], tuple(held[name] for name in sorted(held) if name != "counter")
+
+    def _hold(self, count: jax.Array, numbers: tuple[jax.Array, ...]) -> None:
+        assert self.record is not None
+        names = sorted(name for name in self.record.get_raw_value() if name != "counter")
+        self.record.set_value({"counter": count, **dict(zip(names, numbers, strict=True))})
+
+    def begin_calibration(self) -> None:
+        """Restart the average, for any number of batches."""
+        if self._averages:
+            count, held = self._held()
+            if self.policy.kind == "mean":
+                held = tuple(jnp.zeros_like(total) for total in held)
+            else:
+                self.policy = replace(self.policy, calibrates=True)
+            self._hold(jnp.zeros_like(count), held)
+            self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Use what was collected: as the parameter, learned from the next call on; else, go on as in training."""
+        if self.policy.kind == "collected":
+            count = self.counter.get_value()
+            self._fill((count > 0) & (count <= self.policy.limit))
+        if self.policy.calibrates:
+            self.policy = replace(self.policy, calibrates=False)
+
+    def _fill(self, due: jax.Array) -> None:
+        """Move the buffer into the parameter, for each layer (of a stack) where that is due."""
+        assert self.value is not None
+        value, held, count = self.value.get_value(), self.buffer.get_value(), self.counter.get_value()
+        fills = due.reshape(*due.shape, *(1,) * (value.ndim - due.ndim))
+        collected = jax.lax.stop_gradient(self.domain.to_stored(held))
+        self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
+        over = jnp.float32(self.policy.steps + 1)
+        self._hold(jnp.where(due, over, count), (jnp.where(fills, collected, held),))
+
+    def commit(self, stored: jax.Array) -> None:
+        """Take a number as collected: it is learned at once.
+
+        Args:
+            stored: in the domain of the rule, of the shape of `value`.
+        """
+        assert self.value is not None
+        self.value.set_value(stored)
+        self._hold(jnp.full_like(self.counter.get_value(), self.policy.steps + 1), (stored,))
+
+    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+        """See `Rescales`."""
+        if self._averages:
+            raise ValueError(f"{type(self).__name__} does not know how")
+        if self.value is None:
+            return {}
+        value = self.value.get_value()
+        if self.rule is not None:
+            return {"value": self.rule.to_stored(factors.times(self.rule.from_stored(value)))}
+        factors.check_signs()  # a range that reaches below zero would reach above it
+        return {"value": factors.times(value)}
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Translate a checkpoint's entries for this component.
+
+        | entries                        | meaning                                                                  |
+        |--------------------------------|--------------------------------------------------------------------------|
+        | `running_stats`, no `counter`  | it counts as collected                                                   |
+        | `running_stats`, for a `value` | statistics of a run without parameter: they become the `value` of a scale |
+        | `value`, no `counter`          | the parameter is filled                                                  |
+        | `value`, no `buffer`           | the buffer is what the value says                                        |
+        | `buffer`, no `value`           | collection goes on; `value` is not filled yet                            |
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint; names of the record with or without `record.`.
+
+        Returns:
+            The entries to load.
+        """
+        kind = self.policy.kind
+        known = {name.removeprefix("record."): entry for name, entry in entries.items()}
+        if kind in ("learned", "collected"):
+            known = self._own(known)
+        if kind == "running" and "running_stats" in known:
+            known.setdefault("counter", float_array(1.0))
+        if kind in ("filled", "collected") and "value" in known:
+            known.setdefault("counter", float_array(self.policy.steps + 1))
+        if kind == "collected":
+            self._complete_collected(known)
+        inside = () if self.record is None else self.record.get_raw_value()
+        return {f"record.{name}" if name in inside else name: entry for name, entry in known.items()}
+
+    def _own(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Entries of other policies, translated or dropped."""
+        names = ("value", "buffer", "counter") if self.policy.kind == "collected" else ("value",)
+        own = {
+            name: entry
+            for name, entry in entries.items()
+            if name.partition(".")[0] in (*names, "stats", "rule", "int_quant")
+        }
+        running = [n for n in ("running_stats", "runtime_stats.running_stats") if n in entries]
+        if running and "value" not in own and self.rule is not None and self.value is not None:
+            stat = jnp.abs(jnp.asarray(entries[running[0]]).astype(jnp.float32))
+            own["value"] = self.domain.to_stored(self.domain.clamped(stat))
+            if self.policy.kind == "learned":
+                own["value"] = own["value"].reshape(self.value.get_value().shape)
+            own.pop("counter", None)
+        return own if own or self.policy.kind == "collected" else entries
+
+    def _complete_collected(self, known: dict[str, Any]) -> None:
+        domain = self.domain
+        if "value" in known and "buffer" not in known:
+            stored = jnp.asarray(known["value"]).astype(jnp.float32)
+            read = domain.from_stored(stored)  # a learned scale may be negative, a statistic is not
+            kept = domain.to_stored(domain.clamped(read))
+            known["buffer"] = jnp.where(known["counter"] > self.policy.steps, kept, read)
+        if "buffer" in known and "value" not in known:
+            known["value"] = float_array(self._empty("value"), self.shape)
+
+    def _check_joint(self, tracked: Any, views: list[Any]) -> None:
+        """Refuse views that cannot be joined along an axis."""
+        dim = self.concat_dim
+        if len({v.shape[:dim] + v.shape[dim:][1:] for v in views}) > 1:
+            shapes = [tuple(variable.get_value().shape) for variable in tracked]
+            raise ValueError(
+                f"{type(self).__name__}: parameters of shapes {shapes} share one quantizer, but their views "
+                f"{[v.shape for v in reversed(views)]} cannot be joined along axis {dim}. Layers that share a scale "
+                "per channel need the same number of output channels; use a scale per tensor, or two quantizers."
+            )
+
+
+class Dynamic(Memory):
+    """Abstract: the statistic of the given tensor, in training and evaluation. No state."""
+
+    is_dynamic = True
+
+    def statistic(self, x: jax.Array, task: Task = None) -> jax.Array:
+        """The statistic, in a shape that broadcasts with the tensor; of groups, with 1 along a group's elements."""
+        stats, view, x = self.stats, self.view, x.astype(jnp.float32)
+        if self.in_groups and not self.searches:
+            stats, viewed = in_place(stats, view, x)
+            cut = cut_of(view, x) if viewed.ndim == x.ndim else None
+            return stats(viewed) if cut is None else jnp.expand_dims(stats(viewed), cut.axis + 1)
+        stat = stats(view(x), task) if self.searches else stats(view(x))
+        if self.broadcastable is not None:
+            return self.broadcastable(stat, x.shape)
+        # Rows of a matrix have one number each.
+        broadcasts = self.in_groups or stat.ndim in (0, x.ndim)
+        return stat if broadcasts else stat.reshape((*x.shape[:-1], 1))
+
+
+CHECKS: dict[str, check.Check] = {
+    "scaling_shape": check.integers,
+    "zero_point_shape": check.integers,
+    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
+    "force_parameter": check.flag,
+    "quantize_zero_point": check.flag,
+    "scaling_stats_input_concat_dim": check.integer,
+    "zero_point_stats_input_concat_dim": check.integer,
+    "group_dim": check.integer,
+    "shared_per_row": check.flag,
+}
+NUMBERS = re.compile(
+    "(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
+)
+
+
+def taken(memory: Memory) -> dict[str, Any]:
+    """Take a constructor's arguments out of the attributes that its dataclass has set, and check them.
+
+    Args:
+        memory: under construction.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: a number is not finite or out of range.
+    """
+    arguments, where = dict(vars(memory)), type(memory).__name__
+    vars(memory).clear()
+    defaults = type(memory)._defaults
+    for name, value in arguments.items():
+        if value is None and defaults.get(name, 0) is None:
+            continue
+        if name.endswith("_impl"):
+            check.component(value, where, name)
+        elif name in CHECKS:
+            CHECKS[name](value, where, name)
+        elif value is not None and NUMBERS.fullmatch(name):
+            check.number(value, where, name)
+    return arguments
+
+
+def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:
+    if force_parameter and not tracked:
+        raise ValueError(
+            f"{where}: force_parameter=True needs a parameter in tracked_parameter_list, got none."
+        )
+    if len(tracked) < 2 and not force_parameter:
+        return None
+    return nnx.List([p if isinstance(p, nnx.Variable) else QuantStat(jnp.asarray(p)) for p in tracked])
+
+
+def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
+    """An initial value of a given shape: a NumPy array, or a traced one while its layer is traced.
+
+    Args:
+        init: a number or an array.
+        shape: None for its own.
+        where, names: for errors: the component, and the names of value and shape.
+
+    Raises:
+        ValueError: the shapes disagree, or the value is not finite.
+    """
+    checked = None if shape is None else check.shape(shape, where, names[1])
+    checks = check.traced_initial_value if isinstance(init, jax.core.Tracer) else check.initial_value
+    return checks(init, checked, where, *names)

@@ -1,1 +1,0 @@
-"""Quantized tensors with scales for groups: each format, cut into groups."""

@@ -1,0 +1,377 @@
+"""The one implementation of quantized tensors: operators and the numbers behind the value, for every number format."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
+from jqinject.ops.grid import TableGrid
+from jqinject.ops.minifloat import from_float_steps
+from jqinject.ops.processes import on_host
+from jqinject.ops.ste import round_ste
+from jqinject.quant_tensor import arithmetic, shaping
+from jqinject.quant_tensor.array_methods import as_array
+from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
+from jqinject.quant_tensor.validity import (
+    checked_integers,
+    holds_integers,
+    integer_bounds,
+    is_concrete,
+    pre_round_integers,
+)
+
+CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
+_SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
+
+
+def _moving(name: str, move: Any, doc: str, in_groups: bool = False) -> Any:
+    """Define a shape method that keeps the grid if scale and zero point follow; else it returns the plain array.
+
+    Args:
+        name: of the array method.
+        move: the same of a quantized tensor.
+        doc: the docstring.
+        in_groups: whether `move` keeps groups.
+    """
+
+    def method(self: "QuantTensor", *args: Any) -> Any:
+        keeps = in_groups if self.is_grouped else self._is_movable
+        return move(self, *args) if keeps else getattr(self.value, name)(*args)
+
+    method.__name__, method.__doc__ = name, doc
+    return method
+
+
+class QuantTensor(TensorFields):
+    """A dequantized array that knows the low-bit numbers behind it: `value = (number - zero_point) * scale`.
+
+    It works where a plain array is expected, in `jax.numpy`, `jax.nn`, NumPy and Flax layers, by decaying to `value`.
+    JAX refuses it in functions that pass their arguments directly to `jax.lax` (`jax.nn.sigmoid`, `jax.lax.exp`): give
+    these `x.value`. It is immutable and a pytree.
+
+    The public classes differ in the arguments of their constructors and in names. Code that takes any of them asks
+
+    * `grid`, the number format: its bit width, sign, bounds, rounding and storage;
+    * `has_zero_point`, whether a zero point has to be corrected for;
+    * `is_grouped` and `group_size`, whether there is a scale for each group along an axis.
+
+    What operations keep: arithmetic and concatenation keep a tensor of integers without groups; `-x` and `abs(x)` also
+    one of minifloats. Shape methods keep integers, and every format with one scale. `transpose`, `swapaxes` and
+    indexing of other axes keep groups. Everything else returns the plain array.
+
+    Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, None, 4, signed=True, training=False)
+        >>> x.grid.bit_width, x.has_zero_point, x.zero_point, x.is_grouped, x.group_size
+        (4, False, Array(0., dtype=float32), False, None)
+    """
+
+    __slots__ = ()
+
+    # --- arithmetic
+
+    def _with(self, other: Any) -> bool:
+        """Whether arithmetic with another operand keeps the grid."""
+        return shaping.is_on_integers(self) and shaping.is_on_integers(other)
+
+    def __add__(self, other: Any) -> Any:
+        if self._with(other):
+            return arithmetic.add(self, other)
+        if isinstance(other, QuantTensor) or not shaping.is_on_integers(self):
+            return self.value + as_array(other)
+        return arithmetic.shift(self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + (-other) if shaping.is_on_integers(self) else self.value - as_array(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self) + other if shaping.is_on_integers(self) else as_array(other) - self.value
+
+    def __mul__(self, other: Any) -> Any:
+        return arithmetic.multiply(self, other) if self._with(other) else self.value * as_array(other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return arithmetic.divide(self, other) if self._with(other) else self.value / as_array(other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Any:
+        if shaping.is_on_integers(self):
+            return arithmetic.negate(self)
+        return self.set(value=-self.value) if self._is_minifloat and self.signed else -self.value
+
+    def __abs__(self) -> Any:
+        if shaping.is_on_integers(self):
+            return arithmetic.absolute(self)
+        value = jnp.abs(self.value)
+        return self.set(value=value) if self._is_minifloat else value
+
+    @property
+    def _is_minifloat(self) -> bool:
+        return self._layout is None and not self._grid.is_integer and not isinstance(self._grid, TableGrid)
+
+    def astype(self, dtype: Any) -> Self:
+        """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
+
+        Raises:
+            TypeError: `dtype` is not a float dtype.
+        """
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"astype({np.dtype(dtype).name}): the value of {type(self).__name__} is float; use .int() for its "
+                "integers, or .value.astype(...)"
+            )
+        bare = self._bare
+        return bare.set(value=bare.value.astype(dtype))._like(type(self), self._layout)
+
+    def with_value(self, value: jax.Array) -> Self:
+        """Return the same numbers with another dequantized array: in another dtype, which receives the gradients."""
+        tensor = self.set(value=value)
+        return tensor if self._payload is None or self.is_grouped else tensor.keeping(self._payload)
+
+    def dequantize(self) -> jax.Array:
+        """Return the dequantized float array, `value`."""
+        return self.value
+
+    # --- shape
+
+    @property
+    def _is_movable(self) -> bool:
+        """Whether scale and zero point follow any move of axes."""
+        return self._layout is None and (self._grid.is_integer or self.scale.size == 1)
+
+    def reshape(self, *shape: Any, order: str = "C", **options: Any) -> Any:
+        """Return the same elements in another shape; see `shaping.reshape`. Another order gives a plain array."""
+        if not self._is_movable or order != "C" or any(option is not None for option in options.values()):
+            return self.value.reshape(*shape, order=order, **options)
+        return shaping.reshape(self, _one_sequence(shape))
+
+    def ravel(self, order: str = "C", **options: Any) -> Any:
+        """Return the same elements along one axis."""
+        return self.reshape(-1, order=order, **options)
+
+    flatten = ravel
+
+    def transpose(self, *axes: Any) -> Any:
+        """Return it with axes permuted; reversed without arguments."""
+        order = None if axes == (None,) else _one_sequence(axes) or None
+        moves = self._is_movable or self.is_grouped
+        return shaping.transpose(self, order) if moves else self.value.transpose(order)
+
+    swapaxes: Any = _moving(
+        "swapaxes", shaping.swapaxes, "Return it with two axes exchanged.", in_groups=True
+    )
+    squeeze: Any = _moving("squeeze", shaping.squeeze, "Return it without axes of size 1.")
+    __getitem__: Any = _moving("__getitem__", shaping.index, "Return some elements.", in_groups=True)
+    T: Any = property(lambda self: self.transpose(), doc="All axes reversed.")
+    mT: Any = property(lambda self: self.swapaxes(-1, -2), doc="The last two axes exchanged.")
+
+    # --- the numbers behind the value
+
+    @property
+    def is_valid(self) -> bool | jax.Array:
+        """Whether every number lies on the grid, up to the rounding of `value`'s dtype, and is finite.
+
+        See `holds_integers` for the tolerances of integers. A Python bool for concrete arrays, a boolean array under
+        tracing.
+        """
+        if self._layout is not None:
+            return self._bare.is_valid
+        if not self._grid.is_integer:
+            return self._on_grid(finite=True)
+        valid = holds_integers(self.value, self._scale, self._zero_point, self.bit_width, self.signed)
+        return bool(valid) if is_concrete(valid) else valid
+
+    def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
+        """Return the smallest and the largest number of the grid, before scale and zero point.
+
+        Args:
+            narrow_range: whether one integer is left out; the tensor itself does not know.
+        """
+        grid = (
+            replace(self._grid, narrow_range=True) if narrow_range and self._grid.is_integer else self._grid
+        )
+        return grid.bounds
+
+    @property
+    def q_dtype(self) -> np.dtype:
+        """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""
+        return self.known_format("its payload").storage
+
+    @property
+    def is_contractible(self) -> bool:
+        """Whether it is in one of the 8-bit float formats that backends contract."""
+        return self._is_minifloat and self._grid.dtype in CONTRACTED
+
+    @property
+    def keeps_minifloats(self) -> bool:
+        """Whether it keeps what it was rounded to."""
+        return self._payload is not None or self._levels is not None
+
+    def minifloats(self) -> jax.Array:
+        """Return what it was rounded to and keeps, float32; no gradient."""
+        if self._levels is not None:
+            return self._levels.minifloats
+        return self.known_format("its minifloats").decode(self.low_bits())
+
+    def known_format(self, what: str = "its payload") -> Any:
+        """Return the grid with static widths; learned widths with their current values.
+
+        Args:
+            what: its purpose, for the error text.
+
+        Raises:
+            ValueError: learned widths are traced, or not whole numbers.
+        """
+        form = self._grid
+        if not form.is_learned or form.is_integer:
+            return form
+        if not is_concrete(form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias):
+            raise ValueError(
+                f"a minifloat of learned widths has no known dtype while it is traced, so {what} cannot be made.\n"
+                "  cure: outside of jit, or constant widths: exponent_bit_width_impl_type = 'const'"
+            )
+        return form.known()
+
+    def low_bits(self) -> jax.Array:
+        """Return the payload of minifloats or indices: the one it keeps, else made of the value; no gradient.
+
+        If JAX has no dtype for the format, these are its codes.
+        """
+        if self._layout is not None:
+            return self._layout.join(self._bare.low_bits())
+        if self._payload is not None:
+            return self._payload
+        if isinstance(self._grid, TableGrid) or jnp.issubdtype(self.q_dtype, jnp.integer):
+            return self.code_numbers()
+        return to_float8(self.value, self._divisor(), self.q_dtype)
+
+    def code_numbers(self) -> jax.Array:
+        """Return the codes of minifloats (sign, exponent and mantissa), or indices, as unsigned integers."""
+        if self._layout is not None:
+            return self._layout.join(self._bare.code_numbers())
+        if isinstance(self._grid, TableGrid):
+            return self._grid.encode(self._steps())
+        form = self.known_format("its codes")
+        return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
+
+    def grid_numbers(self) -> jax.Array:
+        """Return the numbers of the grid in float32: `value / scale`, rounded to it; no gradient.
+
+        Raises:
+            ValueError: a finite number is not on the grid.
+        """
+        if self._layout is not None:
+            return self._layout.join(self._bare.grid_numbers())
+        self._check_on_grid()
+        return self._rounded()
+
+    def _check_on_grid(self) -> None:
+        table = isinstance(self._grid, TableGrid)  # which has no codes for inf and nan
+        if is_concrete(self.value, self._scale) and not self._on_grid(finite=table):
+            grid, numbers = (
+                ("in its table", "indices") if table else (f"on the grid of {self._grid}", "minifloats")
+            )
+            raise ValueError(
+                f"{type(self).__name__} not valid: value / scale is not {grid}.\n"
+                f"  cure: quantize the tensor again, or use `.value` where no {numbers} are needed"
+            )
+
+    def _on_grid(self, *, finite: bool) -> Any:
+        value = self.value
+        again = from_float_steps(self._rounded(), self._scale, self.dtype)
+        near = jnp.abs(again - value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(value)
+        off = ~(near | (again == value))
+        valid = ~jnp.any(off | ~jnp.isfinite(value) if finite else off & jnp.isfinite(value))
+        return bool(valid) if is_concrete(valid) else valid
+
+    def _steps(self) -> jax.Array:
+        return jax.lax.stop_gradient(self.value).astype(jnp.float32) / self._divisor()
+
+    def _divisor(self) -> jax.Array:
+        """The scale, without numbers so small that processors take them for 0: those are scales of zeros."""
+        scale = jax.lax.stop_gradient(self._scale)
+        return jnp.where(jnp.abs(scale) < _SMALLEST_NORMAL, _SMALLEST_NORMAL, scale)
+
+    def _rounded(self) -> jax.Array:
+        if self._levels is not None:
+            return self._levels.minifloats
+        steps = self._steps()
+        return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), self._grid.round(steps), steps))
+
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """Return the integers, `round(value / scale + zero_point)`; the codes of minifloats; the indices into a table.
+
+        Under tracing validity is not checked; the integers are those that the quantizer kept, if it did. A learned bit
+        width then does not determine the dtype: int32. A minifloat's code is sign, exponent field and mantissa as one
+        unsigned integer; `FloatQuantTensor.from_payload` with the format converts it back.
+
+        Args:
+            float_datatype: return float32; integers with the straight-through gradient of the rounding, others with no
+                gradient.
+
+        Returns:
+            Of the shape of `value`. Integers: int8 or uint8 up to 8 bits, int32 above. Codes and indices: uint8 up to
+            8 bits, else uint16 or uint32.
+
+        Raises:
+            ValueError: the tensor is concrete and not valid. A one-bit tensor may hold the same number everywhere
+                (Brevitas considers that invalid, and raises). Codes: a finite number is not on the grid; learned
+                widths are traced.
+
+        Example:
+            >>> from jqinject.ops import FloatGrid
+            >>> from jqinject.quant_tensor import FloatQuantTensor
+            >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatGrid(2, 1)).int()
+            Array([ 2, 15], dtype=uint8)
+        """
+        if self._layout is not None:
+            return self._layout.join(self._bare.int(float_datatype))
+        if self._grid.is_integer:
+            return self._integers(float_datatype)
+        self._check_on_grid()
+        numbers = self.code_numbers()
+        return numbers.astype(jnp.float32) if float_datatype else numbers
+
+    def _integers(self, as_float: bool) -> jax.Array:
+        bits, payload = self.bit_width, self._payload
+        narrow = is_concrete(bits) and float(bits) <= 8
+        dtype = np.dtype((jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32)
+        # Of a concrete value the integers are checked; a stored tensor has no value but these.
+        if payload is not None and not as_float and (self.is_stored or not is_concrete(self.value)):
+            return payload.astype(dtype)
+        arrays = self.value, self._scale, self._zero_point
+        if is_concrete(*arrays, bits):
+            integers, exist = checked_integers(*arrays, self._grid, dtype)
+            if not exist:
+                raise ValueError(_why_invalid(self))
+        else:
+            integers = jnp.round(pre_round_integers(*arrays)).astype(dtype)
+        return round_ste(pre_round_integers(*arrays)).astype(jnp.float32) if as_float else integers
+
+
+def _one_sequence(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`f(2, 3)` and `f((2, 3))` alike: the only sequence, or all arguments."""
+    alone = len(arguments) == 1 and isinstance(arguments[0], Sequence)
+    return tuple(arguments[0]) if alone else arguments
+
+
+def _why_invalid(tensor: QuantTensor) -> str:
+    """Return the error text of a concrete tensor whose value is not on its grid of integers."""
+    exact = on_host(pre_round_integers(tensor.value, tensor._scale, tensor._zero_point))
+    lower, upper = integer_bounds(tensor.bit_width, tensor.signed)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        off = np.max(np.abs(exact - np.round(exact)))
+    two = " (two different ones, or one of them everywhere)" if float(tensor.bit_width) < 2 else ""
+    return (
+        f"QuantTensor not valid: value / scale + zero_point lies up to {off:.3g} away from an integer and "
+        f"runs from {exact.min():.6g} to {exact.max():.6g}, while "
+        f"{grid_name(tensor._grid)} holds integers from {float(lower):.0f} to "
+        f"{float(upper):.0f}{two}. Operands of different scales (allowed in training mode) and a scale along "
+        "the wrong axis lead here. Quantize the tensor again, or use `.value` where no integers are needed."
+    )

@@ -1,0 +1,404 @@
+"""The fields of every quantized tensor: construction, checks, changed copies, the pytree, text."""
+
+import difflib
+from collections.abc import Iterable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid, TableGrid
+from jqinject.ops.minifloat import from_float_steps
+from jqinject.ops.processes import on_host
+from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
+from jqinject.quant_tensor.group_layout import Layout
+from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
+
+_SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
+_SLOTS = (*_SLOTS, "_levels", "_scale_dtype")
+
+
+class Levels(NamedTuple):
+    """What a tensor was rounded to, by a scale in two levels: `value = minifloats * block * shared`.
+
+    Attributes:
+        minifloats: float32, of the shape of the value; zeros keep their signs.
+        block: numbers of the scales' format, float32; broadcasts against them.
+        shared: float32, likewise.
+    """
+
+    minifloats: jax.Array
+    block: jax.Array
+    shared: jax.Array
+
+    def codes(self, form: FloatGrid) -> jax.Array:
+        """The codes of the minifloats; zeros keep their signs.
+
+        Args:
+            form: their format.
+        """
+        plain = form.codes(self.minifloats)
+        sign = plain.dtype.type(1 << (form.exponent_bit_width + form.mantissa_bit_width))
+        return jnp.where(jnp.signbit(self.minifloats) & form.signed, plain | sign, plain)
+
+
+class TensorFields(ArrayMethods):
+    """Abstract: an immutable pytree of an array, its scale, zero point, grid and layout; see `QuantTensor`.
+
+    Attributes:
+        arrays: names of the fields that are arrays, in the order of the constructor.
+        grid_fields: names of the constructor's arguments that make the grid; the first one is an array if learned.
+        fields: all names.
+        partner: the class of the same tensor with a scale for each group; of a class in groups, the one without.
+    """
+
+    __slots__ = (*_SLOTS, "_value", "_shaped")
+
+    arrays: ClassVar[tuple[str, ...]] = ()
+    grid_fields: ClassVar[tuple[str, ...]] = ()
+    fields: ClassVar[tuple[str, ...]] = ()
+    partner: ClassVar[Any] = None
+
+    _array: Any  # the value as the layout has it, or the payload of a stored tensor
+    _layout: Any
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.fields = (*cls.arrays, *cls.grid_fields, "training")
+        jax.tree_util.register_pytree_with_keys(cls, _flatten, partial(_unflatten, cls))
+
+    def _store(
+        self,
+        array: Any,
+        scale: Any,
+        zero: Any,
+        grid: Any,
+        training: bool,
+        payload: Any = None,
+        check: bool = True,
+    ) -> None:
+        """Store the fields of a tensor without groups.
+
+        Args:
+            array: the value.
+            scale, zero, grid, training: as `QuantTensor` has them.
+            payload: the low-bit numbers, if they are known.
+            check: whether to check and convert the arrays; leaves of a transformation need not be arrays.
+        """
+        # With None or an axis number as value this is a pytree prefix, for `in_axes`: store everything unchanged.
+        if check and array is not None and not isinstance(array, int):
+            if not (isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.floating)):
+                array = _float_value(as_array(array), type(self).__name__)
+            arrays = isinstance(scale, jax.Array) and (zero is None or isinstance(zero, jax.Array))
+            if not (arrays and _fit(array.shape, scale.aval, None if zero is None else zero.aval)):
+                scale = _metadata(scale, array.shape, "scale")
+                zero = None if zero is None else _metadata(zero, array.shape, "zero_point")
+        self._array = self._value = self._shaped = array
+        self._scale, self._zero_point, self._grid = scale, zero, grid
+        self._training, self._payload = training, payload
+        self._dtype = getattr(array, "dtype", None)
+        self._layout = self._levels = self._scale_dtype = None
+
+    @classmethod
+    def _of(cls, *fields: Any) -> Self:
+        """Return a tensor without groups of fields that are not checked; the arguments are those of `_store`."""
+        tensor = object.__new__(cls)
+        tensor._store(*fields, check=False)
+        return tensor
+
+    @classmethod
+    def _of_payload(cls, payload: jax.Array, scale: Any, zero_point: Any, grid: Any, dtype: Any) -> Self:
+        """Return a tensor that is dequantized, to `dtype`, when its value is read."""
+        tensor = cls._of(payload, scale, zero_point, grid, False, payload)
+        tensor._dtype = np.dtype(dtype)
+        del tensor._value  # an empty slot: see `__getattr__`
+        return tensor
+
+    def _take(self, tensor: "TensorFields", layout: Layout | None) -> None:
+        """Take over the fields of another tensor, in a layout."""
+        for slot in _SLOTS:
+            setattr(self, slot, getattr(tensor, slot))
+        self._layout = layout
+        if layout is None:
+            self._shaped = self._array
+            if not self.is_stored:
+                self._value = self._array
+
+    def _like(self, cls: Any, layout: Layout | None = None) -> Any:
+        """Return a copy of another class and layout."""
+        tensor = object.__new__(cls)
+        tensor._take(self, layout)
+        return tensor
+
+    @property
+    def _bare(self) -> Any:
+        """The arrays of a tensor in groups as a tensor without groups; a tensor without groups itself."""
+        return self if self._layout is None else self._like(self.partner)
+
+    @property
+    def _grouped(self) -> Any:
+        """The arrays of a tensor in groups, with two axes for the groups, as a tensor without groups."""
+        layout, bare = self._layout, self._bare
+        if layout is None or layout.piece is None:
+            return bare
+        fields = {"scale": bare._scale, "zero_point": bare._zero_point}
+        present = {name: layout.of_groups(x, bare.ndim) for name, x in fields.items() if x is not None}
+        return bare.set(value=layout.groups.split(bare.value), **present)
+
+    if not TYPE_CHECKING:  # it would hide misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the value, and its shape, where the slot is empty: dequantized and joined when they are read."""
+            if name == "_shaped":
+                return jax.ShapeDtypeStruct(self._layout.shape_of(self._array.shape), self._dtype)
+            if name != "_value":
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+            array = self._array
+            if self.is_stored and self._grid.is_integer:
+                array = dequantized(array, self._scale, self._zero_point, self._dtype)
+            elif self.is_stored:
+                array = from_float_steps(self._grid.decode(array), self._scale, self._dtype)
+            return array if self._layout is None else self._layout.join(array)
+
+    value: jax.Array = attribute("_value", "The dequantized float array.")
+    scale: jax.Array = attribute("_scale", "Float per step of the grid, float32; broadcasts against `value`.")
+    grid: Any = attribute("_grid", "The number format: what its numbers are, and how they are stored.")
+    training: bool = attribute("_training", "Whether it was made in training mode.")
+    bit_width: Any = attribute("_grid.bit_width", "Bits of one number: a Python int, or an array if learned.")
+    signed: bool = attribute("_grid.signed", "Whether there are numbers below 0.")
+    shape: tuple[int, ...] = attribute("_shaped.shape", "Shape of `value`.")
+    ndim: int = attribute("_shaped.ndim", "Number of axes of `value`.")
+    size: int = attribute("_shaped.size", "Number of elements of `value`.")
+    dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
+    levels: Levels | None = attribute("_levels", "Both levels of the scale, if they are known.")
+    scale_dtype: np.dtype | None = attribute("_scale_dtype", "An 8-bit dtype that holds the scales.")
+
+    @property
+    def zero_point(self) -> jax.Array:
+        """The number of the grid, in steps, that represents 0.0; 0 if the tensor has no zero point."""
+        return known_zero() if self._zero_point is None else self._zero_point
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether the zero point may be other than 0: ask this instead of comparing `zero_point`.
+
+        False if the tensor has none, or one of concrete zeros; a traced zero point counts as one.
+        """
+        zero = self._zero_point
+        return zero is not None and not (is_concrete(zero) and not np.any(on_host(zero)))
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it has a scale for each group along an axis."""
+        return self._layout is not None
+
+    @property
+    def group_size(self) -> int | None:
+        """Elements of a group; None without groups."""
+        return None if self._layout is None else self._layout.groups.size
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it keeps its payload only, so that no gradient can reach its value."""
+        return self._payload is not None and self._array is self._payload
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a QuantTensor without axes; its shape is ()")
+        return self.shape[0]
+
+    def set(self, **changes: Any) -> Self:
+        """Return a copy with some fields replaced.
+
+        Args:
+            **changes: arguments of the constructor, by name; of a tensor in groups those without groups, where
+                `scale_` and `zero_point_` may lack the underscore and `value` is the array without groups.
+
+        Raises:
+            TypeError: a name is not a field.
+
+        Example:
+            >>> from jqinject.quant_tensor import IntQuantTensor
+            >>> x = IntQuantTensor(jnp.array([1.0]), 0.5, 0.0, 8, signed=True, training=True)
+            >>> x.set(training=False).training
+            False
+        """
+        if self._layout is not None:
+            return self._set_in_groups(self._layout, changes)
+        for name in changes:
+            if name not in self.fields:
+                near = difflib.get_close_matches(name, self.fields, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                names = ", ".join(self.fields)
+                raise TypeError(f"{type(self).__name__} has no field {name!r}; it has {names}.{hint}")
+        if changes.keys() <= {"training"}:
+            tensor = self._like(type(self))
+            tensor._training = changes.get("training", self.training)
+            return tensor
+        fields = {
+            name: self._zero_point if name == "zero_point" else getattr(self, name)
+            for name in self.fields
+            if name not in changes
+        }
+        return type(self)(**fields, **changes)
+
+    def _set_in_groups(self, layout: Layout, changes: dict[str, Any]) -> Self:
+        inner = {name.removesuffix("_"): field for name, field in changes.items() if name != "value"}
+        if "value" in changes:
+            value = as_array(changes["value"])
+            if layout.piece is not None and not inner:
+                return self._bare.set(value=value)._like(type(self), layout)
+            inner["value"] = layout.groups.split(value)
+        return self._grouped.set(**inner)._like(type(self), Layout(layout.groups, layout.group_dim))
+
+    def keeping(self, payload: jax.Array) -> Self:
+        """Return the same tensor, which keeps its payload for `int` and for contractions.
+
+        Args:
+            payload: the low-bit numbers.
+        """
+        return self._of(self.value, self._scale, self._zero_point, self._grid, self.training, payload)
+
+    def axes(
+        self,
+        value: Any = None,
+        scale: Any = None,
+        zero_point: Any = None,
+        bit_width: Any = None,
+        **others: Any,
+    ) -> Self:
+        """Return a pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
+
+        Args:
+            value: the entry for the value, for example the axis to map over; in groups, with two axes for them.
+            scale: the entry for the scale; None if it is per tensor and not mapped.
+            zero_point, bit_width: the same for the zero point and for a learned bit width; a constant one stays.
+            **others: the same for a format with learned widths.
+
+        Raises:
+            TypeError: the tensor has no such field.
+
+        Example:
+            >>> from jqinject.quant_tensor import IntQuantTensor
+            >>> x = IntQuantTensor(jnp.ones((3, 2)), 0.5, 0.0, 8, signed=True, training=False)
+            >>> jax.vmap(lambda row: row.int().sum(), in_axes=(x.axes(value=0),))(x)
+            Array([4, 4, 4], dtype=int32)
+        """
+        entries = {"value": value, "scale": scale, "zero_point": zero_point, "bit_width": bit_width, **others}
+        bare = self._bare
+        children, static = _flatten(bare)
+        if unknown := [name for name, x in entries.items() if x is not None and name not in bare.fields]:
+            names = ", ".join(key.name for key, _ in children)
+            raise TypeError(f"{type(self).__name__}.axes: {', '.join(unknown)}; its children are {names}")
+        fields = [jax.tree.map(lambda _, key=key: entries.get(key.name), child) for key, child in children]
+        return _unflatten(type(bare), static, fields)._like(type(self), self._layout)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        children, static = _flatten(self)
+        return _unflatten, (type(self), static, [child for _, child in children])
+
+    def __repr__(self) -> str:
+        name, layout, grid = type(self).__name__, self._layout, self._grid
+        if layout is not None:
+            return f"{name}(group_size={layout.groups.size}, group_dim={layout.group_dim}, {self._bare!r})"
+        arrays = (self.value, self.scale, self.zero_point)
+        if not all(isinstance(array, jax.Array | np.ndarray) for array in arrays):
+            return f"{name}({', '.join(f'{field}={getattr(self, field)!r}' for field in self.fields)})"
+        head = f"{grid_name(grid)}, {self.dtype.name}{list(self.shape)}, scale={brief(self.scale)}"
+        options: dict[str, Any] = {}
+        if grid.is_integer:
+            training = ", training" if self.training else ""
+            head += f", zero_point={brief(self.zero_point)}{training},\n "
+            options = {"precision": 6, "separator": ", ", "edgeitems": 2, "prefix": "  value="}
+        else:
+            head += ","
+        body = hidden(self.value) or np.array2string(np.asarray(self.value), threshold=20, **options)
+        return f"{name}({head} value={body})"
+
+
+def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
+    """Children with their names, and what is static; a learned grid is a child."""
+    key = jax.tree_util.GetAttrKey
+    if tensor._layout is not None:
+        # What a transformation has put in the place of the tensor in groups may be anything.
+        return [(key("grouped"), tensor._array if tensor._grid is None else tensor._bare)], tensor._layout
+    grid, names = tensor._grid, tensor.arrays
+    children = [(key(name), getattr(tensor, "_" + name)) for name in names]
+    if not grid.is_learned:
+        return children, (grid, (), tensor._training)
+    first, *rest = tensor.grid_fields
+    static = tuple(getattr(tensor, name) for name in rest)
+    return [*children, (key(first), getattr(tensor, first))], (None, static, tensor._training)
+
+
+def _unflatten(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
+    if isinstance(aux, Layout):
+        (child,) = children
+        if not isinstance(child, TensorFields):
+            child = cls._of(child, None, None, None, False)
+        return child._like(cls, aux)
+    grid, static, training = aux
+    array, scale, *rest = children
+    zero_point = rest.pop(0) if len(cls.arrays) == 3 else None
+    if rest:  # learned
+        grid = IntGrid(*rest, *static) if static else rest[0]
+    return cls._of(array, scale, zero_point, grid, training)
+
+
+_CURES = {
+    "IntQuantTensor": "From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, signed=...).",
+    "CodebookQuantTensor": "From indices: CodebookQuantTensor.from_codes(codes, scale, codebook).",
+    "FloatQuantTensor": "From minifloats: FloatQuantTensor.from_payload(payload, scale).",
+}
+
+
+def _float_value(value: Any, kind: str) -> jax.Array:
+    """`value` as a float array; Python floats and lists become float32."""
+    array = value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{kind}(value=...) got {array.dtype} of shape {array.shape}, expected the dequantized floats. "
+            + _CURES[kind]
+        )
+    return jnp.asarray(value) if array is value else jnp.asarray(value, jnp.float32)
+
+
+def _metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
+    """Scale or zero point as a float32 array that broadcasts against a value of this shape."""
+    float32 = isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.aval.weak_type
+    array = x if float32 else jnp.asarray(x, jnp.float32)
+    if array.ndim and not _broadcasts_to(array.shape, shape):
+        raise ValueError(
+            f"{name} of shape {array.shape} does not broadcast against the value of shape {shape}. Expected "
+            "shape () for a whole tensor, or size 1 on every axis but those it varies over, for example "
+            f"{(*(1,) * (len(shape) - 1), shape[-1]) if shape else ()} for one {name} a channel on the last "
+            "axis."
+        )
+    return array
+
+
+@lru_cache(maxsize=1024)
+def _fit(shape: tuple[int, ...], *metadata: Any) -> bool:
+    """Whether scale and zero point, of these abstract values, can be kept as they are with a value of a shape."""
+    present = [x for x in metadata if x is not None]
+    floats = all(x.dtype == jnp.float32 and not x.weak_type for x in present)
+    return floats and all(not x.shape or _broadcasts_to(x.shape, shape) for x in present)
+
+
+@lru_cache(maxsize=1024)
+def _broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether an array of `shape` broadcasts against `target` without enlarging it."""
+    offset = len(target) - len(shape)
+    return offset >= 0 and all(n in (1, target[offset + axis]) for axis, n in enumerate(shape))
+
+
+def grid_name(grid: Any) -> str:
+    """For example "8-bit signed"."""
+    if isinstance(grid, IntGrid):
+        bits = f"{brief(grid.bit_width)}-bit" if is_concrete(grid.bit_width) else "learned bit width,"
+        return f"{bits} {'signed' if grid.signed else 'unsigned'}"
+    return f"{len(grid.values)} values" if isinstance(grid, TableGrid) else str(grid)
