@@ -111,12 +111,14 @@ class Cut:
         size: elements of a group.
         piece: elements of a piece, a divisor of `size`.
         beside: the further axes, from the front.
+        spreads: whether a statistic along it has the shape of the tensor too, instead of one number for each group.
     """
 
     axis: int
     size: int
     piece: int
     beside: tuple[int, ...] = ()
+    spreads: bool = False
 
     @property
     def shared(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -152,12 +152,13 @@ class Over(NamedTuple):
 
     def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
         axes, cut = self.of(x.ndim), self.axes if isinstance(self.axes, Cut) else None
-        found = jnp.zeros(x.shape, jnp.int32)
+        found = None
         for axis in axes:
             places, length = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis), x.shape[axis]
             if cut is not None and axis == cut.axis:
                 places, length = places % cut.size, cut.size
-            found = found * length + places
+            found = places if found is None else found * length + places
+        found = jnp.zeros(x.shape, jnp.int32) if found is None else found
         if start:
             found = found + start
         if self.names:
@@ -258,75 +259,6 @@ ALMOST = 1.0 - 2.0**-21
 """A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _largest(over: Over, x: jax.Array) -> jax.Array:
-    return jnp.maximum(over.max(x), 0.0)
-
-
-@_largest.defjvp
-def _(over, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    value = _largest(over, x)
-    return value, _change_of_end(over, x >= value * ALMOST, dx, value)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _ends(over: Over, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.maximum(over.max(x), 0.0), jnp.minimum(over.min(x), 0.0)
-
-
-@_ends.defjvp
-def _(over, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    high, low = found = _ends(over, x)
-    hits = (x >= high * ALMOST, x <= low * ALMOST)
-    return found, tuple(_change_of_end(over, of, dx, end) for of, end in zip(hits, found, strict=True))
-
-
-def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
-    """The change of an end of a range, from the elements there; half of it at 0 (as in `jnp.maximum`)."""
-    return shared(dx, hits, ties(hits, over, end == 0), over, choose(end == 0, 0.5, 1.0))
-
-
-def largest(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> jax.Array:
-    """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
-
-    A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. So elements
-    within a few units in the last place of the maximum count as ties: otherwise none might, and the gradient be lost.
-
-    Args:
-        x: the tensor; the maximum of an empty one is 0.
-        axes: the axes to reduce, or one in groups; None for all, none of which is kept.
-        names: of mapped axes that the tensor is distributed over.
-
-    Example:
-        >>> x = jnp.array([1.0, 3.0, 3.0])
-        >>> jax.value_and_grad(lambda x: largest(x, (0,))[0])(x)
-        (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
-    """
-    over = Over.along(axes, names)
-    return _largest(over, _something(x, over))
-
-
-def ends(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> tuple[jax.Array, jax.Array]:
-    """`max(x, 0)` and `min(x, 0)`, as `largest`.
-
-    Example:
-        >>> ends(jnp.array([1.0, 3.0]), (0,))
-        (Array([3.], dtype=float32), Array([0.], dtype=float32))
-    """
-    over = Over.along(axes, names)
-    return _ends(over, _something(x, over))
-
-
-def _something(x: jax.Array, over: Over) -> jax.Array:
-    """`x`, or zeros if there is nothing to reduce."""
-    axes = over.of(x.ndim)
-    if all(x.shape[axis] for axis in axes):
-        return x
-    return jnp.zeros([1 if axis in axes else size for axis, size in enumerate(x.shape)], x.dtype)
-
-
 def rank_high(percentile: float, size: int) -> int:
     """1-based rank of a high percentile among `size` numbers: `floor(q/100 * n + 1/2)`, kept in 1 .. n.
 
@@ -384,24 +316,6 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     if isinstance(k, int) and k == 1:
         return over.min(x)
     return _bisect(x, k, over)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def ranked(x: jax.Array, k: int, over: Over) -> jax.Array:
-    """`kth_smallest`, differentiable: the first of equal elements gets the gradient.
-
-    Example:
-        >>> jax.grad(lambda x: ranked(x, 3, Over()))(jnp.array([4.0, 1.0, 3.0, 2.0]))
-        Array([0., 0., 1., 0.], dtype=float32)
-    """
-    return kth_smallest(x, k, over)
-
-
-@ranked.defjvp
-def _(k, over, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    value = ranked(x, k, over)
-    return value, picked(dx, locate(x, value, over), over)
 
 
 def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:

@@ -91,10 +91,10 @@ class TensorFields(ArrayMethods):
         """
         # With None or an axis number as value this is a pytree prefix, for `in_axes`: store everything unchanged.
         if check and array is not None and not isinstance(array, int):
-            if not (isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.floating)):
+            arrays = isinstance(array, jax.Array) and isinstance(scale, jax.Array)
+            arrays = arrays and (zero is None or isinstance(zero, jax.Array))
+            if not (arrays and _fit(array.aval, scale.aval, None if zero is None else zero.aval)):
                 array = _float_value(as_array(array), type(self).__name__)
-            arrays = isinstance(scale, jax.Array) and (zero is None or isinstance(zero, jax.Array))
-            if not (arrays and _fit(array.shape, scale.aval, None if zero is None else zero.aval)):
                 scale = _metadata(scale, array.shape, "scale")
                 zero = None if zero is None else _metadata(zero, array.shape, "zero_point")
         self._array = self._value = self._shaped = array
@@ -382,11 +382,12 @@ def _metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
 
 
 @lru_cache(maxsize=1024)
-def _fit(shape: tuple[int, ...], *metadata: Any) -> bool:
-    """Whether scale and zero point, of these abstract values, can be kept as they are with a value of a shape."""
+def _fit(value: Any, *metadata: Any) -> bool:
+    """Whether value, scale and zero point, of these abstract values, can be kept as they are."""
     present = [x for x in metadata if x is not None]
     floats = all(x.dtype == jnp.float32 and not x.weak_type for x in present)
-    return floats and all(not x.shape or _broadcasts_to(x.shape, shape) for x in present)
+    broadcast = all(not x.shape or _broadcasts_to(x.shape, value.shape) for x in present)
+    return floats and broadcast and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 @lru_cache(maxsize=1024)

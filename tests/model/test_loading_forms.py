@@ -106,7 +106,11 @@ NEVER = {
     "nan": ("value", np.float32(np.nan), "value: holds nan or inf"),
     "inf": ("value", np.float32(np.inf), "value: holds nan or inf"),
     "nan in a buffer": ("record.buffer", np.float32(np.nan), "record.buffer: holds nan or inf"),
-    "negative buffer": ("record.buffer", np.float32(-2), "record.buffer: is a scale, and no scale is below 0"),
+    "negative buffer": (
+        "record.buffer",
+        np.float32(-2),
+        "record.buffer: is a scale, and no scale is below 0",
+    ),
     "a buffer of zero": ("record.buffer", np.float32(0), "record.buffer: is a scale, and no scale is 0"),
     "a learned scale of zero": ("value", np.float32(0), "value: is a scale, and no scale is 0"),
     "nan in a counter": ("record.counter", np.float32(np.nan), "record.counter: holds nan or inf"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from jqinject.core import AbsMax
+from jqinject.core import AbsMax, AbsPercentile, MinMax
 from jqinject.ops import reductions as stats
 from jqinject.ops.reductions import Over
 
@@ -51,8 +51,7 @@ def test_ranks():
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_an_element_of_a_rank_gives_the_gradient_to_the_first_of_equals(axis):
     x = jnp.array([[3.0, 1.0, 3.0], [3.0, 2.0, 0.0]])
-    over = Over(axis)
-    grad = jax.grad(lambda x: stats.ranked(x, over.count(x), over).sum())(x)
+    grad = jax.grad(lambda x: AbsPercentile(100.0, axis)(x).sum())(x)
     expected = {
         None: [[1, 0, 0], [0, 0, 0]],
         0: [[1, 0, 1], [0, 1, 0]],
@@ -63,20 +62,18 @@ def test_an_element_of_a_rank_gives_the_gradient_to_the_first_of_equals(axis):
 
 def test_the_largest_splits_the_gradient_between_equals():
     x = jnp.array([3.0, 1.0, 3.0])
-    grad = jax.grad(lambda x: stats.largest(x, (0,))[0])(x)
+    grad = jax.grad(lambda x: AbsMax(ties="near")(x))(x)
     np.testing.assert_array_equal(grad, [0.5, 0, 0.5])
 
 
 def test_derivatives_of_an_element_work_forwards_and_under_vmap():
     x = jnp.array([[1.0, -3.0], [2.0, 0.5]])
-    top = lambda x: stats.ranked(x, 2, Over())  # noqa: E731
+    top = lambda x: MinMax(ties="first")(x)[1]  # noqa: E731
     np.testing.assert_array_equal(jax.vmap(jax.grad(top))(x), [[1, 0], [1, 0]])
     assert jax.jvp(top, (x[0],), (x[0],))[1] == 1
 
 
-@pytest.mark.parametrize(
-    "statistic", [lambda x: stats.ranked(x, 2, Over()), lambda x: stats.largest(x, (0,))[0]]
-)
+@pytest.mark.parametrize("statistic", [AbsPercentile(100.0), lambda x: AbsMax(ties="near")(x)])
 def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight(statistic):
     grad = jax.grad(lambda x: jnp.nan * statistic(x))(jnp.array([0.5, 1.0]))
     np.testing.assert_array_equal(grad, [0, jnp.nan])
@@ -94,7 +91,7 @@ def test_running_mean(momentum):
 
 @given(hnp.arrays(np.float32, (3, 4), elements=st.sampled_from([-2.0, -1.0, 0.5, 1.0, 2.0])))
 def test_the_largest_along_axes_and_its_gradient(x):
-    value, pull = jax.vjp(lambda x: stats.largest(x, (1,)), jnp.asarray(x))
+    value, pull = jax.vjp(lambda x: MinMax((1,), keepdim=True)(x)[1], jnp.asarray(x))
     highest = x.max(axis=1, keepdims=True)
     np.testing.assert_array_equal(value, np.maximum(highest, 0))
     equal = (x == highest) & (highest > 0)
@@ -115,24 +112,21 @@ ENDS = [  # x, the largest or 0, the least or 0, their gradients: equals share o
 @pytest.mark.parametrize("case", ENDS, ids=lambda case: str(case[0]))
 def test_ends_of_a_range_include_0_and_share_their_gradient(case, wrap):
     x, high, low, of_high, of_low = (jnp.float32(part) for part in case)
-    found, pull = jax.vjp(wrap(lambda x: stats.ends(x, (0,))), x)
-    np.testing.assert_array_equal(found, [[high], [low]])
+    (least, largest), pull = jax.vjp(wrap(MinMax((0,), keepdim=True)), x)
+    np.testing.assert_array_equal((largest, least), [[high], [low]])
     one, nothing = jnp.ones(1), jnp.zeros(1)
-    np.testing.assert_array_equal(pull((one, nothing))[0], of_high)
-    np.testing.assert_array_equal(pull((nothing, one))[0], of_low)
-    value, slope = jax.value_and_grad(wrap(lambda x: stats.largest(x, (0,))[0]))(x)
-    assert value == high
-    np.testing.assert_array_equal(slope, of_high)
+    np.testing.assert_array_equal(pull((nothing, one))[0], of_high)
+    np.testing.assert_array_equal(pull((one, nothing))[0], of_low)
 
 
 @pytest.mark.parametrize("axes", [None, (0,), (1,), (0, 1), ()])
 def test_ends_over_axes_are_those_of_numpy(axes):
     x = np.array(jax.random.normal(jax.random.key(0), (4, 5)))
-    high, low = stats.ends(jnp.asarray(x), axes)
+    low, high = MinMax(axes, keepdim=True)(jnp.asarray(x))
     keeps = axes is not None
     np.testing.assert_array_equal(high, np.maximum(x.max(axes, keepdims=keeps), 0))
     np.testing.assert_array_equal(low, np.minimum(x.min(axes, keepdims=keeps), 0))
-    assert not np.any(stats.ends(jnp.zeros((0, 5)), (0,)))
+    assert not np.any(MinMax((0,))(jnp.zeros((0, 5))))
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

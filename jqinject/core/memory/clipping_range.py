@@ -448,7 +448,9 @@ def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.A
     tiny = scale < LEAST_SCALE
     scale = choose(tiny, 1.0, scale)
     # A quotient of two arrays of one shape, not nested: XLA has nothing to rewrite.
-    return scale, jax.lax.clamp(lowest, nearest(lowest - low / scale), -lowest - 1), tiny
+    zero_point = nearest(lowest - low / scale)
+    # Float32 rounds the quotient by less than half a step, unless there are very many.
+    return scale, zero_point if bit_width <= 16 else jax.lax.clamp(lowest, zero_point, -lowest - 1), tiny
 
 
 @_of_two_ends.defjvp

@@ -138,6 +138,7 @@ class ZeroWeightsWarning(UserWarning):
     """An accumulator is so narrow that every weight is quantized to 0."""
 
 
+@component
 class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     """Like `DecoupledRescalingIntQuant`, with a scale before rounding that depends on the layer's input format.
 

@@ -1,16 +1,15 @@
-"""Clipping ranges of a tensor, as Qwix and AQT calibrate them.
+"""Clipping ranges of a tensor, as Qwix and AQT calibrate them: statistics, fixed, or that of several with least error.
 
-The clipping range of a tensor: a symmetric one, `[-high, high]`, or one with two ends around 0.
-
-The clipping range with the least quantization error among several.
+A range is symmetric, `[-high, high]`, or has two ends around 0.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,14 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import takes_cut
 from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile, MinMax
+from jqinject.core.statistics.means import RMS, AbsMean
+from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops.cut import Cut
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
-from jqinject.ops.reductions import Over, ends, largest, ranked
+from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import Names
 
 Axes = Sequence[int] | Cut
@@ -57,19 +59,39 @@ class RangeMethod(Protocol):
     def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
 
 
-def _factor(value: float, where: str) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{where}: factor must be a positive number, got {value!r}")
-    return float(value)
+class _OfStatistic:
+    """Base of ranges whose end, or lower and upper end, is a statistic."""
+
+    takes_cut: ClassVar[bool] = True
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        factor = check.number(self.factor, type(self).__name__, "factor")
+        if not factor > 0:
+            raise ValueError(f"{type(self).__name__}: factor must be a positive number, got {factor!r}")
+
+    @property
+    @abstractmethod
+    def statistic(self) -> Reduction:
+        """The statistic of a whole tensor."""
+
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        ends = _along(self.statistic, x, axes, names)
+        return ClippingRange(*reversed(ends)) if isinstance(ends, tuple) else ClippingRange(ends)
 
 
-def _times(factor: float, end: jax.Array) -> jax.Array:
-    return end if factor == 1 else factor * end
+def _along(stat: Reduction, x: jax.Array, axes: Axes | None, names: Names) -> Any:
+    """A statistic along axes, as it broadcasts against the tensor."""
+    if axes is not None:
+        axes = replace(axes, spreads=True) if isinstance(axes, Cut) else tuple(axes)
+    changes: Any = {"stats_reduce_dim": axes, "keepdim": True, "axis_name": names}
+    return replace(stat, **changes)(x)
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class AbsMaxRange:
+class AbsMaxRange(_OfStatistic):
     """`high = factor * max |x|`, symmetric.
 
     Args:
@@ -85,20 +107,17 @@ class AbsMaxRange:
         Array([[3.]], dtype=float32)
     """
 
-    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        _factor(self.factor, "AbsMaxRange")
-
-    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
+    @property
+    def statistic(self) -> Reduction:
         """See the class."""
-        return ClippingRange(_times(self.factor, largest(jnp.abs(x), axes, names)))
+        return AbsMax(factor=self.factor, ties="near")
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class RMSRange:
+class RMSRange(_OfStatistic):
     """`high = factor * sqrt(mean x^2)`, symmetric.
 
     Args:
@@ -110,24 +129,17 @@ class RMSRange:
     Source: Qwix's `rms,factor`.
     """
 
-    takes_cut: ClassVar[bool] = True
     factor: float = 4.0
 
-    def __post_init__(self) -> None:
-        _factor(self.factor, "RMSRange")
-
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    @property
+    def statistic(self) -> Reduction:
         """See the class."""
-        over = Over.along(axes, names)
-        mean = over.sum(jnp.square(x)) / max(over.count(x), 1)
-        # The root's derivative at 0 is infinite, so useless.
-        root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
-        return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
+        return RMS(self.factor)
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class AbsMeanRange:
+class AbsMeanRange(_OfStatistic):
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
 
     Args:
@@ -145,30 +157,19 @@ class AbsMeanRange:
         Array([2.], dtype=float32)
     """
 
-    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
     p: float = 1.0
     count_zeros: bool = False
 
-    def __post_init__(self) -> None:
-        _factor(self.factor, "AbsMeanRange")
-
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    @property
+    def statistic(self) -> Reduction:
         """See the class."""
-        over = Over.along(axes, names)
-        magnitudes = jnp.abs(x)
-        counted = jnp.full(x.shape, True) if self.count_zeros else magnitudes != 0.0
-        count = over.sum(counted.astype(jnp.float32), of_zero=float(self.count_zeros))
-        count = jnp.maximum(count, 1.0)
-        total = over.sum(magnitudes**self.p)
-        # The root's derivative at 0 is infinite, so useless.
-        mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
-        return ClippingRange(jnp.where(total > 0, mean * self.factor, 0.0))
+        return AbsMean(self.factor, self.p, self.count_zeros)
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class MinMaxRange:
+class MinMaxRange(_OfStatistic):
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
 
     Args:
@@ -185,16 +186,12 @@ class MinMaxRange:
         (Array([0.], dtype=float32), Array([3.], dtype=float32))
     """
 
-    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        _factor(self.factor, "MinMaxRange")
-
-    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
+    @property
+    def statistic(self) -> Reduction:
         """See the class."""
-        high, low = ends(x, axes, names)
-        return ClippingRange(_times(self.factor, high), _times(self.factor, low))
+        return MinMax(factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -268,7 +265,7 @@ class FixedRange:
 
 @checked_arguments
 @dataclass(frozen=True)
-class AbsPercentileRange:
+class AbsPercentileRange(_OfStatistic):
     """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
 
     Args:
@@ -282,26 +279,16 @@ class AbsPercentileRange:
         Array([2.], dtype=float32)
     """
 
-    takes_cut: ClassVar[bool] = True
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    @property
+    def statistic(self) -> Reduction:
         """See the class."""
-        if x.size == 0:
-            return AbsMaxRange()(x, axes, names)
-        over = Over.along(axes, names)
-        last = over.count(x) - 1
-        place = np.float32(self.percentile) / np.float32(100) * np.float32(last)
-        low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))
-        weight = np.float32(place - np.floor(place))
-        size = jnp.abs(x)
-        ends = [ranked(size, rank + 1, over) for rank in (low, high)]
-        found = ends[0] * (1 - weight) + ends[1] * weight
-        return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
+        return InterpolatedAbsPercentile(self.percentile)
 
 
 @checked_arguments

@@ -199,7 +199,7 @@ def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: A
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
     """Drop the reduced axis unless it is to be kept; a grouped axis keeps one number per group."""
     if isinstance(axis, Cut):
-        return axis.one_each(stat)
+        return stat if axis.spreads else axis.one_each(stat)
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 

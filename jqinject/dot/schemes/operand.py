@@ -100,7 +100,7 @@ class OperandProxy(InnerModule):
         where: tuple[str, str],
     ) -> None:
         handed = {"module": layer, **offered} if rngs is None else {"module": layer, "rngs": rngs, **offered}
-        read = {"proxy_class", "dequant_mode", "signed", "calibration_axes"}
+        read = {"proxy_class", "dequant_mode", "signed", "narrow_range", "calibration_axes"}
         self.binding = binding
         self.tensor_quant = binding.resolve("tensor_quant", trace=read, **handed)
         mode = binding.resolve("dequant_mode", **handed)
