@@ -285,6 +285,7 @@ class RangeScaling(Component):
     use_running_average: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.use_running_average = False  # of the instance: an attribute that appears later retraces
         axes = dict.fromkeys(("channelwise_axes", "batch_axes"), check.integers)
         flags = dict.fromkeys(("scale_stop_grad", "clip_gradient"), check.flag)
         check.fields(self, shared_axes=check.optional(check.integers), **axes, **flags)
