@@ -203,6 +203,8 @@ def quantize_on_grid(
     zero_point: jax.Array | None = None,
     rounding: Rounding = nearest,
     dtype: Any = jnp.float32,
+    *,
+    by_reciprocal: bool = False,
 ) -> jax.Array:
     """Quantize and dequantize on any grid: `(grid.round(x / scale + zero_point) - zero_point) * scale`.
 
@@ -215,6 +217,8 @@ def quantize_on_grid(
         zero_point: the number that stands for 0, likewise; None if there is none.
         rounding: to whole numbers; tables have one of their own.
         dtype: of the result, whose range it does not exceed.
+        by_reciprocal: whether numbers that share a scale are multiplied by its reciprocal, as quantizers with a
+            symmetric range do; see `jqinject.ops.by_reciprocal`.
 
     Example:
         >>> from jqinject.ops import FloatGrid, IntGrid
@@ -222,7 +226,8 @@ def quantize_on_grid(
         >>> quantize_on_grid(x, IntGrid(4), jnp.float32(0.5)), quantize_on_grid(x, FloatGrid(2, 1), jnp.float32(0.5))
         (Array([ 0.5, -1. ,  3.5], dtype=float32), Array([ 0.25, -1.  ,  3.  ], dtype=float32))
     """
-    steps = float_steps(x, scale)
+    shared = by_reciprocal and scale.size != x.size
+    steps = x * quotient(jnp.float32(1.0), scale) if shared else float_steps(x, scale)
     if zero_point is None:
         return from_float_steps(grid.round(steps, rounding), scale, dtype)
     return from_float_steps(grid.round(steps + zero_point, rounding) - zero_point, scale, dtype)

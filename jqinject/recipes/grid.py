@@ -21,6 +21,7 @@ class MatrixGrid:
         scale: of each number, or broadcasting with the matrices `(stack, rows, columns)`; float32.
         zero_point: likewise.
         grid: the numbers at scale 1: static.
+        by_reciprocal: whether the quantizer multiplies by the reciprocal of a scale that numbers share: static.
 
     Example:
         >>> from jqinject.ops import IntGrid
@@ -32,10 +33,11 @@ class MatrixGrid:
     scale: jax.Array
     zero_point: jax.Array
     grid: Grid = field(metadata={"static": True})
+    by_reciprocal: bool = field(default=False, metadata={"static": True})
 
     def nearest(self, x: jax.Array) -> jax.Array:
         """The nearest numbers of the grid."""
-        return quantize_on_grid(x, self.grid, self.scale, self.zero_point)
+        return quantize_on_grid(x, self.grid, self.scale, self.zero_point, by_reciprocal=self.by_reciprocal)
 
     def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
         """The grid with a scale and a zero point for each number."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import CommittedQuant
+from jqinject.core import CommittedQuant, RangeScaling
 from jqinject.core._protocols import grid_of
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -59,6 +59,14 @@ class QuantizedParameter:
                 "weight quantizer for this parameter"
             )
         return found
+
+    @property
+    def by_reciprocal(self) -> bool:
+        """Whether the quantizer multiplies by the reciprocal of its scale: with a symmetric range (`RangeScaling`)."""
+        own = self.proxy.tensor_quant
+        quantizer = getattr(own, "quantizer", own)  # a committed one
+        ranged = isinstance(getattr(quantizer, "scaling_impl", None), RangeScaling)
+        return ranged and not self.proxy.has_zero_point and self.grid.is_integer
 
     @property
     def group_size(self) -> int | None:

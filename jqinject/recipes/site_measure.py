@@ -24,6 +24,7 @@ class _Layout:
         quantizer: the graph of the proxy.
         depth: leading axes along which the parameter is a stack.
         grid: at scale 1.
+        by_reciprocal: see `MatrixGrid`.
         weight: how the operand is a stack of matrices.
         shape, start: of the operand's places in the parameter.
     """
@@ -31,6 +32,7 @@ class _Layout:
     quantizer: Any
     depth: int
     grid: Grid
+    by_reciprocal: bool
     weight: Moved
     shape: tuple[int, ...]
     start: int | None
@@ -73,7 +75,8 @@ class SiteMeasure:
         """
         quantizer, state = nnx.split(parameter.proxy, graph=True)
         places, weight = site.places, site.matrices.weight
-        layout = _Layout(quantizer, parameter.depth, parameter.grid, weight, places.shape, places.start)
+        numbers = (parameter.grid, parameter.by_reciprocal)
+        layout = _Layout(quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
         return cls(layout, state, values, places.each, known)
 
     def __call__(self, matrices: jax.Array) -> MatrixGrid:
@@ -85,7 +88,7 @@ class SiteMeasure:
         value = places.put(self.values, layout.weight.array(matrices))
         scale, zero_point = measured(nnx.merge(layout.quantizer, self.state), value, layout.depth)
         scale, zero_point = (layout.weight.matrices(places.taken(x)) for x in (scale, zero_point))
-        return MatrixGrid(scale, zero_point, layout.grid)
+        return MatrixGrid(scale, zero_point, layout.grid, layout.by_reciprocal)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], _Layout]:
         """Arrays, and what is static."""

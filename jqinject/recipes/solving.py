@@ -135,7 +135,7 @@ class Solving:
     def _grid(self, site: ContractionSite) -> MatrixGrid:
         """The grid of a site's matrices as it is now."""
         scale, zero_point = (shared(site.weights(x)) for x in self._spread())
-        return MatrixGrid(scale, zero_point, self.parameter.grid)
+        return MatrixGrid(scale, zero_point, self.parameter.grid, self.parameter.by_reciprocal)
 
     def _spread(self) -> tuple[jax.Array, jax.Array]:
         """Scale and zero point of each number of the parameter."""

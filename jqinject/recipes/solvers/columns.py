@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -152,4 +153,4 @@ def _padded_factor(factor: jax.Array, size: int) -> jax.Array:
 
 
 def _padded_grid(grid: MatrixGrid, size: int) -> MatrixGrid:
-    return MatrixGrid(_padded(grid.scale, size, 1.0), _padded(grid.zero_point, size), grid.grid)
+    return replace(grid, scale=_padded(grid.scale, size, 1.0), zero_point=_padded(grid.zero_point, size))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -28,7 +28,7 @@ class _Measured:
         found = self.measure(working[..., : self.columns]).spread((*working.shape[:-1], self.columns))
         more = ((0, 0), (0, 0), (0, working.shape[-1] - self.columns))
         scale = jnp.pad(found.scale, more, constant_values=1.0)
-        return MatrixGrid(scale, jnp.pad(found.zero_point, more), found.grid)
+        return replace(found, scale=scale, zero_point=jnp.pad(found.zero_point, more))
 
     def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
         """The grid when a block begins."""
@@ -55,7 +55,7 @@ class _AtBlock(_Measured):
         first = jnp.arange(working.shape[-1]) // self.group_size * self.group_size
         begins = (first >= start) & (first < start + size)
         scale = jnp.where(begins, new.scale, grid.scale)
-        return MatrixGrid(scale, jnp.where(begins, new.zero_point, grid.zero_point), grid.grid)
+        return replace(grid, scale=scale, zero_point=jnp.where(begins, new.zero_point, grid.zero_point))
 
 
 def scales_at(scales: ScaleRule, measure: Measure, group_size: int | None, columns: int) -> Any:

@@ -204,7 +204,10 @@ def _tensor_quant(name: str, config: Settings) -> Drive:
 
         differentiate = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
         (_, result), (grads, grad_x) = differentiate(params, arrays["x"])
-        outputs = {**result._asdict(), "grad.x": grad_x}
+        outputs = {
+            **dict(zip(("value", "scale", "zero_point", "bit_width"), result, strict=True)),
+            "grad.x": grad_x,
+        }
         for path, grad in nnx.to_flat_state(grads):
             inner = ".".join(str(part) for part in path)
             outputs[f"grad.{inner.replace('bit_width_impl', 'msb_clamp_bit_width_impl')}"] = grad.get_value()
