@@ -7,18 +7,14 @@ from flax import nnx
 
 from jqinject.demo.recipes import Recipe
 from jqinject.nn import QuantConv, QuantLinear, QuantReLU
-from jqinject.quant_tensor import QuantTensor, max_pool
+from jqinject.quant_tensor import is_quantized, max_pool
 
 CHANNELS, HIDDEN, CLASSES = (16, 32), 64, 10
 
 
 def _pool(x: Any) -> Any:
     """The maximum of every 2 x 2 pixels; a quantized tensor keeps its scale."""
-    return (
-        max_pool(x, (2, 2), strides=(2, 2))
-        if isinstance(x, QuantTensor)
-        else nnx.max_pool(x, (2, 2), strides=(2, 2))
-    )
+    return max_pool(x, (2, 2), strides=(2, 2)) if is_quantized(x) else nnx.max_pool(x, (2, 2), strides=(2, 2))
 
 
 class Classifier(nnx.Module):

@@ -20,7 +20,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array, on_integers, on_minifloats
 
 MARK = Primitive("jqinject_quantized")
 """Operands: what was quantized, its quantized value, scale; of integers zero point and bit width. Result: the value.
@@ -69,10 +69,10 @@ class _MarkedWeight(Around):
 
 def _marked(x: Any, result: Any, narrow_range: bool, nearest: bool) -> Any:
     facts: dict[str, Any] = {"signed": True, "narrow_range": narrow_range, "nearest": nearest, "format": None}
-    if isinstance(result, IntQuantTensor):
+    if on_integers(result):
         grid = (result.scale, result.zero_point, jnp.asarray(result.bit_width, jnp.float32))
         facts["signed"] = result.signed
-    elif isinstance(result, FloatQuantTensor) and not result.format.is_learned:
+    elif on_minifloats(result) and not result.format.is_learned:
         grid = (result.scale,)
         facts["format"] = result.format
     else:

@@ -19,7 +19,7 @@ from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host, spans_processes
 from jqinject.program import Call, SplitCall
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import as_array, is_quantized
 
 
 def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
@@ -152,4 +152,4 @@ def needed(package: str, extra: str, name: str) -> Any:
 
 
 def _is_quant_tensor(x: Any) -> bool:
-    return isinstance(x, QuantTensor)
+    return is_quantized(x)

@@ -40,7 +40,7 @@ from jqinject.quant import (
     ShiftedUint8WeightPerChannelFloat,
 )
 from jqinject.quant.enums import ScalingPerOutputType
-from jqinject.quant_tensor import GroupwiseQuantTensor
+from jqinject.quant_tensor import is_grouped
 
 # Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
 MINIFLOATS = {
@@ -142,7 +142,7 @@ def _own(metadata: Any) -> dict[str, Any]:
 def _scaled(numbers: Numbers, form: FrozenForm) -> tuple[Any, Any]:
     """The weight with its groups as an axis, and these."""
     found = quant_tensor_of(numbers, form)
-    return (found.grouped, found.groups) if isinstance(found, GroupwiseQuantTensor) else (found, None)
+    return (found.grouped, found.groups) if is_grouped(found) else (found, None)
 
 
 def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict[str, Any]]:

@@ -28,10 +28,10 @@ from jqinject.quant import (
 )
 from jqinject.quant_tensor import (
     AnyQuantTensor,
-    FloatQuantTensor,
-    IntQuantTensor,
-    QuantTensor,
     as_array,
+    is_quantized,
+    on_integers,
+    on_minifloats,
     relu,
 )
 
@@ -143,7 +143,7 @@ class QuantReLU(QuantActLayer[Out]):
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
-        return relu(x) if isinstance(x, QuantTensor) else jax.nn.relu(x)
+        return relu(x) if is_quantized(x) else jax.nn.relu(x)
 
 
 @final
@@ -325,7 +325,7 @@ class QuantHardTanh(QuantActLayer[Out]):
         value = as_array(x)
         low, high = (jnp.asarray(bound, value.dtype) for bound in (self.min_val, self.max_val))
         clamped = tensor_clamp(value, low, high)
-        return x.set(value=clamped) if isinstance(x, IntQuantTensor | FloatQuantTensor) else clamped
+        return x.set(value=clamped) if (on_integers(x) or on_minifloats(x)) else clamped
 
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return x

@@ -13,9 +13,10 @@ from jqinject.ops.packing import saved_codes, saved_floats, saved_integers
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
     FloatQuantTensor,
-    GroupwiseQuantTensor,
-    IntQuantTensor,
     as_array,
+    is_grouped,
+    on_integers,
+    on_minifloats,
     pre_round_integers,
 )
 
@@ -97,12 +98,12 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
 
 
 def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
-    if isinstance(quantized, GroupwiseQuantTensor):
+    if is_grouped(quantized):
         groups = quantized.groups
         return groups.join(_kept_small(groups.split(x), quantized.grouped))
-    if isinstance(quantized, FloatQuantTensor):
+    if on_minifloats(quantized):
         return _kept_floats(x, quantized)
-    if not isinstance(quantized, IntQuantTensor):
+    if not on_integers(quantized):
         raise ValueError(
             "QuantCheckpoint: act_quant is switched off or does not quantize, so nothing would be kept small.\n"
             "  cure: an act_quant of at most 8 bits, such as Fp8e4m3ActPerTensorCurrent or Int8ActPerTensorFloat"

@@ -14,7 +14,7 @@ from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, concatenate
+from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, is_quantized
 from jqinject.quant_tensor.arithmetic import add
 from jqinject.quant_tensor.shaping import is_on_integers
 
@@ -64,13 +64,13 @@ class QuantMergeLayer(QuantLayer[Out]):
             setattr(self, other.name, getattr(self, slot.name))
 
     def _quantized(self, x: Any) -> Any:
-        return _through(self.input_quant, x if isinstance(x, QuantTensor) else jnp.asarray(x))
+        return _through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))
 
     def _output(self, y: Any) -> Any:
         y = _through(self.output_quant, y)
         if not self.return_quant_tensor:
             return as_array(y)
-        if not isinstance(y, QuantTensor):
+        if not is_quantized(y):
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True): neither inputs nor output are quantized, so the "
                 "output has no scale.\n  cure: input_quant=... or output_quant=..., or feed it QuantTensors"

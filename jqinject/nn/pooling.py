@@ -14,7 +14,7 @@ from jqinject.nn.base.override_keywords import QuantAvgPoolOverrides, QuantMaxPo
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
+from jqinject.quant_tensor import as_array, avg_pool, max_pool, on_integers
 
 
 class QuantPoolLayer(QuantLayer[Out]):
@@ -188,7 +188,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         self._init_pool((window_shape, strides, padding), arguments, overrides, return_quant_tensor, rngs)
 
     def _pool(self, x: Any) -> Any:
-        x = x if isinstance(x, IntQuantTensor) else as_array(x)
+        x = x if on_integers(x) else as_array(x)
         window = (self.window_shape, self.strides, self.padding)
         if self.count_include_pad or self.padding == "VALID":
             return avg_pool(x, *window)

@@ -17,7 +17,7 @@ from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor, QuantTensor, as_array, reshape
+from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, on_integers, reshape
 
 
 @final
@@ -169,12 +169,12 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
-        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+        if not (on_integers(x) and on_integers(weight)):
             return y
         shape = self._expanded_shape(x.ndim)
         left, right = without_zero_points(x, reshape(weight, shape), self._zero_points())
         product: Any = left * right
-        if isinstance(bias, IntQuantTensor) and self._bias_on_grid(bias, weight):
+        if on_integers(bias) and self._bias_on_grid(bias, weight):
             product = product + reshape(bias, shape)
         elif bias is not None:
             product = product + as_array(bias).astype(product.dtype).reshape(shape)

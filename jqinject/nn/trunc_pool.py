@@ -18,7 +18,7 @@ from jqinject.nn.base.override_keywords import (
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import TRUNC, hold_proxies
 from jqinject.quant import QuantizerLike, RoundTo8bit
-from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool
+from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, on_integers
 
 _Padding = str | Sequence[tuple[int, int]]
 
@@ -62,7 +62,7 @@ class QuantTruncLayer(QuantLayer[Out]):
             TypeError: `x` is an array, and a QuantTensor is to be returned.
             ValueError: the window does not fit, or scales vary along an axis that is pooled.
         """
-        if not isinstance(x, IntQuantTensor):
+        if not on_integers(x):
             if self.return_quant_tensor:
                 raise TypeError(
                     f"{type(self).__name__}: expected an IntQuantTensor, whose integers are summed, got "

@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.ops.ste import round_ste
-from jqinject.quant_tensor import IntQuantTensor, as_array, pre_round_integers
+from jqinject.quant_tensor import as_array, on_integers, pre_round_integers
 from jqinject.quant_tensor.shaping import map_metadata
 
 METHODS = ("nearest", "bilinear")
@@ -97,7 +97,7 @@ class QuantUpsample(QuantLayer[Out]):
         """
         sizes = self._sizes(x.shape)
         if self.method == "nearest":
-            y: Any = x if isinstance(x, IntQuantTensor) else as_array(x)
+            y: Any = x if on_integers(x) else as_array(x)
             for axis, (size, step) in sizes.items():
                 y = _nearest(y, axis, size, step)
         else:
@@ -127,7 +127,7 @@ class QuantUpsample(QuantLayer[Out]):
         y = as_array(x)
         for axis, (size, step) in sizes.items():
             y = _linear(y, axis, size, None if self.align_corners else step)
-        if not isinstance(x, IntQuantTensor):
+        if not on_integers(x):
             return y
         for name, metadata in (("scale", x.scale), ("zero point", x.zero_point)):
             axes = [axis for axis in sizes if metadata.ndim > axis - x.ndim + metadata.ndim >= 0]
@@ -148,7 +148,7 @@ def _nearest(x: Any, axis: int, size: int, step: Fraction) -> Any:
     def along(array: jax.Array) -> jax.Array:
         return jnp.take(array, index, axis=axis)
 
-    if not isinstance(x, IntQuantTensor):
+    if not on_integers(x):
         return along(x)
     return map_metadata(x, along(x.value), _where_it_varies(along, axis))
 

@@ -223,17 +223,6 @@ def _cast(x: jax.Array, dtype: Any) -> jax.Array:
     return jnp.asarray(x).astype(dtype)
 
 
-def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> jax.Array:
-    """The value of `quantize_float8`.
-
-    Example:
-        >>> quantize = lambda v: fake_float8(v, jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
-        >>> jax.value_and_grad(quantize)(jnp.float32(500))
-        (Array(448., dtype=float32), Array(1., dtype=float32))
-    """
-    return quantize_float8(x, scale, q_dtype, dq_dtype)[0]
-
-
 LEAST, NAN = -127, 128
 _MANTISSA = (1 << 23) - 1
 _SIGN = -(1 << 31)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.core
@@ -36,6 +36,7 @@ from jqinject.ops.sharding import sharded_beside
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Width = TypeVar("Width", bound=int | jax.Array)
 
 
 def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -217,17 +218,11 @@ def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     return divide(x, divisor) if divisor.size == x.size else x * divide(jnp.float32(1.0), divisor)
 
 
-def _power(exponent: int | jax.Array) -> int | jax.Array:
+def _power(exponent: Any) -> Any:
     return 2**exponent if isinstance(exponent, int) else exp2(exponent)
 
 
-@overload
-def max_int(signed: bool, narrow_range: bool, bit_width: int) -> int: ...
-@overload
-def max_int(signed: bool, narrow_range: bool, bit_width: jax.Array) -> jax.Array: ...
-@overload
-def max_int(signed: bool, narrow_range: bool, bit_width: int | jax.Array) -> int | jax.Array: ...
-def max_int(signed: bool, narrow_range: bool, bit_width: int | jax.Array) -> int | jax.Array:
+def max_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
     """Largest integer of `bit_width` bits: `2**(b-1) - 1` signed, `2**b - 1` unsigned, one less if also
     narrow.
 
@@ -248,13 +243,7 @@ def max_int(signed: bool, narrow_range: bool, bit_width: int | jax.Array) -> int
     return _power(bit_width) - (2 if narrow_range else 1)
 
 
-@overload
-def min_int(signed: bool, narrow_range: bool, bit_width: int) -> int: ...
-@overload
-def min_int(signed: bool, narrow_range: bool, bit_width: jax.Array) -> jax.Array: ...
-@overload
-def min_int(signed: bool, narrow_range: bool, bit_width: int | jax.Array) -> int | jax.Array: ...
-def min_int(signed: bool, narrow_range: bool, bit_width: int | jax.Array) -> int | jax.Array:
+def min_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
     """Smallest integer of `bit_width` bits: `-2**(b-1)` signed, one more if also narrow, 0 unsigned.
 
     Args:
@@ -271,7 +260,7 @@ def min_int(signed: bool, narrow_range: bool, bit_width: int | jax.Array) -> int
     """
     if signed:
         return -_power(bit_width - 1) + (1 if narrow_range else 0)
-    return 0 if isinstance(bit_width, int) else jnp.zeros_like(bit_width)
+    return cast(Any, 0 if isinstance(bit_width, int) else jnp.zeros_like(bit_width))
 
 
 LANES = 8

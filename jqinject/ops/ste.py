@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -44,18 +44,13 @@ def straight_through(function: Elementwise) -> Elementwise:
         (2.0, 1.0)
     """
 
-    @jax.custom_jvp
-    def forward(x: ArrayLike) -> jax.Array:
-        return function(x)
+    forward = jax.custom_jvp(function)
+    forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0]))
 
-    @forward.defjvp
-    def _(primals, tangents):
-        return forward(*primals), tangents[0]
-
+    @wraps(function)
     def wrapped(x: ArrayLike) -> jax.Array:
         return forward(x)
 
-    wrapped.__name__ = wrapped.__qualname__ = getattr(function, "__name__", "straight_through")
     return wrapped
 
 
@@ -82,14 +77,7 @@ def nearest_ties_up_below_zero(x: ArrayLike) -> jax.Array:
     return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
 
-_round = straight_through(nearest)
-_ceil = straight_through(jax.lax.ceil)
-_floor = straight_through(jax.lax.floor)
-_round_to_zero = straight_through(toward_zero)
-_dpu_round = straight_through(nearest_ties_up_below_zero)
-_round_half_to_zero = straight_through(nearest_ties_to_zero)
-
-
+@straight_through
 def round_ste(x: ArrayLike) -> jax.Array:
     """Round to the nearest integer, ties to the even one; gradient 1.
 
@@ -103,9 +91,10 @@ def round_ste(x: ArrayLike) -> jax.Array:
         >>> round_ste(jnp.array([0.5, 1.5, -2.5, 2.6]))
         Array([ 0.,  2., -2.,  3.], dtype=float32)
     """
-    return _round(x)
+    return nearest(x)
 
 
+@straight_through
 def ceil_ste(x: ArrayLike) -> jax.Array:
     """Round up; gradient 1.
 
@@ -113,9 +102,10 @@ def ceil_ste(x: ArrayLike) -> jax.Array:
         >>> ceil_ste(jnp.array([0.2, -0.2, 3.0]))
         Array([ 1., -0.,  3.], dtype=float32)
     """
-    return _ceil(x)
+    return jax.lax.ceil(x)
 
 
+@straight_through
 def floor_ste(x: ArrayLike) -> jax.Array:
     """Round down; gradient 1.
 
@@ -123,9 +113,10 @@ def floor_ste(x: ArrayLike) -> jax.Array:
         >>> floor_ste(jnp.array([0.2, -0.2, 3.0]))
         Array([ 0., -1.,  3.], dtype=float32)
     """
-    return _floor(x)
+    return jax.lax.floor(x)
 
 
+@straight_through
 def round_to_zero_ste(x: ArrayLike) -> jax.Array:
     """Drop the fraction; gradient 1.
 
@@ -133,9 +124,10 @@ def round_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_to_zero_ste(jnp.array([1.7, -1.7]))
         Array([ 1., -1.], dtype=float32)
     """
-    return _round_to_zero(x)
+    return toward_zero(x)
 
 
+@straight_through
 def dpu_round_ste(x: ArrayLike) -> jax.Array:
     """Round like AMD's DPU: ties of negative numbers go up, other ties to the even integer; gradient 1.
 
@@ -143,9 +135,10 @@ def dpu_round_ste(x: ArrayLike) -> jax.Array:
         >>> dpu_round_ste(jnp.array([-1.5, -0.5, 0.5, 1.5]))
         Array([-1., -0.,  0.,  2.], dtype=float32)
     """
-    return _dpu_round(x)
+    return nearest_ties_up_below_zero(x)
 
 
+@straight_through
 def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
     """Round to the nearest integer, ties to the one nearer to zero; gradient 1.
 
@@ -153,15 +146,10 @@ def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_half_to_zero_ste(jnp.array([-1.5, -0.6, 0.5, 2.5, 2.6]))
         Array([-1., -1.,  0.,  2.,  3.], dtype=float32)
     """
-    return _round_half_to_zero(x)
+    return nearest_ties_to_zero(x)
 
 
 @straight_through
-def _binary_sign(x: ArrayLike) -> jax.Array:
-    x = jnp.asarray(x)
-    return jnp.where(x >= 0, jnp.ones_like(x), jnp.where(x < 0, -jnp.ones_like(x), x))
-
-
 def binary_sign_ste(x: ArrayLike) -> jax.Array:
     """Sign with two values, `sign(0) = +1`; gradient 1.
 
@@ -171,12 +159,11 @@ def binary_sign_ste(x: ArrayLike) -> jax.Array:
         >>> binary_sign_ste(jnp.array([2.1, -0.3, 0.0]))
         Array([ 1., -1.,  1.], dtype=float32)
     """
-    return _binary_sign(x)
+    x = jnp.asarray(x)
+    return jnp.where(x >= 0, jnp.ones_like(x), jnp.where(x < 0, -jnp.ones_like(x), x))
 
 
-_ternary_sign = straight_through(jnp.sign)
-
-
+@straight_through
 def ternary_sign_ste(x: ArrayLike) -> jax.Array:
     """Sign with three values, `sign(0) = 0`; gradient 1.
 
@@ -184,7 +171,7 @@ def ternary_sign_ste(x: ArrayLike) -> jax.Array:
         >>> ternary_sign_ste(jnp.array([2.1, -0.3, 0.0]))
         Array([ 1., -1.,  0.], dtype=float32)
     """
-    return _ternary_sign(x)
+    return jnp.sign(x)
 
 
 @jax.custom_jvp

@@ -15,11 +15,13 @@ import jax
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.stored_numbers import stored_in
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
     FloatQuantTensor,
-    GroupwiseQuantTensor,
     IntQuantTensor,
-    QuantTensor,
+    is_grouped,
+    is_quantized,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 from jqinject.quant_tensor.shaping import full_rank
 
@@ -62,7 +64,7 @@ def in_slices(inputs: Sequence[Tracked]) -> Passed:
 
 
 def _is_quantized_weight(x: Tracked) -> bool:
-    return x.is_weight and (isinstance(x.value, QuantTensor) or x.chosen is not None)
+    return x.is_weight and (is_quantized(x.value) or x.chosen is not None)
 
 
 def _taken_apart(x: Tracked) -> Passed:
@@ -108,7 +110,7 @@ def _with_stored(x: Tracked) -> Passed:
 def _weight_taken_apart(x: Tracked) -> Passed:
     tensor = x.value
     inner: Any = tensor
-    if isinstance(tensor, GroupwiseQuantTensor):
+    if is_grouped(tensor):
         along = tensor.groups.dim % tensor.ndim
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
     numbers = _numbers(inner) if _is_quantized_weight(x) and shape_of(x) else None
@@ -126,7 +128,7 @@ def _weight_taken_apart(x: Tracked) -> Passed:
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         own = {name: one.value for name, one in zip(sliced, slices, strict=True)}
         one = _tensor_like(inner, {**same, **own})
-        whole = tensor.moved(one, tensor.groups) if isinstance(tensor, GroupwiseQuantTensor) else one
+        whole = tensor.moved(one, tensor.groups) if is_grouped(tensor) else one
         return [x.with_value(whole)]
 
     return Passed([Tracked(full[name], x.origin) for name in sliced], inside)
@@ -134,13 +136,13 @@ def _weight_taken_apart(x: Tracked) -> Passed:
 
 def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
     """The arrays of a quantized tensor without groups, by name; None if its format is not known here."""
-    stored = isinstance(tensor, IntQuantTensor | FloatQuantTensor) and tensor.is_stored
+    stored = (on_integers(tensor) or on_minifloats(tensor)) and tensor.is_stored
     numbers: Any
-    if isinstance(tensor, IntQuantTensor):
+    if on_integers(tensor):
         numbers = tensor.payload if stored else tensor.value
         found = {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
         return found if stored or tensor.payload is None else {**found, "payload": tensor.payload}
-    if isinstance(tensor, FloatQuantTensor | CodebookQuantTensor):
+    if on_minifloats(tensor) or on_table(tensor):
         numbers = tensor.payload() if stored else tensor.value
         return {"numbers": numbers, "scale": tensor.scale}
     return None
@@ -150,12 +152,12 @@ def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
     """A tensor of the same format with other arrays; the inverse of `_numbers`."""
     array, payload = numbers["numbers"], numbers.get("payload")
     metadata = {name: x for name, x in numbers.items() if name not in ("numbers", "payload")}
-    if isinstance(like, IntQuantTensor) and like.is_stored:
+    if on_integers(like) and like.is_stored:
         assert isinstance(like.bit_width, int), "stored with known bits"
         return IntQuantTensor.stored(
             array, metadata["scale"], metadata["zero_point"], like.bit_width, like.signed, like.dtype
         )
-    if isinstance(like, FloatQuantTensor) and like.is_stored:
+    if on_minifloats(like) and like.is_stored:
         return FloatQuantTensor.stored(array, metadata["scale"], like.dtype)
     made = like.set(value=array, **metadata)
-    return made.keeping(payload) if payload is not None and isinstance(made, IntQuantTensor) else made
+    return made.keeping(payload) if payload is not None and on_integers(made) else made

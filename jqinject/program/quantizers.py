@@ -18,11 +18,11 @@ from jqinject.program.weights.quantized_rows import quantized_in_rows
 from jqinject.program.weights.weight_call import WeightCall
 from jqinject.proxy import check_range, transformed
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
-    GroupwiseQuantTensor,
-    IntQuantTensor,
     as_array,
+    is_grouped,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 from jqinject.quant_tensor.shaping import full_rank
 
@@ -354,7 +354,7 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
         quantizer = nnx.merge(graphdef, state)
         quantized = quantizer(weight)
         # The integers that evaluation keeps are no part of the pytree.
-        payload = quantized.payload if isinstance(quantized, IntQuantTensor) else None
+        payload = quantized.payload if on_integers(quantized) else None
         return full_metadata(quantized), payload, nnx.state(quantizer, graph=True)
 
     mapped = one
@@ -367,10 +367,10 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
 
 def full_metadata(x: Any) -> Any:
     """A quantized tensor whose scales have as many axes as it has, so that they can be stacked."""
-    if isinstance(x, IntQuantTensor):
+    if on_integers(x):
         ndim = x.ndim
         return x.set(scale=full_rank(x.scale, ndim), zero_point=full_rank(x.zero_point, ndim))
-    if isinstance(x, GroupwiseQuantTensor) and x.as_it_lies is None:
+    if is_grouped(x) and x.as_it_lies is None:
         return x.moved(full_metadata(x.grouped), x.groups)
-    has_scale = isinstance(x, FloatQuantTensor | CodebookQuantTensor)
+    has_scale = on_minifloats(x) or on_table(x)
     return x.set(scale=full_rank(x.scale, x.ndim)) if has_scale else as_array(x)

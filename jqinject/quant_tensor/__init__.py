@@ -6,18 +6,27 @@ from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as Different
 from jqinject.quant_tensor.arithmetic import concatenate as concatenate
 from jqinject.quant_tensor.array_methods import as_array as as_array
 from jqinject.quant_tensor.group_layout import Groups as Groups
+from jqinject.quant_tensor.groupwise_tensors import (
+    GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
+)
+from jqinject.quant_tensor.groupwise_tensors import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
+from jqinject.quant_tensor.groupwise_tensors import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
+from jqinject.quant_tensor.groupwise_tensors import GroupwiseQuantTensor as GroupwiseQuantTensor
+from jqinject.quant_tensor.groupwise_tensors import in_groups as in_groups
+from jqinject.quant_tensor.groupwise_tensors import in_pieces as in_pieces
+from jqinject.quant_tensor.groupwise_tensors import smaller_groups as smaller_groups
 from jqinject.quant_tensor.public_tensors import CodebookQuantTensor as CodebookQuantTensor
 from jqinject.quant_tensor.public_tensors import FloatQuantTensor as FloatQuantTensor
-from jqinject.quant_tensor.public_tensors import GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor
-from jqinject.quant_tensor.public_tensors import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
-from jqinject.quant_tensor.public_tensors import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
-from jqinject.quant_tensor.public_tensors import GroupwiseQuantTensor as GroupwiseQuantTensor
 from jqinject.quant_tensor.public_tensors import IntQuantTensor as IntQuantTensor
-from jqinject.quant_tensor.public_tensors import in_groups as in_groups
-from jqinject.quant_tensor.public_tensors import in_pieces as in_pieces
-from jqinject.quant_tensor.public_tensors import smaller_groups as smaller_groups
 from jqinject.quant_tensor.quantized import CONTRACTED as CONTRACTED
 from jqinject.quant_tensor.quantized import QuantTensor as QuantTensor
+from jqinject.quant_tensor.quantized import grouped_integers as grouped_integers
+from jqinject.quant_tensor.quantized import grouped_minifloats as grouped_minifloats
+from jqinject.quant_tensor.quantized import is_grouped as is_grouped
+from jqinject.quant_tensor.quantized import is_quantized as is_quantized
+from jqinject.quant_tensor.quantized import on_integers as on_integers
+from jqinject.quant_tensor.quantized import on_minifloats as on_minifloats
+from jqinject.quant_tensor.quantized import on_table as on_table
 from jqinject.quant_tensor.shaping import adaptive_avg_pool as adaptive_avg_pool
 from jqinject.quant_tensor.shaping import avg_pool as avg_pool
 from jqinject.quant_tensor.shaping import expand_dims as expand_dims

@@ -19,7 +19,7 @@ from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, HELD, Call, Method, OpQuantizers, dotted, find_sites
-from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array, on_integers
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import Online, transformed_input
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
@@ -310,7 +310,7 @@ class InputQuantizers:
         if not self.is_on(site):
             return None
         found = self.of(site)(x)
-        if not isinstance(found, IntQuantTensor) or isinstance(found.bit_width, jax.Array):
+        if not on_integers(found) or isinstance(found.bit_width, jax.Array):
             return None
         return found.bit_width, found.signed
 

@@ -107,8 +107,7 @@ def test_train_and_eval_come_back_to_the_same_graph(build):
 
 
 def test_state_has_explicit_dtypes(build):
-    for _, variable in nnx.to_flat_state(nnx.state(build())):
-        value = variable.get_value()
+    for value in jax.tree.leaves(nnx.state(build())):
         assert not value.weak_type
         assert value.dtype in (jnp.float32, jnp.int32)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, View, groups_of, takes_cut
-from jqinject.core.checked_arguments import checked_arguments
+from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.policy import Policy
@@ -72,7 +72,6 @@ def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in kept)
 
 
-@checked_arguments
 class SimpleMovingAverage(Memory):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
@@ -109,6 +108,8 @@ class SimpleMovingAverage(Memory):
     settled: bool = False
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
+        restart = check.flag(restart, "SimpleMovingAverage", "restart")
+        check.optional(check.number)(momentum, "SimpleMovingAverage", "momentum")
         weight = check.momentum(momentum, "SimpleMovingAverage", "momentum")
         self.remember(Policy("mean", weight, restart=restart), {"sum_of_max": 0.0, "sum_of_min": 0.0})
 
@@ -253,7 +254,7 @@ class RangeScaling(Component):
         scale_stop_grad: whether to stop the range's gradient.
         clip_gradient: whether clipping stops the gradient of `x`, outside the range or, with `narrow_range`, beyond the
             last integers; False passes all of it.
-        input_view_impl: the view that cuts groups, each with a range; None for no groups.
+        input_view_impl: the view that cuts groups, each with a range.
         restrict_scaling_impl: which values a scale may take; None for any.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them:
             the range is that of the whole tensor, or with `batch_axes` the mean over all examples.
@@ -278,12 +279,13 @@ class RangeScaling(Component):
     batch_axes: tuple[int, ...] = ()
     scale_stop_grad: bool = False
     clip_gradient: bool = True
-    input_view_impl: View | None = None
+    input_view_impl: View = Identity()
     restrict_scaling_impl: Restrict | None = None
     axis_name: Any = None
     use_running_average: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.use_running_average = False  # of the instance: an attribute that appears later retraces
         axes = dict.fromkeys(("channelwise_axes", "batch_axes"), check.integers)
         flags = dict.fromkeys(("scale_stop_grad", "clip_gradient"), check.flag)
         check.fields(self, shared_axes=check.optional(check.integers), **axes, **flags)
@@ -323,7 +325,7 @@ class RangeScaling(Component):
     def begin_calibration(self) -> None:
         """Restart the average."""
         if self.averaging_impl is not None:
-            self.averaging_impl.reset()
+            self.averaging_impl.begin_calibration()
         self.use_running_average = False
 
     def end_calibration(self) -> None:
@@ -358,7 +360,7 @@ class RangeScaling(Component):
     def _of_tensor(self, x: jax.Array, names: Names) -> ClippingRange:
         """The range of the given tensor, in the shape of the view."""
         view, method, groups = self.input_view_impl, self.calibration_impl, self.groups
-        if view is None or groups is None:
+        if groups is None:
             return range_along(method, x, self._shared(x.ndim, None), names)
         axis = groups[1] % x.ndim
         shared = self._shared(x.ndim + 1, axis)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import InitVar, field, replace
+from typing import Any, Protocol, cast
 
 import jax
 import jax.core
@@ -14,11 +14,10 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, ZeroPoint
 from jqinject.core.bit_width import BitWidthConst
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.component import Component, component, set_given, set_view
+from jqinject.core.component import Component, component, set_view
 from jqinject.core.quantizers.int_quant import IntQuant
-from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, delay_of
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, start_delay
 from jqinject.core.quantizers.rescaling_int_quant import int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
@@ -39,9 +38,9 @@ class DecoupledIntQuant(IntQuant):
     Args:
         narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
         signed: whether the integers have a sign.
-        input_view_impl: applied to `x` first; None for no view.
-        float_to_int_impl: how to round; None means `RoundSte()`.
-        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        input_view_impl: applied to `x` first.
+        float_to_int_impl: how to round.
+        tensor_clamp_impl: how to clamp.
         quant_delay_steps: calls that return `x` unchanged before quantization starts.
 
     Example:
@@ -51,7 +50,7 @@ class DecoupledIntQuant(IntQuant):
         Array([ 0.02, -0.03,  0.07, -0.07], dtype=float32)
     """
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         pre_scale: jax.Array,
         pre_zero_point: jax.Array,
@@ -78,7 +77,7 @@ class DecoupledQuantizer(Quantizer):
     bit_width_impl: BitWidth
 
     def _grid(self) -> IntGrid:
-        return int_grid(self.decoupled_int_quant, self.bit_width_impl())
+        return int_grid(cast(Any, self.decoupled_int_quant), self.bit_width_impl())
 
     def _measured(self, x: jax.Array, keep: bool) -> Quantized:
         return self(x)  # without a payload
@@ -275,7 +274,7 @@ class TruncScaling(Protocol):
     ) -> jax.Array: ...
 
 
-@checked_arguments
+@component
 class TruncIntQuant(Component):
     """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
 
@@ -285,9 +284,9 @@ class TruncIntQuant(Component):
     Args:
         float_to_int_impl: how `q / t` is rounded.
         bit_width_impl: the bit width of the result.
-        trunc_scaling_impl: what integers are divided by; None means `TruncMsbScaling()`.
+        trunc_scaling_impl: what integers are divided by.
         narrow_range: leave out one value of the result: -128 of signed, 255 of unsigned 8 bits.
-        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        tensor_clamp_impl: how to clamp.
         quant_delay_steps: calls that return `x` unchanged before quantization starts.
 
     Raises:
@@ -302,29 +301,17 @@ class TruncIntQuant(Component):
         (Array([ 0.  , -0.  ,  0.32, -0.48], dtype=float32), 0.1599999964237213, 4)
     """
 
+    float_to_int_impl: Rounding
+    bit_width_impl: BitWidth
     trunc_scaling_impl: TruncScaling = TruncMsbScaling()
-    tensor_clamp_impl: Clamp = TensorClamp()
     narrow_range: bool = False
-    delay: DelayWrapper | None = None
+    tensor_clamp_impl: Clamp = TensorClamp()
+    quant_delay_steps: InitVar[int | None] = 0
+    delay: DelayWrapper | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        float_to_int_impl: Rounding,
-        bit_width_impl: BitWidth,
-        trunc_scaling_impl: TruncScaling | None = None,
-        narrow_range: bool = False,
-        tensor_clamp_impl: Clamp | None = None,
-        quant_delay_steps: int | None = 0,
-    ) -> None:
-        self.float_to_int_impl = float_to_int_impl
-        self.bit_width_impl = bit_width_impl
-        set_given(
-            self,
-            trunc_scaling_impl=trunc_scaling_impl,
-            narrow_range=bool(narrow_range),
-            tensor_clamp_impl=tensor_clamp_impl,
-            delay=delay_of(quant_delay_steps, "TruncIntQuant"),
-        )
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        check.fields(self, narrow_range=check.flag)
+        start_delay(self, quant_delay_steps)
 
     def __call__(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, input_bit_width: Any, signed: bool

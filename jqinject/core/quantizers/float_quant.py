@@ -208,9 +208,9 @@ class FloatQuant(Quantizer):
             return self.cast_impl.format
         clamp: Any = self.float_clamp_impl
         parts: Any = (self.exponent_bit_width_impl, self.mantissa_bit_width_impl, self.exponent_bias_impl)
-        widths = [width() for width in parts]
+        exponent, mantissa, bias = (width() for width in parts)
         codes = self.signed, clamp.saturating, clamp.inf_values, clamp.nan_values, clamp.max_available_float
-        return FloatGrid(*widths, *codes)
+        return FloatGrid(exponent, mantissa, bias, *codes)
 
     @property
     def is_nearest(self) -> bool:

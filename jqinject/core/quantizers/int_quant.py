@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, field
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -11,10 +12,9 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, Rounding, View, class_fact, groups_of, is_nearest
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
-from jqinject.core.component import Component, assign, set_given
-from jqinject.core.quantizers.quantizer import DelayWrapper, delay_of
+from jqinject.core.component import Component, component
+from jqinject.core.quantizers.quantizer import DelayWrapper, start_delay
 from jqinject.core.rounding import RoundSte
 from jqinject.core.views import in_layout
 from jqinject.ops import IntGrid, fake_quantize
@@ -38,7 +38,7 @@ def _bounds(signed: bool, narrow_range: bool, bit_width: int) -> tuple[Any, Any]
     return IntGrid(bit_width, signed, narrow_range).bounds
 
 
-@checked_arguments
+@component
 class IntQuant(Component):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
@@ -49,9 +49,9 @@ class IntQuant(Component):
     Args:
         narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
         signed: whether the integers have a sign.
-        input_view_impl: applied to `x` first; None for no view.
-        float_to_int_impl: how to round; None means `RoundSte()`.
-        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        input_view_impl: applied to `x` first.
+        float_to_int_impl: how to round.
+        tensor_clamp_impl: how to clamp.
         quant_delay_steps: calls that return `x` unchanged before quantization starts.
 
     Example:
@@ -68,25 +68,12 @@ class IntQuant(Component):
     input_view_impl: View = Identity()
     float_to_int_impl: Rounding = RoundSte()
     tensor_clamp_impl: Clamp = TensorClamp()
-    delay: DelayWrapper | None = None
+    quant_delay_steps: InitVar[int | None] = 0
+    delay: DelayWrapper | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        narrow_range: bool,
-        signed: bool,
-        input_view_impl: View | None = None,
-        float_to_int_impl: Rounding | None = None,
-        tensor_clamp_impl: Clamp | None = None,
-        quant_delay_steps: int | None = 0,
-    ) -> None:
-        assign(self, narrow_range=bool(narrow_range), signed=bool(signed))
-        set_given(
-            self,
-            input_view_impl=input_view_impl,
-            float_to_int_impl=float_to_int_impl,
-            tensor_clamp_impl=tensor_clamp_impl,
-            delay=delay_of(quant_delay_steps, type(self).__name__),
-        )
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        check.fields(self, narrow_range=check.flag, signed=check.flag)
+        start_delay(self, quant_delay_steps)
 
     @property
     def groups(self) -> tuple[int, int] | None:

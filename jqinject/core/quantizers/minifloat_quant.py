@@ -13,12 +13,12 @@ from jqinject.core.clamp import Identity
 from jqinject.core.component import component
 from jqinject.core.memory.clipping_range import RangeScaling
 from jqinject.core.quantizers.quantizer import Quantizer, through_ends
+from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.ops.fake_quant import quantize_on_grid
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.ste import nearest
 
 
 @component
@@ -28,8 +28,8 @@ class MinifloatQuant(Quantizer):
     Args:
         scaling_impl: the scale, `RangeScaling` of a symmetric range.
         q_dtype: a dtype of 8-bit floats or narrower.
-        input_view_impl: applied to `x` first; None for no view.
-        float_to_int_impl: how to round; None for nearest.
+        input_view_impl: applied to `x` first.
+        float_to_int_impl: how to round.
 
     Raises:
         TypeError: `q_dtype` is no minifloat; (when called) `x` is not a float array.
@@ -43,21 +43,20 @@ class MinifloatQuant(Quantizer):
         Array([  6., -12.,   0.], dtype=float32)
     """
 
-    has_zero_point = False
-    scaling_impl: RangeScaling
+    has_zero_point = False  # type: ignore[assignment]
+    scaling_impl: RangeScaling  # type: ignore[assignment]
     q_dtype: Any
-    input_view_impl: View | None = None  # type: ignore[assignment]
-    float_to_int_impl: Rounding | None = None
+    input_view_impl: View = Identity()
+    float_to_int_impl: Rounding = RoundSte()
 
     def __post_init__(self) -> None:
         vars(self)["q_dtype"] = FloatGrid.of_dtype(self.q_dtype).dtype
-        vars(self)["input_view_impl"] = self.input_view_impl or Identity()
 
     @property
     def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         rounding = self.float_to_int_impl
-        return self._grid() if rounding is None or is_nearest(rounding) else None
+        return self._grid() if is_nearest(rounding) else None
 
     def _grid(self) -> FloatGrid:
         return FloatGrid.of_dtype(self.q_dtype)
@@ -76,15 +75,15 @@ class MinifloatQuant(Quantizer):
     ) -> tuple[jax.Array, None]:
         rounding = self.float_to_int_impl
         compute = partial(_rounded, grid, x.dtype, rounding)
-        flags = {"to_range": not self.scaling_impl.scale_stop_grad, "pure": rounding is None}
+        flags = {"to_range": not self.scaling_impl.scale_stop_grad, "pure": is_nearest(rounding)}
         return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
 
 
-def _rounded(
-    grid: FloatGrid, dtype: Any, rounding: Rounding | None, x: jax.Array, scale: jax.Array
-) -> jax.Array:
+def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scale: jax.Array) -> jax.Array:
     """Numbers of a grid, float32, that `dtype` holds."""
-    if rounding is None and grid.dtype in FLOAT8_DTYPES:
-        steps = to_float8(x, scale, grid.dtype).astype(jnp.float32)
-        return from_float_steps(steps, scale, dtype).astype(jnp.float32)
-    return quantize_on_grid(x, grid, scale, None, rounding or nearest, dtype).astype(jnp.float32)
+    if not is_nearest(rounding):
+        return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
+    if grid.dtype not in FLOAT8_DTYPES:
+        return quantize_on_grid(x, grid, scale, dtype=dtype).astype(jnp.float32)
+    steps = to_float8(x, scale, grid.dtype).astype(jnp.float32)
+    return from_float_steps(steps, scale, dtype).astype(jnp.float32)

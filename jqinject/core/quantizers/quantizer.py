@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,8 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Scaling, Settles, View, class_fact, groups_of, scale_dtype, searches
 from jqinject.core.check import MOST_STEPS
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component
+from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
@@ -35,7 +34,6 @@ from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Grid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
@@ -69,7 +67,7 @@ class Quantized:
     value: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None
-    grid: Grid
+    grid: Any
     payload: jax.Array | None = None
     pre_scale: jax.Array | None = None
     pre_zero_point: jax.Array | None = None
@@ -146,14 +144,14 @@ def _second(x: jax.Array, y: Any) -> Any:
     return y
 
 
-@checked_arguments
+@component
 class DelayWrapper(Component):
     """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
     Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
 
     Args:
-        quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
+        quant_delay_steps: the number of calls that pass through; None or 0 for no delay.
 
     Raises:
         TypeError: when it is neither None nor an integer.
@@ -165,11 +163,12 @@ class DelayWrapper(Component):
     """
 
     is_scale_free = True
-    countdown: QuantStat | None = None
+    quant_delay_steps: InitVar[int | None]
+    countdown: QuantStat | None = field(default=None, init=False)
 
-    def __init__(self, quant_delay_steps: int | None) -> None:
-        steps = delay_steps(quant_delay_steps, "DelayWrapper")
-        if steps > 0:
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        steps = _checked_steps(quant_delay_steps, "DelayWrapper")
+        if steps:
             self.countdown = QuantStat(float_array(steps))
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -201,10 +200,16 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     return max(steps, 0)
 
 
-def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
-    """A `DelayWrapper`, or None without a delay."""
-    steps = delay_steps(quant_delay_steps, where)
-    return DelayWrapper(steps) if steps else None
+def start_delay(quantizer: Any, quant_delay_steps: int | None) -> None:
+    """Give a quantizer under construction a `DelayWrapper` as its `delay`, if it waits."""
+    steps = _checked_steps(quant_delay_steps, type(quantizer).__name__)
+    if steps:
+        quantizer.delay = DelayWrapper(steps)
+
+
+def _checked_steps(steps: int | None, where: str) -> int | None:
+    kind = check.optional(check.between(0, MOST_STEPS, check.integer))
+    return kind(steps, where, "quant_delay_steps")
 
 
 class Quantizer(Component):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import InitVar, replace
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.core import check
 from jqinject.core._protocols import (
     BitWidth,
     Clamp,
@@ -22,12 +22,11 @@ from jqinject.core._protocols import (
     class_fact,
     is_nearest,
 )
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.clamp import Identity, TensorClamp
-from jqinject.core.component import component, set_given
+from jqinject.core.component import component
 from jqinject.core.memory.clipping_range import RangeScaling
 from jqinject.core.quantizers.int_quant import IntQuant
-from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, delay_of, through_ends
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, start_delay, through_ends
 from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.views import cut_of
 from jqinject.ops.fake_quant import Offset, Steps
@@ -164,7 +163,7 @@ class RescalingIntQuant(_RoundedByIntQuant):
         if not (self._by_range and isinstance(self.int_quant, IntQuant)):
             return super()._round(x, scale, zero_point, ends, grid, keep)
         rounding, scaling = self.int_quant.float_to_int_impl, cast(RangeScaling, self.scaling_impl)
-        low, high = map(np.float32, grid.bounds)
+        low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
         if ends is not None and grid.narrow_range and zero_point is None:
             ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
         function = class_fact(type(rounding), "elementwise")
@@ -212,24 +211,28 @@ class PrescaledRestrictIntQuant(_RoundedByIntQuant):
 
     int_quant: IntQuantizer
     bit_width_impl: BitWidth
-    has_zero_point = False
-    scale_dtype = None
+    has_zero_point = False  # type: ignore[assignment]
+    scale_dtype = None  # type: ignore[assignment]
 
-    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:
+    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:  # type: ignore[override]
         """`x` quantized by `scale`."""
         return self.by_scale(x, jnp.asarray(scale).astype(jnp.float32))
-
-
-def _require_signed(signed: bool, where: str) -> None:
-    if not signed:
-        raise ValueError(f"{where} quantizes to -scale and +scale: it needs signed=True, got {signed!r}.")
 
 
 class _SignQuant(Quantizer):
     """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
 
-    bits: int = 1
+    bits = 1
+    signed: bool = True
     delay: DelayWrapper | None = None
+
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        check.fields(self, signed=check.flag)
+        if not self.signed:
+            raise ValueError(
+                f"{type(self).__name__} quantizes to -scale and +scale: it needs signed=True, got {self.signed!r}."
+            )
+        start_delay(self, quant_delay_steps)
 
     def _grid(self) -> IntGrid:
         return IntGrid(self.bits)
@@ -254,7 +257,7 @@ class _SignQuant(Quantizer):
         return y if self.delay is None else self.delay(x, y), None
 
 
-@checked_arguments
+@component
 class BinaryQuant(_SignQuant):
     """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
 
@@ -275,10 +278,9 @@ class BinaryQuant(_SignQuant):
         Array([ 0.5, -0.5,  0.5], dtype=float32)
     """
 
-    def __init__(self, scaling_impl: Scaling, signed: bool = True, quant_delay_steps: int | None = 0) -> None:
-        _require_signed(signed, type(self).__name__)
-        self.scaling_impl = scaling_impl
-        set_given(self, delay=delay_of(quant_delay_steps, type(self).__name__))
+    scaling_impl: Scaling
+    signed: bool = True
+    quant_delay_steps: InitVar[int | None] = 0
 
     @property
     def grid(self) -> TableGrid:
@@ -289,7 +291,7 @@ class BinaryQuant(_SignQuant):
         return binary_sign_ste(x)
 
 
-@checked_arguments
+@component
 class ClampedBinaryQuant(_SignQuant):
     """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
 
@@ -297,7 +299,7 @@ class ClampedBinaryQuant(_SignQuant):
 
     Args:
         scaling_impl: the scale `s`, called with `x` alone.
-        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        tensor_clamp_impl: how to clamp.
         signed: must be True.
         quant_delay_steps: calls that return `x` unchanged.
 
@@ -312,25 +314,16 @@ class ClampedBinaryQuant(_SignQuant):
         Array([0.5, 0. , 0. ], dtype=float32)
     """
 
+    scaling_impl: Scaling
     tensor_clamp_impl: Clamp = TensorClamp()
-
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        tensor_clamp_impl: Clamp | None = None,
-        signed: bool = True,
-        quant_delay_steps: int | None = 0,
-    ) -> None:
-        _require_signed(signed, type(self).__name__)
-        self.scaling_impl = scaling_impl
-        delay = delay_of(quant_delay_steps, type(self).__name__)
-        set_given(self, tensor_clamp_impl=tensor_clamp_impl, delay=delay)
+    signed: bool = True
+    quant_delay_steps: InitVar[int | None] = 0
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         return binary_sign_ste(self.tensor_clamp_impl(x, -scale, scale))
 
 
-@checked_arguments
+@component
 class TernaryQuant(_SignQuant):
     """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is nonzero.
 
@@ -350,15 +343,17 @@ class TernaryQuant(_SignQuant):
     """
 
     bits = 2
+    scaling_impl: Scaling
+    threshold: float
+    quant_delay_steps: InitVar[int | None] = None
 
-    def __init__(self, scaling_impl: Scaling, threshold: float, quant_delay_steps: int | None = None) -> None:
-        if not math.isfinite(threshold) or threshold < 0:
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        super().__post_init__(quant_delay_steps)
+        check.fields(self, threshold=check.number)
+        if self.threshold < 0:
             raise ValueError(
-                f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {threshold!r}."
+                f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {self.threshold!r}."
             )
-        self.scaling_impl = scaling_impl
-        self.threshold = float(threshold)
-        set_given(self, delay=delay_of(quant_delay_steps, "TernaryQuant"))
 
     @property
     def grid(self) -> TableGrid:

@@ -128,6 +128,7 @@ class AmaxScaling(InnerModule):
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
         shape = check.integers(scaling_shape, where, "scaling_shape")
+        self.in_step = self.use_running_average = False  # of the instance: an attribute that appears later retraces
         self.history = History(amax_history_length, amax_compute_algo, keeps_infinite, len(shape))
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
         numbers = {

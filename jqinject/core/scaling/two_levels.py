@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.core import check
 from jqinject.core._protocols import Stat, View
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.component import Component, assign, component
 from jqinject.core.memory.memory import Dynamic, taken
 from jqinject.core.views import GroupingView
@@ -126,7 +126,7 @@ class _Encoded(NamedTuple):
         return BlockScales(block, shared * self.lowered, block * shared * self.lowered, (self.raised, factor))
 
 
-@checked_arguments
+@component
 class NVFP4Scales(Component):
     """NVFP4's scales as TransformerEngine computes them: `s = e4m3(a * (G * (1 / 6)))`, `factor = 1 / (s * (1 / G))`.
 
@@ -148,8 +148,8 @@ class NVFP4Scales(Component):
     keeps_negative_zero = False
     folded: bool = True
 
-    def __init__(self, folded: bool = True) -> None:
-        self.folded = bool(folded)
+    def __post_init__(self) -> None:
+        check.fields(self, folded=check.flag)
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales.
@@ -167,7 +167,7 @@ class NVFP4Scales(Component):
         return (known.scales(to_e4m3(scale), E4M3_MAX),)
 
 
-@checked_arguments
+@component
 class FourOverSixScales(Component):
     """Two scales to choose from: the largest number of a block becomes 6, or 4, whose neighbours are nearer.
 
@@ -196,12 +196,12 @@ class FourOverSixScales(Component):
     e4m3_max: float = E4M3_MAX
     scaled_error: bool = False
 
-    def __init__(self, error: str = "mae", e4m3_max: float = E4M3_MAX, scaled_error: bool = False) -> None:
-        if error not in ("mae", "mse"):
-            raise ValueError(f"FourOverSixScales: error must be 'mae' or 'mse', got {error!r}")
-        if e4m3_max not in (256, 448):
-            raise ValueError(f"FourOverSixScales: e4m3_max must be 448 or 256, got {e4m3_max!r}")
-        self.error, self.e4m3_max, self.scaled_error = error, float(e4m3_max), bool(scaled_error)
+    def __post_init__(self) -> None:
+        check.fields(self, e4m3_max=check.number, scaled_error=check.flag)
+        if self.error not in ("mae", "mse"):
+            raise ValueError(f"FourOverSixScales: error must be 'mae' or 'mse', got {self.error!r}")
+        if self.e4m3_max not in (256, 448):
+            raise ValueError(f"FourOverSixScales: e4m3_max must be 448 or 256, got {self.e4m3_max!r}")
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """Both scales; arguments as of `NVFP4Scales`."""
@@ -230,7 +230,7 @@ class FourOverSixScales(Component):
         return jnp.abs(off) if self.error == "mae" else jax.lax.clamp(0.0, off * off, jnp.inf)
 
 
-@checked_arguments
+@component
 class LeastNormalScales(Component):
     """NVFP4's scales as torchao computes them: at least 2**-6, so that no block gets the scale 0.
 
@@ -251,8 +251,8 @@ class LeastNormalScales(Component):
     least = 2.0**-6
     two_levels: bool = True
 
-    def __init__(self, two_levels: bool = True) -> None:
-        self.two_levels = bool(two_levels)
+    def __post_init__(self) -> None:
+        check.fields(self, two_levels=check.flag)
 
     @property
     def reaches_largest(self) -> bool:

@@ -17,7 +17,6 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import takes_cut
-from jqinject.core.checked_arguments import checked_arguments
 from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile, MinMax
 from jqinject.core.statistics.means import RMS, AbsMean
 from jqinject.core.statistics.statistic import Reduction
@@ -66,9 +65,9 @@ class _OfStatistic:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        factor = check.number(self.factor, type(self).__name__, "factor")
-        if not factor > 0:
-            raise ValueError(f"{type(self).__name__}: factor must be a positive number, got {factor!r}")
+        check.fields(self, factor=check.number)
+        if self.factor <= 0:
+            raise ValueError(f"{type(self).__name__}: factor must be a positive number, got {self.factor!r}")
 
     @property
     @abstractmethod
@@ -89,7 +88,6 @@ def _along(stat: Reduction, x: jax.Array, axes: Axes | None, names: Names) -> An
     return replace(stat, **changes)(x)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxRange(_OfStatistic):
     """`high = factor * max |x|`, symmetric.
@@ -115,7 +113,6 @@ class AbsMaxRange(_OfStatistic):
         return AbsMax(factor=self.factor, ties="near")
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class RMSRange(_OfStatistic):
     """`high = factor * sqrt(mean x^2)`, symmetric.
@@ -137,7 +134,6 @@ class RMSRange(_OfStatistic):
         return RMS(self.factor)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsMeanRange(_OfStatistic):
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
@@ -161,13 +157,16 @@ class AbsMeanRange(_OfStatistic):
     p: float = 1.0
     count_zeros: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, p=check.above_zero, count_zeros=check.flag)
+
     @property
     def statistic(self) -> Reduction:
         """See the class."""
         return AbsMean(self.factor, self.p, self.count_zeros)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MinMaxRange(_OfStatistic):
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
@@ -227,7 +226,6 @@ OF_NO_AXES = (AbsMaxRange, MinMaxRange)
 """Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class FixedRange:
     """A range known beforehand, for the whole tensor.
@@ -251,6 +249,7 @@ class FixedRange:
     high: float
 
     def __post_init__(self) -> None:
+        check.fields(self, low=check.number, high=check.number)
         if not (self.low <= 0 <= self.high and self.low < self.high and math.isfinite(self.high - self.low)):
             raise ValueError(
                 f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
@@ -263,7 +262,6 @@ class FixedRange:
         return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class AbsPercentileRange(_OfStatistic):
     """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
@@ -282,6 +280,7 @@ class AbsPercentileRange(_OfStatistic):
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
+        check.fields(self, percentile=check.number)
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
 
@@ -291,7 +290,6 @@ class AbsPercentileRange(_OfStatistic):
         return InterpolatedAbsPercentile(self.percentile)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class MSERange:
     """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
@@ -327,6 +325,9 @@ class MSERange:
     preserve_zero: bool = True
 
     def __post_init__(self) -> None:
+        flags = dict.fromkeys(("narrow_range", "preserve_zero"), check.flag)
+        numbers = {"range_steps": check.optional(check.number), "fractions": check.optional(check.numbers)}
+        check.fields(self, candidates=check.integer, **flags, **numbers)
         check.bit_width(self.bit_width, "MSERange", least=2)
         check.at_least(self.candidates, 1, "MSERange", "candidates")
         if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):

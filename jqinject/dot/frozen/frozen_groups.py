@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.cut import Cut
-from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor, on_integers
 
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
 
@@ -91,7 +91,7 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
         return weight.as_it_lies
     grouped, value = weight.grouped, weight.value
     scale = cut.spread(grouped.scale, value)
-    if not isinstance(grouped, IntQuantTensor):
+    if not on_integers(grouped):
         return grouped.set(value=value, scale=scale)
     payload = None if grouped.payload is None else weight.groups.join(grouped.payload)
     zero = cut.spread(grouped.zero_point, value)

@@ -32,10 +32,13 @@ from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
-    GroupwiseQuantTensor,
     IntQuantTensor,
     in_groups,
     is_concrete,
+    is_grouped,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
 
@@ -81,7 +84,7 @@ def frozen_numbers(
         (Array([[ 2, -1]], dtype=int8), Array([[ 1. , -0.5]], dtype=float32))
     """
     value_dtype, groups, metadata = np.dtype(weight.dtype), None, (weight.scale, weight.zero_point)
-    if isinstance(weight, GroupwiseQuantTensor):
+    if is_grouped(weight):
         groups, axes_of_sums = weight.groups, None
         metadata = weight.scale_, weight.zero_point_
         if cut is None:
@@ -95,7 +98,7 @@ def frozen_numbers(
     numbers = {"value": stored.stored(payload), "scale": scale}
     if factor is not None:
         numbers["scale_factor"] = factor
-    if isinstance(weight, IntQuantTensor):
+    if on_integers(weight):
         if has_zero_point:
             zero = _full_rank(metadata[1], ndim)
             numbers["zero_point"] = forms.of_zero_point(zero, payload.dtype, groups)
@@ -242,16 +245,16 @@ def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
 
 def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:
     """What is stored of a quantized weight without groups, and what a `FrozenForm` says of it."""
-    if isinstance(weight, IntQuantTensor):
+    if on_integers(weight):
         if not is_concrete(weight.bit_width):
             raise ValueError(
                 "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
                 "  cure: freeze the model itself"
             )
         return _narrow(weight), {"bit_width": int(weight.bit_width), "signed": weight.signed}
-    if isinstance(weight, FloatQuantTensor):
+    if on_minifloats(weight):
         return _float_payload(weight), {"format": weight.known_format("a frozen weight")}
-    if isinstance(weight, CodebookQuantTensor):
+    if on_table(weight):
         bits = container_bits(weight.bit_width)
         return weight.codes().astype(PACKED[bits, False]), {"format": weight.codebook}
     raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")

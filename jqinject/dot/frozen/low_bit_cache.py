@@ -19,7 +19,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.stored_array import StoredArray
-from jqinject.quant_tensor import CodebookQuantTensor, QuantTensor
+from jqinject.quant_tensor import is_quantized, on_table
 
 MOST_BITS = 8
 
@@ -157,8 +157,8 @@ def _check(x: Any) -> None:
     whole = x if groups is None else x.grouped
     form = getattr(whole, "format", None)
     bits = form.bit_width if form is not None and not form.is_learned else getattr(whole, "bit_width", None)
-    codes = isinstance(whole, CodebookQuantTensor)
-    if not isinstance(x, QuantTensor) or not (codes or (isinstance(bits, int) and bits <= MOST_BITS)):
+    codes = on_table(whole)
+    if not is_quantized(x) or not (codes or (isinstance(bits, int) and bits <= MOST_BITS)):
         found = type(x).__name__ if bits is None else f"{bits} bits"
         raise ValueError(
             f"a cache in low bits needs a payload of at most {MOST_BITS} bits, got {found}.\n"

@@ -17,6 +17,7 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     as_array,
     larger,
+    on_integers,
     product_sum_bit_width,
 )
 
@@ -82,7 +83,7 @@ def contraction_output(
         >>> y.bit_width, y.scale
         (14, Array([[0.125]], dtype=float32))
     """
-    if not (isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor)):
+    if not (on_integers(lhs) and on_integers(rhs)):
         return value
     lhs, rhs = without_zero_points(lhs, rhs, zero_points)
     if lhs_places is None:
@@ -151,7 +152,7 @@ def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = 
         19
     """
     bits = product_sum_bit_width(terms, lhs, rhs)
-    return larger(bits, bias.bit_width) + 1 if isinstance(bias, IntQuantTensor) else bits
+    return larger(bits, bias.bit_width) + 1 if on_integers(bias) else bits
 
 
 def _operand_scale(operand: IntQuantTensor, places: Mapping[int, int], out_ndim: int) -> jax.Array | None:
@@ -175,11 +176,11 @@ def _output_zero_point(
     scale: jax.Array, bias: Any, channel_axis: int, bias_on_grid: bool | jax.Array | None
 ) -> jax.Array:
     """0 without a bias or with one on the accumulator's grid, else -bias / scale."""
-    if bias is None or (isinstance(bias, IntQuantTensor) and bias_on_grid is True):
+    if bias is None or (on_integers(bias) and bias_on_grid is True):
         return jnp.zeros((1,), jnp.float32)
     values = _along_channels(as_array(bias).astype(jnp.float32), scale.ndim, channel_axis)
     offset = -values / scale
-    if not isinstance(bias, IntQuantTensor):
+    if not on_integers(bias):
         return offset
     same = bias_on_grid
     if same is None:

@@ -19,7 +19,7 @@ from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_beside
 from jqinject.ops.ste import nearest
-from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import IntQuantTensor, grouped_integers, on_integers
 
 
 class Affine(NamedTuple):
@@ -114,8 +114,8 @@ def has_integers(x: Any) -> bool:
 
 def keeps_integers(x: Any) -> bool:
     """Whether a tensor keeps the integers that it was rounded to, as quantizers in evaluation mode let it."""
-    inner = x.grouped if isinstance(x, GroupwiseIntQuantTensor) else x
-    return isinstance(inner, IntQuantTensor) and inner.payload is not None and has_integers(inner)
+    inner = x.grouped if grouped_integers(x) else x
+    return on_integers(inner) and inner.payload is not None and has_integers(inner)
 
 
 def affine_of(x: IntQuantTensor) -> Affine:

@@ -10,7 +10,7 @@ from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import is_quantized, on_integers
 
 
 def frozen_operand(
@@ -30,7 +30,7 @@ def frozen_operand(
     quantizers.check_freezes()
     proxy = quantizers.proxy("fprop_rhs", w, summed)
     found = in_order(quantizers.operand("fprop_rhs", w, summed), w.labels)
-    if proxy is None or not isinstance(found, QuantTensor):
+    if proxy is None or not is_quantized(found):
         name = "None" if proxy is None else proxy.binding.base.__name__
         raise ValueError(
             f"{quantizers.where}: {quantizers.scheme.name}.fprop_rhs = {name} is not stored for serving: it makes no "
@@ -38,5 +38,5 @@ def frozen_operand(
             "Int8WeightPerChannelAbsMax"
         )
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    shifted = proxy.has_zero_point and (not isinstance(found, IntQuantTensor) or found.has_zero_point)
+    shifted = proxy.has_zero_point and (not on_integers(found) or found.has_zero_point)
     return frozen_numbers(found, stored_last, shifted, None, forms)

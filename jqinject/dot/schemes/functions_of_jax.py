@@ -21,7 +21,7 @@ from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.decision import ContractionKind
 from jqinject.dot.tensors.quantized_dot import contract_tensors, output_dtype
 from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import as_array, is_quantized
 
 
 def _quantizers_of(config: Any, key: jax.Array | None, where: str) -> SchemeQuantizers:
@@ -217,7 +217,7 @@ def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:
 def refuse_tensors(lhs: Any, rhs: Any) -> None:
     """Refuse operands that are already quantized."""
     for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(x, QuantTensor):
+        if is_quantized(x):
             raise TypeError(
                 f"{side} is a {type(x).__name__}, which is quantized already, and config= would quantize it again.\n"
                 f"  cure: leave config= out, or pass {side}.value"

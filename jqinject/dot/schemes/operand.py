@@ -15,6 +15,7 @@ from jqinject.core import (
     BitWidthConst,
     CeilSte,
     DynamicOverSubChannelBlockView,
+    Identity,
     IntQuant,
     MinifloatQuant,
     NonzeroRange,
@@ -23,6 +24,7 @@ from jqinject.core import (
     RangeSteps,
     RangeZeroPoint,
     RescalingIntQuant,
+    RoundSte,
     RoundToOddSte,
     StochasticRoundSte,
 )
@@ -175,10 +177,10 @@ class InRange(ExtendedInjector):
         """Integers without a `q_dtype`."""
         return RescalingIntQuant if q_dtype is None else MinifloatQuant
 
-    @choices(DynamicOverSubChannelBlockView)
+    @choices(Identity, DynamicOverSubChannelBlockView)
     def input_view_impl(group_size: Any) -> Any:
-        """None without groups."""
-        return None if group_size is None else DynamicOverSubChannelBlockView
+        """The view in groups, if there are any."""
+        return Identity if group_size is None else DynamicOverSubChannelBlockView
 
 
 class OperandInjector(InRange):
@@ -251,12 +253,12 @@ class OperandInjector(InRange):
         steps = 2.0 ** (bits - 1) - 0.5 * bool(preserve_zero) - 0.5 * bool(preserve_max_val)
         return steps if preserve_zero else 2.0 * steps
 
-    @choices(RoundToOddSte, StochasticRoundSte)
+    @choices(RoundSte, RoundToOddSte, StochasticRoundSte)
     def float_to_int_impl(bits: Any, preserve_zero: Any, rng_type: Any) -> Any:
-        """None for nearest."""
+        """To nearest, to half-integers, or at random."""
         if isinstance(bits, int) and not preserve_zero:
             return RoundToOddSte
-        return None if checked_rng_type(rng_type) is None else StochasticRoundSte
+        return RoundSte if checked_rng_type(rng_type) is None else StochasticRoundSte
 
     @choices(StochasticRoundSte)
     def halves_to_int_impl(rng_type: Any) -> Any:

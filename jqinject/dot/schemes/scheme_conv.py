@@ -15,7 +15,7 @@ from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.dot.tensors.tensor_conv import convolve_operands
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
 
 Operand = tuple[LabelledTensor, Labels]
 
@@ -56,10 +56,10 @@ def scheme_conv(
     check_no_transform(scheme, quantizers.where)
     (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
     left: Any = lhs
-    if not isinstance(lhs, QuantTensor):
+    if not is_quantized(lhs):
         left = quantizers.operand("fprop_lhs", x, over_x, in_rows=False).tensor
     right: Any = rhs
-    if not isinstance(rhs, QuantTensor):
+    if not is_quantized(rhs):
         right = quantizers.operand("fprop_rhs", kernel, over_kernel, beside=left, in_rows=False).tensor
     shape = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(left), as_array(right)).shape
     g = jax.ShapeDtypeStruct(shape, conv.dtype)
@@ -104,7 +104,7 @@ def _backward(
     by = (None, None) if scheme[grad] is None else quantizers.gradient(grad, *g)
     x, over = other
     # Of a stored operand the original is gone: the next best is what was made of it.
-    gone = isinstance(x.tensor, QuantTensor) and scheme[name] is None
+    gone = is_quantized(x.tensor) and scheme[name] is None
     if scheme[name] is Kept.FPROP or gone:
         return BackwardProduct(*by)
     fixed = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)

@@ -43,7 +43,14 @@ from jqinject.dot.tensors.six_operands import (
     contract_operands,
     quantized_gradient,
 )
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import (
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+    is_quantized,
+    on_integers,
+    on_minifloats,
+)
 
 
 def scheme_dot_general(
@@ -96,9 +103,9 @@ class _Operands:
         plan = Plan(labels, dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, out_sharding)
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
         left, right, summed = in_tiles(scheme.fprop.tiles, x, w, labels.out)
-        if not isinstance(lhs, QuantTensor):
+        if not is_quantized(lhs):
             left = quantizers.operand("fprop_lhs", left, summed, found_in=found_in)
-        if not isinstance(rhs, QuantTensor):
+        if not is_quantized(rhs):
             right = quantizers.operand("fprop_rhs", right, summed, beside=left.tensor)
         g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
         w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
@@ -117,7 +124,7 @@ def _as_in_forward(
 ) -> LabelledTensor:
     """An original operand, through the transform of the forward product; unchanged without one."""
     scheme, again = quantizers.scheme, "wgrad_lhs" if name == "fprop_lhs" else "dgrad_rhs"
-    if isinstance(x.tensor, QuantTensor) or scheme[again] is Kept.FPROP:
+    if is_quantized(x.tensor) or scheme[again] is Kept.FPROP:
         return x
     return transformed(scheme[name], x, summed_labels(labels.lhs, labels.rhs, labels.out))
 
@@ -145,7 +152,7 @@ def _backward(
     in_pieces = _pieces(tiles, g, summed)
     g = in_pieces(g)
     # Of a stored operand the original is gone: the next best is what was made of it.
-    gone = isinstance(x.tensor, QuantTensor) and scheme[names[1]] is None
+    gone = is_quantized(x.tensor) and scheme[names[1]] is None
     folds = f"{product}_use_fwd_quant" in scheme.flags
     if f"{product}_payload" in scheme.flags:
         _check_fits(quantizers, names[1], joined(made), summed)
@@ -243,17 +250,17 @@ def _payload_and_scale(
         as_integers: whether integers are contracted; else the payload is a float array, to be quantized again.
     """
     tensor = made.tensor
-    scale = scale_beside(made, beside) if isinstance(tensor, IntQuantTensor | FloatQuantTensor) else None
+    scale = scale_beside(made, beside) if (on_integers(tensor) or on_minifloats(tensor)) else None
     if scale is None:
         return x, None
-    if isinstance(tensor, FloatQuantTensor):
+    if on_minifloats(tensor):
         payload = tensor.payload() if tensor.is_contractible else None
         return (
             (x, None)
             if payload is None
             else (LabelledTensor(payload.astype(tensor.dtype), made.labels), scale)
         )
-    if tensor.has_zero_point or not isinstance(tensor.bit_width, int):
+    if not on_integers(tensor) or tensor.has_zero_point or not isinstance(tensor.bit_width, int):
         return x, None
     integers = tensor.int() if tensor.payload is None else tensor.payload
     if not as_integers:

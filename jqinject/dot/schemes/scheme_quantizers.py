@@ -22,7 +22,7 @@ from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backwa
 from jqinject.dot.tensors.freezer import QuantizedOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
 from jqinject.inject import Binding
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import on_integers, on_minifloats
 
 PARAMETERS = ("weight", "parameter")
 ROTATED = ("activation", "gradient")
@@ -107,11 +107,11 @@ class SchemeQuantizers(InnerModule):
         if not isinstance(binding, Binding):
             return QuantizedOperand(x.tensor, None)
         found = in_order(self.operand(name, x, summed), x.labels)
-        if isinstance(found, FloatQuantTensor) and found.is_contractible:
+        if on_minifloats(found) and found.is_contractible:
             return QuantizedOperand(found.payload(), found.scale)
         shifted = self._held(name, binding, x, summed).quant.has_zero_point
-        shifted = shifted and (not isinstance(found, IntQuantTensor) or found.has_zero_point)
-        if not shifted and isinstance(found, IntQuantTensor) and has_integers(found):
+        shifted = shifted and (not on_integers(found) or found.has_zero_point)
+        if not shifted and on_integers(found) and has_integers(found):
             narrow = jnp.int4 if found.bit_width == 4 and found.signed else None
             return QuantizedOperand(
                 found.int() if narrow is None else found.int().astype(narrow), found.scale

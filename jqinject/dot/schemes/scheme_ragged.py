@@ -17,7 +17,7 @@ from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, joined
 from jqinject.dot.tensors.ragged_operands import contract_ragged
 from jqinject.dot.tensors.six_operands import BackwardProduct
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import as_array, is_quantized
 
 
 class QRaggedDot(QuantizedOp):
@@ -87,10 +87,8 @@ def scheme_ragged(
     of_lhs, of_rhs, of_out = labels = _labels(ragged)
     summed = tuple(of_lhs[axis] for axis in ragged.lhs_contract)
     x, w = LabelledTensor(lhs, of_lhs), LabelledTensor(rhs, of_rhs)
-    left = x if isinstance(lhs, QuantTensor) else quantizers.operand("fprop_lhs", x, summed)
-    right = (
-        w if isinstance(rhs, QuantTensor) else quantizers.operand("fprop_rhs", w, summed, beside=left.tensor)
-    )
+    left = x if is_quantized(lhs) else quantizers.operand("fprop_lhs", x, summed)
+    right = w if is_quantized(rhs) else quantizers.operand("fprop_rhs", w, summed, beside=left.tensor)
     outputs = tuple(of_rhs[axis] for axis in ragged.rhs_free)
     rows = tuple(of_lhs[axis] for axis in ragged.lhs_free)
     sizes = dict(zip(of_lhs, lhs.shape, strict=True)) | dict(zip(of_rhs, rhs.shape, strict=True))
@@ -127,7 +125,7 @@ def _backward(
     """The operands of a backward product."""
     scheme = quantizers.scheme
     by = quantizers.gradient(names[0], g, summed)
-    gone = isinstance(x.tensor, QuantTensor) and scheme[names[1]] is None
+    gone = is_quantized(x.tensor) and scheme[names[1]] is None
     if scheme[names[1]] is Kept.FPROP or gone:
         return BackwardProduct(*by)
     other = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)

@@ -10,7 +10,13 @@ import jax
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
-from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor, in_pieces, smaller_groups
+from jqinject.quant_tensor import (
+    Groups,
+    grouped_integers,
+    in_pieces,
+    on_integers,
+    smaller_groups,
+)
 from jqinject.quant_tensor.group_layout import with_two_axes
 
 
@@ -39,9 +45,9 @@ def in_common_groups(
         of_weight: the groups of the kernel, None if it has none.
         dims: of the contraction, without groups.
     """
-    if of_weight is None and isinstance(x, GroupwiseIntQuantTensor):
+    if of_weight is None and grouped_integers(x):
         x = in_pieces(x)
-    own = x.groups if isinstance(x, GroupwiseIntQuantTensor) else None
+    own = x.groups if grouped_integers(x) else None
     pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
     if of_weight is not None:
         axis = pairs.get(of_weight.dim % dims.rhs_ndim)
@@ -81,9 +87,9 @@ def wide_dimensions(dims: Dimensions, left: int, right: int) -> Dimensions:
 
 def _in_groups(x: Any, groups: Groups) -> Affine | None:
     """The integers of an input in groups; None if it has none, or a scale that varies along the axis."""
-    if isinstance(x, GroupwiseIntQuantTensor):
+    if grouped_integers(x):
         return affine_of(x.grouped) if has_integers(x.grouped) else None
-    if not isinstance(x, IntQuantTensor) or not has_integers(x):
+    if not on_integers(x) or not has_integers(x):
         return None
     varies = any(
         found.ndim >= -groups.dim and found.shape[groups.dim] > 1 for found in (x.scale, x.zero_point)
@@ -127,13 +133,13 @@ def operands_in_groups(
         dims: of the contraction, without groups.
         least: the smallest size of a group.
     """
-    if isinstance(rhs, GroupwiseIntQuantTensor):
+    if grouped_integers(rhs):
         rhs = in_pieces(rhs)
-    groups = rhs.groups if isinstance(rhs, GroupwiseIntQuantTensor) else None
+    groups = rhs.groups if grouped_integers(rhs) else None
     whole = rhs if groups is None else rhs.grouped
-    if not (isinstance(whole, IntQuantTensor) and has_integers(whole)):
+    if not (on_integers(whole) and has_integers(whole)):
         return None
-    if groups is None and not isinstance(lhs, GroupwiseIntQuantTensor):
+    if groups is None and not grouped_integers(lhs):
         return None
     found = in_common_groups(lhs, affine_of(whole), groups, dims)
     if found is None or found.groups[0].size < least:

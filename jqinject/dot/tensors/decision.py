@@ -10,12 +10,12 @@ from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
-    GroupwiseQuantTensor,
-    IntQuantTensor,
-    QuantTensor,
     is_concrete,
+    is_grouped,
+    is_quantized,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
@@ -48,9 +48,9 @@ def decide(a: LabelledTensor, b: LabelledTensor, out: Labels, groups: bool = Fal
     """
     both = a.tensor, b.tensor
     summed = summed_labels(a.labels, b.labels, out)
-    if all(isinstance(x, IntQuantTensor) and has_integers(x) for x in both):
+    if all(on_integers(x) and has_integers(x) for x in both):
         kind, varying = "int", [not groups and varies(x, summed) for x in (a, b)]
-    elif all(isinstance(x, FloatQuantTensor) and x.is_contractible for x in both):
+    elif all(on_minifloats(x) and x.is_contractible for x in both):
         kind, varying = "fp8", [varies(x, summed, tiles=True) for x in (a, b)]
     else:
         return Decision("float", _why_not(*both))
@@ -97,7 +97,7 @@ _NEEDS = {
 
 def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
     """Whether two operands of a dense layer (last axis with first axis) can be contracted as 8-bit floats."""
-    if not (isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor)) or lhs.ndim == 0:
+    if not (on_minifloats(lhs) and on_minifloats(rhs)) or lhs.ndim == 0:
         return False
     dims = Dimensions.of(lhs.ndim, rhs.ndim, (((lhs.ndim - 1,), (0,)), ((), ())))
     return contraction_kind(lhs, rhs, dims) == "fp8"
@@ -112,7 +112,7 @@ def varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:
         tiles: whether tiles count among them.
     """
     tensor = x.tensor
-    if not isinstance(tensor, IntQuantTensor | FloatQuantTensor):
+    if not (on_integers(tensor) or on_minifloats(tensor)):
         return False
     for found in (tensor.scale, tensor.zero_point):
         sizes = (*(1,) * (tensor.ndim - found.ndim), *found.shape)
@@ -124,7 +124,7 @@ def varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:
 
 def _why_not(a: Any, b: Any) -> str:
     """Why quantized operands are contracted as floats; empty if neither is quantized."""
-    quantized = [isinstance(x, QuantTensor) for x in (a, b)]
+    quantized = [is_quantized(x) for x in (a, b)]
     if not all(quantized):
         return "the other operand is float" if any(quantized) else ""
     return "they have no payload in common that backends contract"
@@ -132,17 +132,17 @@ def _why_not(a: Any, b: Any) -> str:
 
 def described(x: Any) -> str:
     """An operand in words."""
-    if isinstance(x, GroupwiseQuantTensor):
+    if is_grouped(x):
         return f"{described(x.grouped)} in groups of {x.groups.size}"
     return describe(x)
 
 
 def describe(x: Any) -> str:
     """An operand in an error text."""
-    if isinstance(x, IntQuantTensor):
+    if on_integers(x):
         return f"integers of {x.bit_width if is_concrete(x.bit_width) else 'learned'} bits"
-    if isinstance(x, FloatQuantTensor):
+    if on_minifloats(x):
         return f"{x.format} with scales of shape {x.scale.shape}"
-    if isinstance(x, CodebookQuantTensor):
+    if on_table(x):
         return f"indices into a table of {len(x.codebook.values)} numbers"
     return f"an array of {x.dtype.name}"

@@ -13,10 +13,11 @@ from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.tensors.packed_tensor import floats_of
 from jqinject.quant_tensor import (
-    FloatQuantTensor,
-    GroupwiseIntQuantTensor,
     IntQuantTensor,
     as_array,
+    grouped_integers,
+    on_integers,
+    on_minifloats,
 )
 
 
@@ -102,9 +103,9 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     """A tensor in another shape; the array if its scales have no such shape."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, x.dtype)
-    if isinstance(x, IntQuantTensor):
+    if on_integers(x):
         return x.reshape(shape)
-    if isinstance(x, FloatQuantTensor):
+    if on_minifloats(x):
         # An integer tensor knows how scales follow a shape.
         like = IntQuantTensor(x.value, x.scale, 0.0, 8, True, x.training).reshape(shape)
         return x.set(value=like.value, scale=like.scale)
@@ -179,13 +180,13 @@ def in_large_groups(
 ) -> tuple[LabelledTensor, LabelledTensor]:
     """Integers with large groups of a summed axis as tiles of it, and the other operand cut likewise."""
     for x, other, mirrored in ((a, b, False), (b, a, True)):
-        if not isinstance(x.tensor, GroupwiseIntQuantTensor):
+        if not grouped_integers(x.tensor):
             continue
         groups = x.tensor.groups
         axis = groups.dim % len(x.labels)
         label = x.labels[axis]
         full = groups.length % groups.size == 0 and groups.size >= LEAST_GROUP
-        other_has_none = not isinstance(other.tensor, GroupwiseIntQuantTensor)
+        other_has_none = not grouped_integers(other.tensor)
         if label in summed and full and other_has_none:
             left = LabelledTensor(x.tensor.grouped, (*x.labels[:axis], tile_of(label), *x.labels[axis:]))
             right = cut(other, label, groups.size)
@@ -223,9 +224,9 @@ def in_order(x: LabelledTensor, labels: Labels) -> Any:
     order = [x.axis(label) for label in labels]
     if order == list(range(len(order))):
         return x.tensor
-    if isinstance(x.tensor, IntQuantTensor):
+    if on_integers(x.tensor):
         return x.tensor.transpose(order)
-    if isinstance(x.tensor, FloatQuantTensor):
+    if on_minifloats(x.tensor):
         like = IntQuantTensor(x.tensor.value, x.tensor.scale, 0.0, 8, True, False).transpose(order)
         return x.tensor.set(value=like.value, scale=like.scale)
     return None

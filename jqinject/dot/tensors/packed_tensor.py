@@ -19,11 +19,13 @@ from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
-    GroupwiseFloatQuantTensor,
-    GroupwiseQuantTensor,
     IntQuantTensor,
     as_array,
+    grouped_minifloats,
     in_groups,
+    is_grouped,
+    on_integers,
+    on_minifloats,
 )
 
 
@@ -87,9 +89,9 @@ def shaped_like(x: Any) -> jax.Array:
     """An array that has the shape and the sharding of a tensor; a stored one is not dequantized for it."""
     if isinstance(x, IntegerOperand | ShapeAlone):
         return x.array
-    if isinstance(x, FloatQuantTensor) and x.is_stored:
+    if on_minifloats(x) and x.is_stored:
         return x.payload()
-    if isinstance(x, IntQuantTensor) and x.is_stored and x.payload is not None:
+    if on_integers(x) and x.is_stored and x.payload is not None:
         return x.payload
     return as_array(x)
 
@@ -135,7 +137,7 @@ def floats_of(x: Any) -> jax.Array:
 
 def float32_of(x: Any) -> jax.Array:
     """The numbers in float32; those of a payload are rounded once."""
-    if isinstance(x, FloatQuantTensor) and x.is_contractible:
+    if on_minifloats(x) and x.is_contractible:
         return from_float8(x.payload(), x.scale, jnp.float32)
     return floats_of(x).astype(jnp.float32)
 
@@ -147,19 +149,19 @@ def is_packed(x: Any) -> bool:
 
 def packed_tensor(x: Any) -> Any:
     """A quantized tensor as its payload and scale, if it keeps them; anything else unchanged."""
-    if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
+    if on_integers(x) and x.payload is not None and isinstance(x.bit_width, int):
         zero = x.zero_point if x.has_zero_point else None
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
     levels = levels_of(x)
-    if levels is not None and isinstance(x, GroupwiseFloatQuantTensor):
+    if levels is not None and grouped_minifloats(x):
         return TwoLevels.of(x, levels)
-    if isinstance(x, GroupwiseQuantTensor):
+    if is_grouped(x):
         lies, piece = x.as_it_lies, x.piece
         packed = packed_tensor(x.grouped if lies is None else lies)
         return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
-    if isinstance(x, FloatQuantTensor) and x.is_contractible:
+    if on_minifloats(x) and x.is_contractible:
         return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
-    if isinstance(x, FloatQuantTensor) and not x.format.is_learned and x.keeps_minifloats:
+    if on_minifloats(x) and not x.format.is_learned and x.keeps_minifloats:
         return _packed_codes(x, x.format)
     return x
 

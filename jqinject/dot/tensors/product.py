@@ -26,7 +26,11 @@ from jqinject.dot.tensors.packed_tensor import float32_of
 from jqinject.dot.tensors.scaled_product import scaled_product
 from jqinject.dot.tensors.two_levels import first_level, levels_of
 from jqinject.ops.sharding import sharded_beside
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import (
+    is_quantized,
+    on_integers,
+    on_minifloats,
+)
 
 
 @dataclass(frozen=True)
@@ -166,15 +170,15 @@ def _of_floats(
 def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
     """Whether only one operand has a payload, with scales that can be multiplied in after the sum."""
     tensor = x.tensor
-    if isinstance(other.tensor, QuantTensor) or varies(x, summed, tiles=True):
+    if is_quantized(other.tensor) or varies(x, summed, tiles=True):
         return False
-    if isinstance(tensor, IntQuantTensor):
+    if on_integers(tensor):
         return has_integers(tensor) and not tensor.has_zero_point
-    return isinstance(tensor, FloatQuantTensor) and tensor.is_contractible
+    return on_minifloats(tensor) and tensor.is_contractible
 
 
 def _payload(x: LabelledTensor) -> jax.Array:
-    return x.tensor.payload() if isinstance(x.tensor, FloatQuantTensor) else affine_of(x.tensor).payload
+    return x.tensor.payload() if on_minifloats(x.tensor) else affine_of(x.tensor).payload
 
 
 def _in_order(y: jax.Array, permutation: tuple[int, ...]) -> jax.Array:

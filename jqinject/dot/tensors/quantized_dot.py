@@ -18,7 +18,12 @@ from jqinject.dot.tensors.decision import ContractionKind, contraction_kind
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.product import Sums
 from jqinject.dot.tensors.six_operands import Plan, contract_integers, contract_operands
-from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, as_array
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    as_array,
+    grouped_integers,
+    on_minifloats,
+)
 
 _IN_FLOAT32 = Sums(floats="float32")
 
@@ -65,7 +70,7 @@ def float8_dot_general(
                [0.75, 0.75]], dtype=float32)
     """
     for side, operand in (("lhs", lhs), ("rhs", rhs)):
-        if not isinstance(operand, FloatQuantTensor):
+        if not on_minifloats(operand):
             raise TypeError(
                 f"float8_dot_general: {side} must be a FloatQuantTensor, got {type(operand).__name__}"
             )
@@ -146,7 +151,7 @@ def _in_groups(
         any_size: whether groups of fewer elements than pays are contracted too.
     """
     least = 1 if any_size else LEAST_GROUP
-    if isinstance(lhs, GroupwiseIntQuantTensor) and not isinstance(rhs, GroupwiseIntQuantTensor):
+    if grouped_integers(lhs) and not grouped_integers(rhs):
         swapped = operands_in_groups(rhs, lhs, dims.swapped(), least) if out_sharding is None else None
         if swapped is not None:
             y = contract_integers(*swapped, dtype, accumulator_dtype)

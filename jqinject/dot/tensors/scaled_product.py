@@ -22,7 +22,7 @@ from jax.lax import platform_dependent
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.two_levels import levels_of
-from jqinject.quant_tensor import GroupwiseFloatQuantTensor
+from jqinject.quant_tensor import grouped_minifloats
 
 E8M0, E4M3, E2M1 = (np.dtype(x) for x in (jnp.float8_e8m0fnu, jnp.float8_e4m3fn, jnp.float4_e2m1fn))
 MX_BLOCK, NV_BLOCK = 32, 16
@@ -87,7 +87,7 @@ def takes_scaled(a: LabelledTensor, b: LabelledTensor, out: Labels) -> bool:
 def _form(x: LabelledTensor) -> str | None:
     """ "mx" or "nv"; None of any other operand."""
     tensor = x.tensor
-    if not isinstance(tensor, GroupwiseFloatQuantTensor) or tensor.as_it_lies is not None:
+    if not grouped_minifloats(tensor) or tensor.as_it_lies is not None:
         return None
     levels, size = levels_of(tensor), tensor.groups.size
     if levels is not None:

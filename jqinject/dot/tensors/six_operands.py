@@ -32,7 +32,13 @@ from jqinject.ops.float8_cast import to_float8_again
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBits, as_bits
 from jqinject.ops.ste import explain_forward_mode, first_order
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    QuantTensor,
+    is_quantized,
+    on_integers,
+    on_minifloats,
+)
 
 
 @dataclass(frozen=True)
@@ -203,13 +209,13 @@ def operands_of(
     values, tensors = [lhs, rhs], [lhs, rhs]
     for by in (dgrad, wgrad):
         tensors.append(None if by.other is None else by.other.tensor)
-    if isinstance(rhs, FloatQuantTensor | IntQuantTensor) and rhs.is_stored:
+    if (on_minifloats(rhs) or on_integers(rhs)) and rhs.is_stored:
         values[1] = None
     for place, x in enumerate(values):
         if isinstance(x, QuantTensor | IntegerOperand):
             values[place] = x.value
     for place, x in enumerate(tensors):
-        if isinstance(x, QuantTensor):
+        if is_quantized(x):
             tensors[place] = packed_tensor(x)
     left, right, *others = tensors
     quantizers, folded = (dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded)

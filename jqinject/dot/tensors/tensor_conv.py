@@ -17,7 +17,7 @@ from jqinject.dot.tensors.packed_tensor import array_of, floats_of, unpacked_ten
 from jqinject.dot.tensors.six_operands import UNCHANGED, BackwardProduct, KeptOperands, operands_of
 from jqinject.ops.packing import LowBits
 from jqinject.ops.ste import backward_only, first_order
-from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array, on_integers
 
 NO_SECOND_DERIVATIVE = (
     "a quantized convolution has no second derivative: rounding has none.\n"
@@ -39,8 +39,8 @@ def convolves_integers(conv: Convolution, lhs: Any, rhs: Any, contraction: Contr
             "dequantized floats"
         )
     can = (
-        isinstance(lhs, IntQuantTensor)
-        and isinstance(rhs, IntQuantTensor)
+        on_integers(lhs)
+        and on_integers(rhs)
         and has_integers(lhs)
         and has_integers(rhs)
         and lhs.zero_point.size == 1

@@ -16,14 +16,21 @@ import numpy as np
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.groups import elements_axis
 from jqinject.ops.packing import pack_halves, unpack_halves
-from jqinject.quant_tensor import FloatQuantTensor, Groups, GroupwiseFloatQuantTensor, Levels, in_groups
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    Groups,
+    GroupwiseFloatQuantTensor,
+    Levels,
+    grouped_minifloats,
+    in_groups,
+)
 
 BLOCK_DTYPE = jnp.float8_e4m3fn
 
 
 def levels_of(x: Any) -> Levels | None:
     """Both levels of an operand in groups, if they are known; else None."""
-    if not isinstance(x, GroupwiseFloatQuantTensor) or x.as_it_lies is not None:
+    if not grouped_minifloats(x) or x.as_it_lies is not None:
         return None
     return x.grouped.levels
 
@@ -101,5 +108,5 @@ class TwoLevels:
             self.groups.dim,
             self.groups.length,
         )
-        assert isinstance(whole, GroupwiseFloatQuantTensor)
+        assert grouped_minifloats(whole)
         return whole

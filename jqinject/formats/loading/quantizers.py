@@ -28,7 +28,7 @@ from jqinject.quant import (
     ShiftedUint8DynamicActPerTensorFloat,
 )
 from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import on_integers, on_minifloats
 
 LARGEST = 448.0
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -134,10 +134,10 @@ def static_format(proxy: Any) -> InputFormat | None:
         return None
     scale = np.asarray(known.scale, np.float32).reshape(1)
     zero = np.asarray(known.zero_point, np.float32).reshape(-1)
-    if isinstance(known, FloatQuantTensor):
+    if on_minifloats(known):
         is_e4m3 = np.dtype(known.q_dtype) == E4M3
         return InputFormat("float", 8, dynamic=False, scale=scale) if is_e4m3 else None
-    if not isinstance(known, IntQuantTensor) or int(known.bit_width) != 8:
+    if not on_integers(known) or int(known.bit_width) != 8:
         return None
     if not known.signed:
         zero = zero - BELOW_ZERO

@@ -15,11 +15,11 @@ from jqinject.formats.saving.weights import Weight, sizes_of
 from jqinject.formats.stored_matrix import NumberFormat
 from jqinject.ops import TableGrid
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
     Groups,
-    GroupwiseQuantTensor,
-    IntQuantTensor,
+    is_grouped,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 
 NAMES = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn": "e2m1", "float6_e2m3fn": "e2m3"}
@@ -38,8 +38,8 @@ def rows_of_frozen(weight: Weight) -> Rows:
     numbers, form, path = weight.numbers, weight.form, weight.path
     assert numbers is not None and form is not None, "of a frozen weight"
     found = quant_tensor_of(numbers, form)
-    groups = found.groups if isinstance(found, GroupwiseQuantTensor) else None
-    inner = found.grouped if isinstance(found, GroupwiseQuantTensor) else found
+    groups = found.groups if is_grouped(found) else None
+    inner = found.grouped if is_grouped(found) else found
     if form.in_turn is not None:
         raise CheckpointError(
             f"{path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
@@ -125,13 +125,13 @@ def codes_of(inner: Any, form: FrozenForm, path: str) -> tuple[str, Any]:
     Raises:
         CheckpointError: no file holds such numbers.
     """
-    if isinstance(inner, IntQuantTensor):
+    if on_integers(inner):
         if form.bit_width > 8:
             raise CheckpointError(f"{path} has {form.bit_width} bits; files hold at most 8")
         return "int", np.asarray(inner.int().astype(np.int16)).astype(np.int8 if form.signed else np.uint8)
-    if isinstance(inner, CodebookQuantTensor):
+    if on_table(inner):
         return "table", np.asarray(inner.codes())
-    if isinstance(inner, FloatQuantTensor) and name_of(form):
+    if on_minifloats(inner) and name_of(form):
         return "float", np.asarray(inner.payload() if inner.bit_width == 8 else inner.codes())
     raise CheckpointError(
         f"{path} has a minifloat, {form.format}, that no format of a checkpoint knows.\n"

@@ -20,7 +20,7 @@ from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn import QuantIdentity
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import FloatQuantTensor
+from jqinject.quant_tensor import on_minifloats
 
 CURE = (
     "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
@@ -59,7 +59,7 @@ def input_format_of(layer: Any, path: str, permuted: bool = False) -> InputForma
 def _dynamic(proxy: Any) -> InputFormat | None:
     """The format that a file would have for a quantizer of the tensor at hand, if it has one."""
     sample, size = proxy.sample(), proxy.group_size
-    is_float = isinstance(sample, FloatQuantTensor)
+    is_float = on_minifloats(sample)
     if is_float and sample.bit_width == 4:
         scales: Any = getattr(proxy.binding.base, "scale_quant", None)
         is_static = getattr(scales, "scaling_impl", None) is ConstScaling

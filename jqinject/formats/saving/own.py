@@ -16,7 +16,7 @@ from jqinject.formats.saving.frozen_rows import codes_of, name_of
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.ops import TableGrid
-from jqinject.quant_tensor import GroupwiseQuantTensor
+from jqinject.quant_tensor import is_grouped
 
 
 def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -41,8 +41,8 @@ def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np
             f"{weight.path}: groups that cross shards are not written.\n  cure: gather the model first"
         )
     found = quant_tensor_of(numbers, form)
-    groups = found.groups if isinstance(found, GroupwiseQuantTensor) else None
-    inner = found.grouped if isinstance(found, GroupwiseQuantTensor) else found
+    groups = found.groups if is_grouped(found) else None
+    inner = found.grouped if is_grouped(found) else found
     kind, payload = codes_of(inner, form, weight.path)
     codes = payload if groups is None else np.asarray(groups.join(payload))
     columns = None

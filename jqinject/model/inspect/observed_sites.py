@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jqinject.model.running.recorder import Recorder, clipped_fields
 from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
-from jqinject.quant_tensor import QuantTensor
+from jqinject.quant_tensor import is_quantized
 
 SLOTS = {"weight": "weight_quant", "input": "input_quant", "output": "output_quant"}
 
@@ -118,7 +118,7 @@ class QuantizedSites(SiteRun):
 
     def _hear(self, entry: str, part: str, site: str, proxy: Any, x: Any, made: Any) -> None:
         self.slots[entry][site] = SLOTS[part]
-        if isinstance(made, QuantTensor):
+        if is_quantized(made):
             self._recorder.note(entry, part, *clipped_fields(proxy, x, made))
 
 

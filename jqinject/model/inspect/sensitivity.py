@@ -26,7 +26,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import on_host
 from jqinject.program import Around, Call, QuantizedProgram, SplitCall, in_scope, intercept
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import as_array, is_quantized
 
 
 class SensitivityRuns:
@@ -180,7 +180,7 @@ def _observed(model: Any) -> set[int]:
 
 def _arrays(outputs: Any) -> list[Any]:
     """The floating-point arrays that a model returns; all its arrays if none is."""
-    leaves = jax.tree.leaves(outputs, is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
+    leaves = jax.tree.leaves(outputs, is_leaf=lambda leaf: is_quantized(leaf))
     arrays = [jnp.asarray(as_array(leaf)) for leaf in leaves]
     floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
     return floats or arrays
@@ -284,7 +284,7 @@ def _both(
 
 def _dressed(value: jax.Array, quantized: Any) -> Any:
     """A value in the type that the quantized layer returns: a QuantTensor keeps its scale."""
-    return quantized.set(value=value) if isinstance(quantized, QuantTensor) else value
+    return quantized.set(value=value) if is_quantized(quantized) else value
 
 
 def _numbers(outputs: list[Any]) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Program
 from jqinject.proxy import QuantProxyFromInjector, stack_of
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import on_integers
 
 # Variables that a call writes: what is contracted of them comes from activations.
 WRITTEN = (nnx.Cache, nnx.Intermediate, nnx.BatchStat, nnx.RngState)
@@ -287,7 +287,7 @@ def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
 
     made = jax.eval_shape(run, state)
     made = getattr(made, "grouped", made)
-    if not isinstance(made, IntQuantTensor):
+    if not on_integers(made):
         return _named(str(getattr(made, "format", type(made).__name__)), None, size)
     sign = "int" if made.signed else "uint"
     bits = made.bit_width

@@ -16,7 +16,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import on_host
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import QuantTensor, as_array, is_concrete
+from jqinject.quant_tensor import as_array, is_concrete, is_quantized
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -187,7 +187,7 @@ def _floating(model: nnx.Module, call: Callable[[Any], Any]) -> list[Any]:
             node.disable_quant = True
         if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
             node.return_quant_tensor = False
-    outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
+    outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: is_quantized(leaf))
     return [as_array(output) for output in outputs]
 
 

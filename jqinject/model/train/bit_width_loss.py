@@ -32,7 +32,7 @@ from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy, stack_of
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import on_integers, on_minifloats
 
 MEGA = 1e7  # Brevitas's unit of operations
 Weighted = tuple[Any, float]
@@ -174,7 +174,7 @@ class QuantLayerOutputBitWidthWeightedByOps:
             return isinstance(node, self.layer_types)
 
         def cost(layer: Any, y: Any) -> Weighted | None:
-            if not isinstance(y, IntQuantTensor | FloatQuantTensor):
+            if not (on_integers(y) or on_minifloats(y)):
                 return None
             return y.bit_width, _per_example(y) * _operations(layer) / MEGA
 

@@ -13,7 +13,7 @@ from jqinject.dot import einsum, has_integers
 from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.proxy import ActQuantProxyFromInjector
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array, on_integers, on_minifloats
 
 
 def act_slot(prefix: str) -> Slot:
@@ -165,9 +165,9 @@ def _kind(lhs: Any, rhs: Any, asked: ContractionKind, equation: str) -> Contract
     """Which numbers are contracted; by default integers in evaluation, and 8-bit floats whenever both have them."""
     if asked != "auto":
         return asked
-    if isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor):
+    if on_minifloats(lhs) and on_minifloats(rhs):
         return "auto"
-    both = isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor)
+    both = on_integers(lhs) and on_integers(rhs)
     if not both or lhs.training or rhs.training or not (has_integers(lhs) and has_integers(rhs)):
         return "float"
     # A scale that varies along what is summed over would cut the sum into single numbers.

@@ -19,9 +19,12 @@ from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
-    GroupwiseQuantTensor,
     IntQuantTensor,
     as_array,
+    is_grouped,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
@@ -70,11 +73,11 @@ def decoded(fields: Fields, like: Any) -> Any:
         return payload
     one = _ungrouped(like)
     known = {"training": one.training, "dtype": one.dtype}
-    if isinstance(one, FloatQuantTensor):
+    if on_minifloats(one):
         form = one.known_format("a cache")
         codes = payload if _is_float8(form) else _unpacked(payload, form.bit_width, one.shape[-1], False)
         whole: Any = FloatQuantTensor.from_payload(codes, scale, format=form, **known)
-    elif isinstance(one, CodebookQuantTensor):
+    elif on_table(one):
         codes = _unpacked(payload, one.bit_width, one.shape[-1], False)
         whole = CodebookQuantTensor.from_codes(codes, scale, one.codebook, **known)
     else:
@@ -82,7 +85,7 @@ def decoded(fields: Fields, like: Any) -> Any:
         integers = _unpacked(payload, bits, one.shape[-1], one.signed)
         zero = fields.get("zero_point", 0.0)
         whole = IntQuantTensor.from_int(integers, scale, zero, bits, signed=one.signed, **known)
-    if not isinstance(like, GroupwiseQuantTensor):
+    if not is_grouped(like):
         return whole
     return type(like).of(whole, like.group_size, like.groups.dim, like.groups.length)
 
@@ -153,7 +156,7 @@ def put(stored: nnx.Variable[Any], new: jax.Array, index: jax.Array, at: int) ->
 
 def _ungrouped(x: Any) -> Any:
     """The tensor with two axes for the one that is cut into groups."""
-    if not isinstance(x, GroupwiseQuantTensor):
+    if not is_grouped(x):
         return x
     if x.groups.dim <= -OPERAND_AXES:
         raise ValueError(
@@ -165,14 +168,14 @@ def _ungrouped(x: Any) -> Any:
 
 def _payload(x: Any) -> jax.Array | None:
     """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
-    if isinstance(x, IntQuantTensor) and has_integers(x):
+    if on_integers(x) and has_integers(x):
         bits = container_bits(int(x.bit_width))
         return x.int() if bits == 8 else pack(x.int(), bits)
-    if isinstance(x, FloatQuantTensor) and not x.format.is_learned and x.format.bit_width <= 8:
+    if on_minifloats(x) and not x.format.is_learned and x.format.bit_width <= 8:
         if _is_float8(x.format):
             return x.payload()
         return pack(x.codes(), container_bits(x.format.bit_width))
-    if isinstance(x, CodebookQuantTensor):
+    if on_table(x):
         return pack(x.codes(), container_bits(x.bit_width))
     return None
 

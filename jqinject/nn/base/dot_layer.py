@@ -42,11 +42,13 @@ from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
-    GroupwiseIntQuantTensor,
     IntQuantTensor,
     QuantTensor,
     as_array,
+    grouped_integers,
     in_pieces,
+    on_integers,
+    on_minifloats,
 )
 
 SchemeLike: TypeAlias = type[Scheme] | Binding | None
@@ -323,7 +325,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     # --- payloads
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        if not isinstance(x, FloatQuantTensor):
+        if not on_minifloats(x):
             return None
         placed, proxy = self._placed(x.shape), self.grad_quant
         if placed is None or contraction_kind(x, weight, placed.dims) != "fp8":
@@ -331,21 +333,21 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return Float8Contraction(x, weight, None if proxy is None else proxy.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor) or not has_integers(x):
+        if not (on_integers(x) or grouped_integers(x)) or not has_integers(x):
             return None
         placed, frozen = self._placed(x.shape), self.frozen
         if placed is None:
             return None
         summed = placed.dims.rhs_contract
-        if frozen is None and isinstance(weight, GroupwiseIntQuantTensor):
+        if frozen is None and grouped_integers(weight):
             weight = in_pieces(weight)
         integers = self._made_integers(weight) if frozen is None else frozen.integers(weight, summed)
         if integers is None:
             return None
         stored = None if frozen is None else frozen.form.value_dtype
-        made = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
+        made = weight.groups if grouped_integers(weight) else None
         groups = made if frozen is None else frozen.form.contracted_groups
-        if groups is None and isinstance(x, IntQuantTensor):
+        if groups is None and on_integers(x):
             return IntegerContraction(affine_of(x), integers, placed.dims, None, stored)
         found = in_common_groups(x, integers, groups, placed.dims)
         if found is None or (found.groups[0].size < LEAST_GROUP and self.contraction != "int"):
@@ -365,7 +367,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
         # Along a batch axis of both operands, each index of the weight has one input scale.
         x, weight = quant_input, quant_weight
-        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)) or x.scale.size == 1:
+        if not (on_integers(x) and on_integers(weight)) or x.scale.size == 1:
             return x, weight
         placed = self._placed(x.shape)
         if placed is None:
@@ -378,7 +380,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
 
     def _beside_bias(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any, jax.Array | None]:
         x, weight = quant_input, quant_weight
-        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+        if not (on_integers(x) and on_integers(weight)):
             return x, weight, None
         if x.scale.size != 1:
             x, weight = self._scales_on_weight(x, weight)
@@ -403,7 +405,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         if placed is None:
             return y
         if bias is not None:
-            whole = bias if isinstance(bias, IntQuantTensor) else as_array(bias)
+            whole = bias if on_integers(bias) else as_array(bias)
             bias = whole.reshape(placed.shape_of_bias(self.weight_shape))
         return contraction_output(
             y,

@@ -32,7 +32,7 @@ from jqinject.proxy import (
     complete,
 )
 from jqinject.quant.enums import ScalingPerOutputType, chooses
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import on_integers
 
 
 class LayerParameters(NamedTuple):
@@ -108,13 +108,13 @@ def input_format(layer: Any) -> InputFormat | None:
     """The format of a layer's quantized input, as far as its `input_quant` says it; None if there is none."""
     proxy = layer.input_quant
     sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
-    return InputFormat(sample.bit_width, sample.signed) if isinstance(sample, IntQuantTensor) else None
+    return InputFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
 
 
 def _sample(proxy: Any) -> Any:
     """One quantized 0, of which bits and sign are read; only traced if bits are static, so that nothing runs."""
     traced = jax.eval_shape(proxy.sample)
-    static = not isinstance(traced, IntQuantTensor) or isinstance(traced.bit_width, int)
+    static = not on_integers(traced) or isinstance(traced.bit_width, int)
     return traced if static else proxy.sample()
 
 

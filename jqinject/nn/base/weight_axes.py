@@ -18,9 +18,7 @@ from jqinject.nn.base.slots import (
     WEIGHT,
 )
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
-from jqinject.quant_tensor import (
-    QuantTensor,
-)
+from jqinject.quant_tensor import QuantTensor, is_quantized
 
 
 class ReassembledOnAssignment(QuantLayer[Out]):
@@ -139,12 +137,12 @@ class WeightAxes(ReassembledOnAssignment[Out]):
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
-        on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
+        on_grid = is_quantized(bias) and self.bias_quant.requires_input_scale
         return True if on_grid else None
 
     def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
-        if not (isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)):
-            missing = "weight" if isinstance(x, QuantTensor) else "input"
+        if not (is_quantized(x) and is_quantized(weight)):
+            missing = "weight" if is_quantized(x) else "input"
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has "
                 f"no scale.\n  cure: give the layer {missing}_quant=..."

@@ -21,11 +21,11 @@ from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
-    FloatQuantTensor,
-    GroupwiseIntQuantTensor,
-    IntQuantTensor,
-    QuantTensor,
     as_array,
+    grouped_integers,
+    is_quantized,
+    on_integers,
+    on_minifloats,
 )
 
 
@@ -247,9 +247,9 @@ class QuantWeightLayer(WeightAxes[Out]):
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
             parameters["promote_dtype"] = _promoting(vars(self)["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if isinstance(weight, QuantTensor) else weight
-        parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
-        array = x.value if isinstance(x, QuantTensor) else x
+            parameters[self.weight_name] = weight.value if is_quantized(weight) else weight
+        parameters["bias"] = bias.value if is_quantized(bias) else bias
+        array = x.value if is_quantized(x) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -268,7 +268,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
+        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
         if (
             asked == "auto"
             and kind == "int"
@@ -325,8 +325,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         proxy = self.weight_quant
         if proxy is not None and not proxy.has_whole_zero_points:
             return None
-        whole = weight.grouped if isinstance(weight, GroupwiseIntQuantTensor) else weight
-        return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
+        whole = weight.grouped if grouped_integers(weight) else weight
+        return affine_of(whole) if on_integers(whole) and has_integers(whole) else None
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -349,11 +349,7 @@ def _promoting(promote_dtype: PromoteDtypeFn) -> PromoteDtypeFn:
 
 def _described(operand: Any) -> str:
     """An operand in an error text."""
-    if isinstance(operand, IntQuantTensor):
+    if on_integers(operand):
         zero = np.shape(operand.zero_point)
         return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"
-    return (
-        describe(operand)
-        if isinstance(operand, QuantTensor)
-        else f"{operand.dtype} numbers without a quantizer"
-    )
+    return describe(operand) if is_quantized(operand) else f"{operand.dtype} numbers without a quantizer"

@@ -18,7 +18,7 @@ from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, on_integers
 
 
 @final
@@ -176,7 +176,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
     def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
         # In a depthwise convolution an output channel sums over one input channel, whose scale multiplies its filter.
         x, weight = quant_input, quant_weight
-        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+        if not (on_integers(x) and on_integers(weight)):
             return x, weight
         along_channels = x.scale.ndim > 0 and x.scale.size == x.scale.shape[-1] == self.in_features
         if x.scale.size == 1 or self.weight_shape[-2] != 1 or not along_channels:

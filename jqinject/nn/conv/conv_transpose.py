@@ -22,7 +22,7 @@ from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, on_integers
 
 
 @final
@@ -164,7 +164,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+        if not (on_integers(x) and on_integers(weight)):
             return None
         explicit = asked(True, x.value, weight.scale)
         return None if self.transpose_kernel or explicit else super()._integer_contraction(x, weight)

@@ -16,7 +16,7 @@ from jqinject.nn.frozen.in_slices import in_slices, slices_of
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import beside_weights, build_stacked, stack_of
-from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
+from jqinject.quant_tensor import is_concrete, is_grouped, on_integers
 
 SLICED_FROM = 2**20  # bytes
 
@@ -146,9 +146,9 @@ def compiled_numbers(
     def make(proxy: Any, weight: jax.Array) -> tuple[Any, Any]:
         quantized = _quantized(proxy, weight, known_input)
         integers = quantized
-        if isinstance(quantized, GroupwiseQuantTensor):
+        if is_grouped(quantized):
             integers = quantized.grouped if cut is None else without_groups(quantized, cut)
-        is_integer = isinstance(integers, IntQuantTensor)
+        is_integer = on_integers(integers)
         if is_integer and not is_concrete(integers.bit_width):
             return quantized, True
         frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums, cut)

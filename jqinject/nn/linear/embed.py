@@ -20,12 +20,13 @@ from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
     AnyQuantTensor,
-    CodebookQuantTensor,
-    FloatQuantTensor,
     GroupwiseQuantTensor,
-    IntQuantTensor,
     as_array,
     in_groups,
+    is_grouped,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 
 
@@ -154,9 +155,9 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
             )
 
     def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
-        if isinstance(weight, GroupwiseQuantTensor):
+        if is_grouped(weight):
             return _rows_in_groups(y, weight, x)
-        if not isinstance(weight, IntQuantTensor | FloatQuantTensor | CodebookQuantTensor):
+        if not (on_integers(weight) or on_minifloats(weight) or on_table(weight)):
             raise ValueError(
                 "QuantEmbed(return_quant_tensor=True): the table is not quantized, so the output has no scale.\n"
                 "  cure: give the layer weight_quant=..."
@@ -167,7 +168,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
             return jnp.take(found, x, axis=0) if by_row else found
 
         moved = {"value": y, "scale": looked_up(weight.scale)}
-        if isinstance(weight, IntQuantTensor):
+        if on_integers(weight):
             moved["zero_point"] = looked_up(weight.zero_point)
         return weight.set(**moved)
 

@@ -16,7 +16,7 @@ from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
 from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array, on_integers
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
     Slot(f"{name}_quant", f"{name}_", ActQuantProxyFromInjector, "activations")
@@ -197,7 +197,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
     def _check_bias_scale(self, layer: Any, x: Any) -> None:
         proxy = layer.bias_quant
-        if layer.bias is None or proxy is None or not proxy.is_quant_enabled or isinstance(x, IntQuantTensor):
+        if layer.bias is None or proxy is None or not proxy.is_quant_enabled or on_integers(x):
             return
         if isinstance(proxy, BiasQuantProxyFromInjector) and proxy.requires_input_scale:
             raise ValueError(

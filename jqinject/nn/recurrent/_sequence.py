@@ -11,7 +11,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
 from jqinject.nn.recurrent._cell import QuantRecurrentCell
-from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array, on_integers
 
 
 class Sequence(NamedTuple):
@@ -86,7 +86,7 @@ class Parts:
 
     def take_apart(self, tensor: Any) -> list[jax.Array]:
         """What an `IntQuantTensor` knows besides its value; nothing of an array."""
-        if not isinstance(tensor, IntQuantTensor):
+        if not on_integers(tensor):
             return []
         leaves, treedef = jax.tree.flatten(tensor)
         is_value = [leaf is tensor.value for leaf in leaves]

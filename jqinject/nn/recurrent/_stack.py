@@ -17,7 +17,7 @@ from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.recurrent import _sequence
 from jqinject.nn.recurrent._cell import QuantRecurrentCell
-from jqinject.quant_tensor import IntQuantTensor, as_array, concatenate, expand_dims
+from jqinject.quant_tensor import as_array, concatenate, expand_dims, on_integers
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ def _sharing(arguments: dict[str, Any], shared: Sequence[str], cell: Any) -> dic
 
 def _row(state: Any) -> Any:
     """A state with an axis for layers and directions in front."""
-    return expand_dims(state, 0) if isinstance(state, IntQuantTensor) else jnp.expand_dims(state, 0)
+    return expand_dims(state, 0) if on_integers(state) else jnp.expand_dims(state, 0)
 
 
 def returned(tensor: Any, as_quant_tensor: bool) -> Any:
     """A result as the user wants it."""
-    return tensor if as_quant_tensor and isinstance(tensor, IntQuantTensor) else as_array(tensor)
+    return tensor if as_quant_tensor and on_integers(tensor) else as_array(tensor)

@@ -11,7 +11,12 @@ from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import contraction_kind
 from jqinject.program.policy import Choice
 from jqinject.program.weights.equation_arguments import arguments_of
-from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import (
+    grouped_integers,
+    is_quantized,
+    on_integers,
+    on_minifloats,
+)
 
 
 def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
@@ -24,19 +29,19 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
         choice: the quantizers of the operation.
         lhs, rhs: the operands.
     """
-    if not (isinstance(lhs, QuantTensor) and isinstance(rhs, QuantTensor)):
+    if not (is_quantized(lhs) and is_quantized(rhs)):
         return False
     asked = "auto" if choice is None else choice.contraction
     if asked != "auto":
         return asked != "float"
-    if isinstance(lhs, FloatQuantTensor):
+    if on_minifloats(lhs):
         return True
     return any(map(_is_stored, (lhs, rhs))) or (keeps_integers(lhs) and keeps_integers(rhs))
 
 
 def _is_stored(x: Any) -> bool:
-    whole = x.grouped if isinstance(x, GroupwiseIntQuantTensor) else x
-    return isinstance(whole, IntQuantTensor) and whole.is_stored
+    whole = x.grouped if grouped_integers(x) else x
+    return on_integers(whole) and whole.is_stored
 
 
 class Contracted(NamedTuple):
@@ -66,7 +71,7 @@ def contract_float8(
         None if there is no such payload, or the operands are contracted in other numbers.
     """
     asked: Any = "auto" if choice is None else choice.contraction
-    floats = isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor)
+    floats = on_minifloats(lhs) and on_minifloats(rhs)
     if grad_dtype is None or not floats or eqn.primitive.name != "dot_general":
         return None
     numbers = eqn.params["dimension_numbers"]

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 
 from jqinject.program.weights.moves import Function, Move, Shape
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
     FloatQuantTensor,
     Groups,
-    GroupwiseQuantTensor,
     IntQuantTensor,
+    is_grouped,
+    on_integers,
+    on_minifloats,
+    on_table,
 )
 from jqinject.quant_tensor.shaping import full_rank
 
@@ -21,7 +23,7 @@ from jqinject.quant_tensor.shaping import full_rank
 def moved(tensor: Any, move: Move) -> Any:
     """A quantized weight after a move; None if its scales cannot follow: the move divides or mixes groups."""
     dtype = tensor.dtype if move.dtype is None else move.dtype
-    if not isinstance(tensor, GroupwiseQuantTensor):
+    if not is_grouped(tensor):
         return _with_numbers(tensor, move.full, lambda x: _follow(x, tensor, move), dtype)
     groups, ndim = tensor.groups, tensor.ndim
     cut = groups.dim % ndim
@@ -52,7 +54,7 @@ def moved(tensor: Any, move: Move) -> Any:
 
 def _with_numbers(tensor: Any, full: Function, follow: Function, dtype: Any) -> Any:
     """A tensor without groups, its numbers moved by `full`, its scales and zero points by `follow`."""
-    if isinstance(tensor, IntQuantTensor):
+    if on_integers(tensor):
         scale, zero = follow(tensor.scale), follow(tensor.zero_point)
         if tensor.is_stored:
             assert isinstance(tensor.bit_width, int) and tensor.payload is not None, "stored with known bits"
@@ -61,9 +63,9 @@ def _with_numbers(tensor: Any, full: Function, follow: Function, dtype: Any) -> 
             )
         found = tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
         return found if tensor.payload is None else found.keeping(full(tensor.payload))
-    if isinstance(tensor, FloatQuantTensor) and tensor.is_stored:
+    if on_minifloats(tensor) and tensor.is_stored:
         return FloatQuantTensor.stored(full(tensor.payload()), follow(tensor.scale), dtype)
-    if isinstance(tensor, FloatQuantTensor | CodebookQuantTensor):
+    if on_minifloats(tensor) or on_table(tensor):
         return tensor.set(value=full(tensor.value).astype(dtype), scale=follow(tensor.scale))
     return None
 

@@ -14,7 +14,7 @@ from jqinject.program.weights.moved_weight import moved
 from jqinject.program.weights.moves import MOVES, Axes, moves_of
 from jqinject.program.weights.stored_numbers import StoredNumbers, stored_in
 from jqinject.program.weights.weight_call import Heard, WeightCall
-from jqinject.quant_tensor import QuantTensor
+from jqinject.quant_tensor import is_quantized
 
 Evaluate = Callable[[list[Any]], list[Any]]
 WEIGHTS = "weights"
@@ -119,9 +119,7 @@ def follow(
         choice, name = run.choose(path, operation, x.weight_path)
         if looked_up:
             _note_lookup(run, choice, name, x, eqn)
-    values: Sequence[Any] = (
-        [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
-    )
+    values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
         values = evaluate([replace(x, chosen=None).array, *(other.array for other in others)])
     originals: Sequence[Any] = (None,) * len(moves)

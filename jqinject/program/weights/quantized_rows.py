@@ -11,7 +11,7 @@ import jax
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
 from jqinject.inject import Binding, DependencyError
 from jqinject.quant.enums import ScalingPerOutputType, chooses
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import as_array, is_quantized
 
 
 def has_row_scales(quantizer: Any) -> bool:
@@ -59,7 +59,7 @@ def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: 
     """
     labels = tuple(("x", axis) for axis in range(x.ndim))
     found = quantized_along(quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True)
-    moved = in_order(found, labels) if isinstance(found.tensor, QuantTensor) else None
+    moved = in_order(found, labels) if is_quantized(found.tensor) else None
     if moved is not None:
         return moved
     return as_array(found.tensor).transpose([found.axis(label) for label in labels])
