@@ -177,7 +177,7 @@ def test_a_section_has_all_parts():
         "## Int8WeightPerChannelFloat",
         "max |w| / 127",
         "![transfer curve](curves/it.svg)",
-        "AbsMax: `max |x|`",
+        "AbsMax: `factor * max |x|`",
         "├── int_quant: IntQuant",
         "Reference cases: `weight_int/003`",
     ]

@@ -68,6 +68,7 @@ class InputActNames(TypedDict, total=False):
     input_by_factor: bool
     input_calibration_impl: Component
     input_candidates: int
+    input_cast_impl: Component
     input_channel_axes: int
     input_channel_shape: tuple[int, ...]
     input_channelwise_axes: tuple[int, ...]
@@ -98,7 +99,7 @@ class InputActNames(TypedDict, total=False):
     input_group_dim: int | None
     input_group_elements_axis: int | None
     input_group_padding: bool
-    input_group_size: int | tuple[int, int]
+    input_group_size: int | tuple[int, int] | None
     input_high_percentile_q: float
     input_hqo_beta_zp: float
     input_hqo_init_op_zp: Component
@@ -196,6 +197,7 @@ class InputActNames(TypedDict, total=False):
     input_tensor_quant: Component
     input_threshold: float
     input_threshold_mixin: Injector
+    input_ties: Literal["first", "shared", "near"] | None
     input_trust: float
     input_trust_steps: float
     input_zero_point_impl: Component
@@ -223,6 +225,7 @@ class OutputActNames(TypedDict, total=False):
     output_by_factor: bool
     output_calibration_impl: Component
     output_candidates: int
+    output_cast_impl: Component
     output_channel_axes: int
     output_channel_shape: tuple[int, ...]
     output_channelwise_axes: tuple[int, ...]
@@ -253,7 +256,7 @@ class OutputActNames(TypedDict, total=False):
     output_group_dim: int | None
     output_group_elements_axis: int | None
     output_group_padding: bool
-    output_group_size: int | tuple[int, int]
+    output_group_size: int | tuple[int, int] | None
     output_high_percentile_q: float
     output_hqo_beta_zp: float
     output_hqo_init_op_zp: Component
@@ -351,6 +354,7 @@ class OutputActNames(TypedDict, total=False):
     output_tensor_quant: Component
     output_threshold: float
     output_threshold_mixin: Injector
+    output_ties: Literal["first", "shared", "near"] | None
     output_trust: float
     output_trust_steps: float
     output_zero_point_impl: Component
@@ -374,6 +378,7 @@ class GradGradNames(TypedDict, total=False):
     grad_block_scale_impl: Component
     grad_block_width: int
     grad_by_factor: bool
+    grad_cast_impl: Component
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
@@ -397,7 +402,7 @@ class GradGradNames(TypedDict, total=False):
     grad_group_dim: int | None
     grad_group_elements_axis: int | None
     grad_group_padding: bool
-    grad_group_size: int | tuple[int, int]
+    grad_group_size: int | tuple[int, int] | None
     grad_high_percentile_q: float
     grad_inf_values: tuple[str, ...] | None
     grad_input_view_impl: Component
@@ -469,6 +474,7 @@ class GradGradNames(TypedDict, total=False):
     grad_tensor_quant: Component
     grad_threshold: float
     grad_threshold_mixin: Injector
+    grad_ties: Literal["first", "shared", "near"] | None
     grad_zero_point_impl: Component
 
 class ActNames(TypedDict, total=False):
@@ -490,6 +496,7 @@ class ActNames(TypedDict, total=False):
     by_factor: bool
     calibration_impl: Component
     candidates: int
+    cast_impl: Component
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
@@ -520,7 +527,7 @@ class ActNames(TypedDict, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int | tuple[int, int]
+    group_size: int | tuple[int, int] | None
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -618,6 +625,7 @@ class ActNames(TypedDict, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
     zero_point_impl: Component
@@ -646,6 +654,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_block_width: int
     weight_by_factor: bool
     weight_calibration_impl: Component
+    weight_cast_impl: Component
     weight_channel_axes: int
     weight_channel_shape: tuple[int, ...]
     weight_channelwise_axes: tuple[int, ...]
@@ -674,7 +683,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_group_dim: int | None
     weight_group_elements_axis: int | None
     weight_group_padding: bool
-    weight_group_size: int | tuple[int, int]
+    weight_group_size: int | tuple[int, int] | None
     weight_high_percentile_q: float
     weight_hqo_beta_scale: float
     weight_hqo_beta_zp: float
@@ -784,6 +793,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_tensor_quant: Component
     weight_threshold: float
     weight_threshold_mixin: Injector
+    weight_ties: Literal["first", "shared", "near"] | None
     weight_trust: float
     weight_trust_steps: float
     weight_upstream_shape: tuple[int, ...]
@@ -867,6 +877,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_std_dev_epsilon: float
     bias_tensor_clamp_impl: Component
     bias_tensor_quant: Component
+    bias_ties: Literal["first", "shared", "near"] | None
     bias_zero_point_impl: Component
 
 class IoActNames(TypedDict, total=False):
@@ -888,6 +899,7 @@ class IoActNames(TypedDict, total=False):
     io_by_factor: bool
     io_calibration_impl: Component
     io_candidates: int
+    io_cast_impl: Component
     io_channel_axes: int
     io_channel_shape: tuple[int, ...]
     io_channelwise_axes: tuple[int, ...]
@@ -918,7 +930,7 @@ class IoActNames(TypedDict, total=False):
     io_group_dim: int | None
     io_group_elements_axis: int | None
     io_group_padding: bool
-    io_group_size: int | tuple[int, int]
+    io_group_size: int | tuple[int, int] | None
     io_high_percentile_q: float
     io_hqo_beta_zp: float
     io_hqo_init_op_zp: Component
@@ -1016,6 +1028,7 @@ class IoActNames(TypedDict, total=False):
     io_tensor_quant: Component
     io_threshold: float
     io_threshold_mixin: Injector
+    io_ties: Literal["first", "shared", "near"] | None
     io_trust: float
     io_trust_steps: float
     io_zero_point_impl: Component
@@ -1043,6 +1056,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_by_factor: bool
     gate_acc_calibration_impl: Component
     gate_acc_candidates: int
+    gate_acc_cast_impl: Component
     gate_acc_channel_axes: int
     gate_acc_channel_shape: tuple[int, ...]
     gate_acc_channelwise_axes: tuple[int, ...]
@@ -1073,7 +1087,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_group_dim: int | None
     gate_acc_group_elements_axis: int | None
     gate_acc_group_padding: bool
-    gate_acc_group_size: int | tuple[int, int]
+    gate_acc_group_size: int | tuple[int, int] | None
     gate_acc_high_percentile_q: float
     gate_acc_hqo_beta_zp: float
     gate_acc_hqo_init_op_zp: Component
@@ -1171,6 +1185,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_tensor_quant: Component
     gate_acc_threshold: float
     gate_acc_threshold_mixin: Injector
+    gate_acc_ties: Literal["first", "shared", "near"] | None
     gate_acc_trust: float
     gate_acc_trust_steps: float
     gate_acc_zero_point_impl: Component
@@ -1198,6 +1213,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_by_factor: bool
     sigmoid_calibration_impl: Component
     sigmoid_candidates: int
+    sigmoid_cast_impl: Component
     sigmoid_channel_axes: int
     sigmoid_channel_shape: tuple[int, ...]
     sigmoid_channelwise_axes: tuple[int, ...]
@@ -1228,7 +1244,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_group_dim: int | None
     sigmoid_group_elements_axis: int | None
     sigmoid_group_padding: bool
-    sigmoid_group_size: int | tuple[int, int]
+    sigmoid_group_size: int | tuple[int, int] | None
     sigmoid_high_percentile_q: float
     sigmoid_hqo_beta_zp: float
     sigmoid_hqo_init_op_zp: Component
@@ -1326,6 +1342,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_tensor_quant: Component
     sigmoid_threshold: float
     sigmoid_threshold_mixin: Injector
+    sigmoid_ties: Literal["first", "shared", "near"] | None
     sigmoid_trust: float
     sigmoid_trust_steps: float
     sigmoid_zero_point_impl: Component
@@ -1353,6 +1370,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_by_factor: bool
     tanh_calibration_impl: Component
     tanh_candidates: int
+    tanh_cast_impl: Component
     tanh_channel_axes: int
     tanh_channel_shape: tuple[int, ...]
     tanh_channelwise_axes: tuple[int, ...]
@@ -1383,7 +1401,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_group_dim: int | None
     tanh_group_elements_axis: int | None
     tanh_group_padding: bool
-    tanh_group_size: int | tuple[int, int]
+    tanh_group_size: int | tuple[int, int] | None
     tanh_high_percentile_q: float
     tanh_hqo_beta_zp: float
     tanh_hqo_init_op_zp: Component
@@ -1481,6 +1499,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_tensor_quant: Component
     tanh_threshold: float
     tanh_threshold_mixin: Injector
+    tanh_ties: Literal["first", "shared", "near"] | None
     tanh_trust: float
     tanh_trust_steps: float
     tanh_zero_point_impl: Component
@@ -1508,6 +1527,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_by_factor: bool
     cell_state_calibration_impl: Component
     cell_state_candidates: int
+    cell_state_cast_impl: Component
     cell_state_channel_axes: int
     cell_state_channel_shape: tuple[int, ...]
     cell_state_channelwise_axes: tuple[int, ...]
@@ -1538,7 +1558,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_group_dim: int | None
     cell_state_group_elements_axis: int | None
     cell_state_group_padding: bool
-    cell_state_group_size: int | tuple[int, int]
+    cell_state_group_size: int | tuple[int, int] | None
     cell_state_high_percentile_q: float
     cell_state_hqo_beta_zp: float
     cell_state_hqo_init_op_zp: Component
@@ -1636,6 +1656,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_tensor_quant: Component
     cell_state_threshold: float
     cell_state_threshold_mixin: Injector
+    cell_state_ties: Literal["first", "shared", "near"] | None
     cell_state_trust: float
     cell_state_trust_steps: float
     cell_state_zero_point_impl: Component
@@ -1663,6 +1684,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_by_factor: bool
     in_proj_input_calibration_impl: Component
     in_proj_input_candidates: int
+    in_proj_input_cast_impl: Component
     in_proj_input_channel_axes: int
     in_proj_input_channel_shape: tuple[int, ...]
     in_proj_input_channelwise_axes: tuple[int, ...]
@@ -1693,7 +1715,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_group_dim: int | None
     in_proj_input_group_elements_axis: int | None
     in_proj_input_group_padding: bool
-    in_proj_input_group_size: int | tuple[int, int]
+    in_proj_input_group_size: int | tuple[int, int] | None
     in_proj_input_high_percentile_q: float
     in_proj_input_hqo_beta_zp: float
     in_proj_input_hqo_init_op_zp: Component
@@ -1791,6 +1813,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_tensor_quant: Component
     in_proj_input_threshold: float
     in_proj_input_threshold_mixin: Injector
+    in_proj_input_ties: Literal["first", "shared", "near"] | None
     in_proj_input_trust: float
     in_proj_input_trust_steps: float
     in_proj_input_zero_point_impl: Component
@@ -1819,6 +1842,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_block_width: int
     in_proj_weight_by_factor: bool
     in_proj_weight_calibration_impl: Component
+    in_proj_weight_cast_impl: Component
     in_proj_weight_channel_axes: int
     in_proj_weight_channel_shape: tuple[int, ...]
     in_proj_weight_channelwise_axes: tuple[int, ...]
@@ -1847,7 +1871,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_group_dim: int | None
     in_proj_weight_group_elements_axis: int | None
     in_proj_weight_group_padding: bool
-    in_proj_weight_group_size: int | tuple[int, int]
+    in_proj_weight_group_size: int | tuple[int, int] | None
     in_proj_weight_high_percentile_q: float
     in_proj_weight_hqo_beta_scale: float
     in_proj_weight_hqo_beta_zp: float
@@ -1957,6 +1981,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_tensor_quant: Component
     in_proj_weight_threshold: float
     in_proj_weight_threshold_mixin: Injector
+    in_proj_weight_ties: Literal["first", "shared", "near"] | None
     in_proj_weight_trust: float
     in_proj_weight_trust_steps: float
     in_proj_weight_upstream_shape: tuple[int, ...]
@@ -2040,6 +2065,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_std_dev_epsilon: float
     in_proj_bias_tensor_clamp_impl: Component
     in_proj_bias_tensor_quant: Component
+    in_proj_bias_ties: Literal["first", "shared", "near"] | None
     in_proj_bias_zero_point_impl: Component
 
 class InProjGradGradNames(TypedDict, total=False):
@@ -2057,6 +2083,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_block_scale_impl: Component
     in_proj_grad_block_width: int
     in_proj_grad_by_factor: bool
+    in_proj_grad_cast_impl: Component
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
@@ -2080,7 +2107,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_group_dim: int | None
     in_proj_grad_group_elements_axis: int | None
     in_proj_grad_group_padding: bool
-    in_proj_grad_group_size: int | tuple[int, int]
+    in_proj_grad_group_size: int | tuple[int, int] | None
     in_proj_grad_high_percentile_q: float
     in_proj_grad_inf_values: tuple[str, ...] | None
     in_proj_grad_input_view_impl: Component
@@ -2152,6 +2179,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_tensor_quant: Component
     in_proj_grad_threshold: float
     in_proj_grad_threshold_mixin: Injector
+    in_proj_grad_ties: Literal["first", "shared", "near"] | None
     in_proj_grad_zero_point_impl: Component
 
 class OutProjInputActNames(TypedDict, total=False):
@@ -2173,6 +2201,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_by_factor: bool
     out_proj_input_calibration_impl: Component
     out_proj_input_candidates: int
+    out_proj_input_cast_impl: Component
     out_proj_input_channel_axes: int
     out_proj_input_channel_shape: tuple[int, ...]
     out_proj_input_channelwise_axes: tuple[int, ...]
@@ -2203,7 +2232,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_group_dim: int | None
     out_proj_input_group_elements_axis: int | None
     out_proj_input_group_padding: bool
-    out_proj_input_group_size: int | tuple[int, int]
+    out_proj_input_group_size: int | tuple[int, int] | None
     out_proj_input_high_percentile_q: float
     out_proj_input_hqo_beta_zp: float
     out_proj_input_hqo_init_op_zp: Component
@@ -2301,6 +2330,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_tensor_quant: Component
     out_proj_input_threshold: float
     out_proj_input_threshold_mixin: Injector
+    out_proj_input_ties: Literal["first", "shared", "near"] | None
     out_proj_input_trust: float
     out_proj_input_trust_steps: float
     out_proj_input_zero_point_impl: Component
@@ -2329,6 +2359,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_block_width: int
     out_proj_weight_by_factor: bool
     out_proj_weight_calibration_impl: Component
+    out_proj_weight_cast_impl: Component
     out_proj_weight_channel_axes: int
     out_proj_weight_channel_shape: tuple[int, ...]
     out_proj_weight_channelwise_axes: tuple[int, ...]
@@ -2357,7 +2388,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_group_dim: int | None
     out_proj_weight_group_elements_axis: int | None
     out_proj_weight_group_padding: bool
-    out_proj_weight_group_size: int | tuple[int, int]
+    out_proj_weight_group_size: int | tuple[int, int] | None
     out_proj_weight_high_percentile_q: float
     out_proj_weight_hqo_beta_scale: float
     out_proj_weight_hqo_beta_zp: float
@@ -2467,6 +2498,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_tensor_quant: Component
     out_proj_weight_threshold: float
     out_proj_weight_threshold_mixin: Injector
+    out_proj_weight_ties: Literal["first", "shared", "near"] | None
     out_proj_weight_trust: float
     out_proj_weight_trust_steps: float
     out_proj_weight_upstream_shape: tuple[int, ...]
@@ -2550,6 +2582,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_std_dev_epsilon: float
     out_proj_bias_tensor_clamp_impl: Component
     out_proj_bias_tensor_quant: Component
+    out_proj_bias_ties: Literal["first", "shared", "near"] | None
     out_proj_bias_zero_point_impl: Component
 
 class OutProjOutputActNames(TypedDict, total=False):
@@ -2571,6 +2604,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_by_factor: bool
     out_proj_output_calibration_impl: Component
     out_proj_output_candidates: int
+    out_proj_output_cast_impl: Component
     out_proj_output_channel_axes: int
     out_proj_output_channel_shape: tuple[int, ...]
     out_proj_output_channelwise_axes: tuple[int, ...]
@@ -2601,7 +2635,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_group_dim: int | None
     out_proj_output_group_elements_axis: int | None
     out_proj_output_group_padding: bool
-    out_proj_output_group_size: int | tuple[int, int]
+    out_proj_output_group_size: int | tuple[int, int] | None
     out_proj_output_high_percentile_q: float
     out_proj_output_hqo_beta_zp: float
     out_proj_output_hqo_init_op_zp: Component
@@ -2699,6 +2733,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_tensor_quant: Component
     out_proj_output_threshold: float
     out_proj_output_threshold_mixin: Injector
+    out_proj_output_ties: Literal["first", "shared", "near"] | None
     out_proj_output_trust: float
     out_proj_output_trust_steps: float
     out_proj_output_zero_point_impl: Component
@@ -2722,6 +2757,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_block_scale_impl: Component
     out_proj_grad_block_width: int
     out_proj_grad_by_factor: bool
+    out_proj_grad_cast_impl: Component
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
@@ -2745,7 +2781,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_group_dim: int | None
     out_proj_grad_group_elements_axis: int | None
     out_proj_grad_group_padding: bool
-    out_proj_grad_group_size: int | tuple[int, int]
+    out_proj_grad_group_size: int | tuple[int, int] | None
     out_proj_grad_high_percentile_q: float
     out_proj_grad_inf_values: tuple[str, ...] | None
     out_proj_grad_input_view_impl: Component
@@ -2817,6 +2853,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_tensor_quant: Component
     out_proj_grad_threshold: float
     out_proj_grad_threshold_mixin: Injector
+    out_proj_grad_ties: Literal["first", "shared", "near"] | None
     out_proj_grad_zero_point_impl: Component
 
 class QScaledActNames(TypedDict, total=False):
@@ -2838,6 +2875,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_by_factor: bool
     q_scaled_calibration_impl: Component
     q_scaled_candidates: int
+    q_scaled_cast_impl: Component
     q_scaled_channel_axes: int
     q_scaled_channel_shape: tuple[int, ...]
     q_scaled_channelwise_axes: tuple[int, ...]
@@ -2868,7 +2906,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_group_dim: int | None
     q_scaled_group_elements_axis: int | None
     q_scaled_group_padding: bool
-    q_scaled_group_size: int | tuple[int, int]
+    q_scaled_group_size: int | tuple[int, int] | None
     q_scaled_high_percentile_q: float
     q_scaled_hqo_beta_zp: float
     q_scaled_hqo_init_op_zp: Component
@@ -2966,6 +3004,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_tensor_quant: Component
     q_scaled_threshold: float
     q_scaled_threshold_mixin: Injector
+    q_scaled_ties: Literal["first", "shared", "near"] | None
     q_scaled_trust: float
     q_scaled_trust_steps: float
     q_scaled_zero_point_impl: Component
@@ -2993,6 +3032,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_by_factor: bool
     k_transposed_calibration_impl: Component
     k_transposed_candidates: int
+    k_transposed_cast_impl: Component
     k_transposed_channel_axes: int
     k_transposed_channel_shape: tuple[int, ...]
     k_transposed_channelwise_axes: tuple[int, ...]
@@ -3023,7 +3063,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_group_dim: int | None
     k_transposed_group_elements_axis: int | None
     k_transposed_group_padding: bool
-    k_transposed_group_size: int | tuple[int, int]
+    k_transposed_group_size: int | tuple[int, int] | None
     k_transposed_high_percentile_q: float
     k_transposed_hqo_beta_zp: float
     k_transposed_hqo_init_op_zp: Component
@@ -3121,6 +3161,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_tensor_quant: Component
     k_transposed_threshold: float
     k_transposed_threshold_mixin: Injector
+    k_transposed_ties: Literal["first", "shared", "near"] | None
     k_transposed_trust: float
     k_transposed_trust_steps: float
     k_transposed_zero_point_impl: Component
@@ -3148,6 +3189,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_by_factor: bool
     softmax_input_calibration_impl: Component
     softmax_input_candidates: int
+    softmax_input_cast_impl: Component
     softmax_input_channel_axes: int
     softmax_input_channel_shape: tuple[int, ...]
     softmax_input_channelwise_axes: tuple[int, ...]
@@ -3178,7 +3220,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_group_dim: int | None
     softmax_input_group_elements_axis: int | None
     softmax_input_group_padding: bool
-    softmax_input_group_size: int | tuple[int, int]
+    softmax_input_group_size: int | tuple[int, int] | None
     softmax_input_high_percentile_q: float
     softmax_input_hqo_beta_zp: float
     softmax_input_hqo_init_op_zp: Component
@@ -3276,6 +3318,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_tensor_quant: Component
     softmax_input_threshold: float
     softmax_input_threshold_mixin: Injector
+    softmax_input_ties: Literal["first", "shared", "near"] | None
     softmax_input_trust: float
     softmax_input_trust_steps: float
     softmax_input_zero_point_impl: Component
@@ -3303,6 +3346,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_by_factor: bool
     attn_output_weights_calibration_impl: Component
     attn_output_weights_candidates: int
+    attn_output_weights_cast_impl: Component
     attn_output_weights_channel_axes: int
     attn_output_weights_channel_shape: tuple[int, ...]
     attn_output_weights_channelwise_axes: tuple[int, ...]
@@ -3333,7 +3377,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_group_dim: int | None
     attn_output_weights_group_elements_axis: int | None
     attn_output_weights_group_padding: bool
-    attn_output_weights_group_size: int | tuple[int, int]
+    attn_output_weights_group_size: int | tuple[int, int] | None
     attn_output_weights_high_percentile_q: float
     attn_output_weights_hqo_beta_zp: float
     attn_output_weights_hqo_init_op_zp: Component
@@ -3431,6 +3475,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_tensor_quant: Component
     attn_output_weights_threshold: float
     attn_output_weights_threshold_mixin: Injector
+    attn_output_weights_ties: Literal["first", "shared", "near"] | None
     attn_output_weights_trust: float
     attn_output_weights_trust_steps: float
     attn_output_weights_zero_point_impl: Component
@@ -3458,6 +3503,7 @@ class VActNames(TypedDict, total=False):
     v_by_factor: bool
     v_calibration_impl: Component
     v_candidates: int
+    v_cast_impl: Component
     v_channel_axes: int
     v_channel_shape: tuple[int, ...]
     v_channelwise_axes: tuple[int, ...]
@@ -3488,7 +3534,7 @@ class VActNames(TypedDict, total=False):
     v_group_dim: int | None
     v_group_elements_axis: int | None
     v_group_padding: bool
-    v_group_size: int | tuple[int, int]
+    v_group_size: int | tuple[int, int] | None
     v_high_percentile_q: float
     v_hqo_beta_zp: float
     v_hqo_init_op_zp: Component
@@ -3586,6 +3632,7 @@ class VActNames(TypedDict, total=False):
     v_tensor_quant: Component
     v_threshold: float
     v_threshold_mixin: Injector
+    v_ties: Literal["first", "shared", "near"] | None
     v_trust: float
     v_trust_steps: float
     v_zero_point_impl: Component
@@ -3613,6 +3660,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_by_factor: bool
     sdpa_output_calibration_impl: Component
     sdpa_output_candidates: int
+    sdpa_output_cast_impl: Component
     sdpa_output_channel_axes: int
     sdpa_output_channel_shape: tuple[int, ...]
     sdpa_output_channelwise_axes: tuple[int, ...]
@@ -3643,7 +3691,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_group_dim: int | None
     sdpa_output_group_elements_axis: int | None
     sdpa_output_group_padding: bool
-    sdpa_output_group_size: int | tuple[int, int]
+    sdpa_output_group_size: int | tuple[int, int] | None
     sdpa_output_high_percentile_q: float
     sdpa_output_hqo_beta_zp: float
     sdpa_output_hqo_init_op_zp: Component
@@ -3741,6 +3789,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_tensor_quant: Component
     sdpa_output_threshold: float
     sdpa_output_threshold_mixin: Injector
+    sdpa_output_ties: Literal["first", "shared", "near"] | None
     sdpa_output_trust: float
     sdpa_output_trust_steps: float
     sdpa_output_zero_point_impl: Component
@@ -3819,6 +3868,7 @@ class TruncNames(TypedDict, total=False):
     std_dev_epsilon: float
     tensor_clamp_impl: Component
     tensor_quant: Component
+    ties: Literal["first", "shared", "near"] | None
     trunc_int_scaling_impl: Component
     trunc_scaling_impl: Component
     trunc_scaling_impl_type: TruncScalingImplType
@@ -3842,6 +3892,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_by_factor: bool
     lhs_calibration_impl: Component
     lhs_candidates: int
+    lhs_cast_impl: Component
     lhs_channel_axes: int
     lhs_channel_shape: tuple[int, ...]
     lhs_channelwise_axes: tuple[int, ...]
@@ -3872,7 +3923,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_group_dim: int | None
     lhs_group_elements_axis: int | None
     lhs_group_padding: bool
-    lhs_group_size: int | tuple[int, int]
+    lhs_group_size: int | tuple[int, int] | None
     lhs_high_percentile_q: float
     lhs_hqo_beta_zp: float
     lhs_hqo_init_op_zp: Component
@@ -3970,6 +4021,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_tensor_quant: Component
     lhs_threshold: float
     lhs_threshold_mixin: Injector
+    lhs_ties: Literal["first", "shared", "near"] | None
     lhs_trust: float
     lhs_trust_steps: float
     lhs_zero_point_impl: Component
@@ -3997,6 +4049,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_by_factor: bool
     rhs_calibration_impl: Component
     rhs_candidates: int
+    rhs_cast_impl: Component
     rhs_channel_axes: int
     rhs_channel_shape: tuple[int, ...]
     rhs_channelwise_axes: tuple[int, ...]
@@ -4027,7 +4080,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_group_dim: int | None
     rhs_group_elements_axis: int | None
     rhs_group_padding: bool
-    rhs_group_size: int | tuple[int, int]
+    rhs_group_size: int | tuple[int, int] | None
     rhs_high_percentile_q: float
     rhs_hqo_beta_zp: float
     rhs_hqo_init_op_zp: Component
@@ -4125,6 +4178,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_tensor_quant: Component
     rhs_threshold: float
     rhs_threshold_mixin: Injector
+    rhs_ties: Literal["first", "shared", "near"] | None
     rhs_trust: float
     rhs_trust_steps: float
     rhs_zero_point_impl: Component
@@ -4152,6 +4206,7 @@ class CacheActNames(TypedDict, total=False):
     cache_by_factor: bool
     cache_calibration_impl: Component
     cache_candidates: int
+    cache_cast_impl: Component
     cache_channel_axes: int
     cache_channel_shape: tuple[int, ...]
     cache_channelwise_axes: tuple[int, ...]
@@ -4182,7 +4237,7 @@ class CacheActNames(TypedDict, total=False):
     cache_group_dim: int | None
     cache_group_elements_axis: int | None
     cache_group_padding: bool
-    cache_group_size: int | tuple[int, int]
+    cache_group_size: int | tuple[int, int] | None
     cache_high_percentile_q: float
     cache_hqo_beta_zp: float
     cache_hqo_init_op_zp: Component
@@ -4280,6 +4335,7 @@ class CacheActNames(TypedDict, total=False):
     cache_tensor_quant: Component
     cache_threshold: float
     cache_threshold_mixin: Injector
+    cache_ties: Literal["first", "shared", "near"] | None
     cache_trust: float
     cache_trust_steps: float
     cache_zero_point_impl: Component
@@ -4340,6 +4396,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     by_factor: bool
     calibration_impl: Component
     candidates: int
+    cast_impl: Component
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
@@ -4370,7 +4427,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int | tuple[int, int]
+    group_size: int | tuple[int, int] | None
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4467,6 +4524,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
     zero_point_impl: Component
@@ -4494,6 +4552,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     by_factor: bool
     calibration_impl: Component
     candidates: int
+    cast_impl: Component
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
@@ -4524,7 +4583,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int | tuple[int, int]
+    group_size: int | tuple[int, int] | None
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4619,6 +4678,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
     zero_point_impl: Component
@@ -4682,6 +4742,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     by_factor: bool
     calibration_impl: Component
     candidates: int
+    cast_impl: Component
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
@@ -4712,7 +4773,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int | tuple[int, int]
+    group_size: int | tuple[int, int] | None
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4809,6 +4870,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
     zero_point_impl: Component
@@ -4842,6 +4904,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     by_factor: bool
     calibration_impl: Component
     candidates: int
+    cast_impl: Component
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
@@ -4872,7 +4935,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int | tuple[int, int]
+    group_size: int | tuple[int, int] | None
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4969,6 +5032,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
     zero_point_impl: Component
@@ -4999,6 +5063,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     by_factor: bool
     calibration_impl: Component
     candidates: int
+    cast_impl: Component
     channel_axes: int
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
@@ -5029,7 +5094,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int | tuple[int, int]
+    group_size: int | tuple[int, int] | None
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -5126,6 +5191,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
     zero_point_impl: Component
