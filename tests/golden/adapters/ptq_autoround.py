@@ -37,7 +37,7 @@ class Rounded:
         scale = (high - low) / (2**self.bits - 1)
         steps = -low / scale
         zero_point = steps + jax.lax.stop_gradient(jnp.round(steps) - steps)
-        return MatrixGrid(scale, zero_point + grid.low, grid)
+        return MatrixGrid(scale, zero_point + grid.bounds[0], grid)
 
 
 def rounded_of(config: dict[str, Any]) -> Rounded:
