@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +23,6 @@ from jqinject.quant_tensor.validity import (
     is_concrete,
     pre_round_integers,
 )
-
-if TYPE_CHECKING:
-    from jqinject.quant_tensor.public_tensors import (
-        CodebookQuantTensor,
-        FloatQuantTensor,
-        GroupwiseFloatQuantTensor,
-        GroupwiseIntQuantTensor,
-        GroupwiseQuantTensor,
-        IntQuantTensor,
-    )
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
 _SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
@@ -385,45 +375,3 @@ def _why_invalid(tensor: QuantTensor) -> str:
         f"{float(upper):.0f}{two}. Operands of different scales (allowed in training mode) and a scale along "
         "the wrong axis lead here. Quantize the tensor again, or use `.value` where no integers are needed."
     )
-
-
-def is_quantized(x: Any) -> TypeGuard[QuantTensor]:
-    """Whether it is a quantized tensor of any format; the functions below answer False for anything else.
-
-    Example:
-        >>> from jqinject.quant_tensor import IntQuantTensor
-        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, None, 4, signed=True, training=False)
-        >>> is_quantized(x), on_integers(x), on_minifloats(x), is_grouped(x), is_quantized(x.value)
-        (True, True, False, False, False)
-    """
-    return isinstance(x, QuantTensor)
-
-
-def is_grouped(x: Any) -> TypeGuard["GroupwiseQuantTensor"]:
-    """Whether it has a scale for each group along an axis."""
-    return is_quantized(x) and x.is_grouped
-
-
-def on_integers(x: Any) -> TypeGuard["IntQuantTensor"]:
-    """Whether its grid is integers, without groups."""
-    return is_quantized(x) and not x.is_grouped and x.grid.is_integer
-
-
-def on_minifloats(x: Any) -> TypeGuard["FloatQuantTensor"]:
-    """Whether its grid is minifloats, without groups."""
-    return is_quantized(x) and x._is_minifloat
-
-
-def on_table(x: Any) -> TypeGuard["CodebookQuantTensor"]:
-    """Whether its grid is a table, without groups."""
-    return is_quantized(x) and not x.is_grouped and x.grid.is_table
-
-
-def grouped_integers(x: Any) -> TypeGuard["GroupwiseIntQuantTensor"]:
-    """Whether its grid is integers, in groups."""
-    return is_grouped(x) and x.grid.is_integer
-
-
-def grouped_minifloats(x: Any) -> TypeGuard["GroupwiseFloatQuantTensor"]:
-    """Whether its grid is minifloats, in groups."""
-    return is_grouped(x) and not x.grid.is_integer and not x.grid.is_table

@@ -136,7 +136,9 @@ class Compressor:
             return MatrixGrid(divide(jnp.maximum(-low, high), levels / 2), jnp.zeros_like(low), grid)
         scale = divide(high - low, levels)
         return MatrixGrid(
-            scale, jnp.round(jnp.clip(grid.bounds[0] - divide(low, scale), grid.bounds[0], grid.bounds[1])), grid
+            scale,
+            jnp.round(jnp.clip(grid.bounds[0] - divide(low, scale), grid.bounds[0], grid.bounds[1])),
+            grid,
         )
 
 
