@@ -1,0 +1,58 @@
+"""Questions about a value that may be a quantized tensor: which numbers it is on, and in which layout.
+
+They ask the tensor's grid and layout; types follow for type checkers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+from jqinject.quant_tensor.groupwise_tensors import (
+    GroupwiseFloatQuantTensor,
+    GroupwiseIntQuantTensor,
+    GroupwiseQuantTensor,
+)
+from jqinject.quant_tensor.public_tensors import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor.quantized import QuantTensor
+
+
+def is_quantized(x: Any) -> TypeGuard[QuantTensor]:
+    """Whether it is a quantized tensor of any format; the functions below answer False for anything else.
+
+    Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, None, 4, signed=True, training=False)
+        >>> is_quantized(x), on_integers(x), on_minifloats(x), is_grouped(x), is_quantized(x.value)
+        (True, True, False, False, False)
+    """
+    return isinstance(x, QuantTensor)
+
+
+def is_grouped(x: Any) -> TypeGuard[GroupwiseQuantTensor]:
+    """Whether it has a scale for each group along an axis."""
+    return is_quantized(x) and x.is_grouped
+
+
+def on_integers(x: Any) -> TypeGuard[IntQuantTensor]:
+    """Whether its grid is integers, without groups."""
+    return is_quantized(x) and not x.is_grouped and x.grid.is_integer
+
+
+def on_minifloats(x: Any) -> TypeGuard[FloatQuantTensor]:
+    """Whether its grid is minifloats, without groups."""
+    return is_quantized(x) and x._is_minifloat
+
+
+def on_table(x: Any) -> TypeGuard[CodebookQuantTensor]:
+    """Whether its grid is a table, without groups."""
+    return is_quantized(x) and not x.is_grouped and x.grid.is_table
+
+
+def grouped_integers(x: Any) -> TypeGuard[GroupwiseIntQuantTensor]:
+    """Whether its grid is integers, in groups."""
+    return is_grouped(x) and x.grid.is_integer
+
+
+def grouped_minifloats(x: Any) -> TypeGuard[GroupwiseFloatQuantTensor]:
+    """Whether its grid is minifloats, in groups."""
+    return is_grouped(x) and not x.grid.is_integer and not x.grid.is_table
