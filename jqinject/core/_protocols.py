@@ -39,15 +39,6 @@ import numpy as np
 
 
 @runtime_checkable
-class KeepsPayload(Protocol):
-    """A quantizer that can keep its integers or floats for the contraction that follows."""
-
-    def keeping_payload(self, x: jax.Array, /) -> Any:
-        """Like a call; the result also has the payload."""
-        ...
-
-
-@runtime_checkable
 class PackableResult(Protocol):
     """A result of a `tensor_quant` that knows its kind of QuantTensor."""
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Restrict, Rounding
-from jqinject.core.component import Component, InnerModule, assign, component
+from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import IntRestrictValue
 from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
@@ -114,9 +114,9 @@ class BitWidthParameter(InnerModule):
                 "min_bit_width."
             )
         restrict = self.restrict_bit_width_impl or IntRestrictValue()
-        assign(self, restrict_bit_width_impl=restrict, min_bit_width=least)
+        vars(self).update(restrict_bit_width_impl=restrict, min_bit_width=least)
         offset = restrict.restrict_init_float(float(width)) - self.bit_width_base
-        assign(self, bit_width_offset=QuantParam(float_array(offset)))
+        vars(self).update(bit_width_offset=QuantParam(float_array(offset)))
 
     @property
     def restriction(self) -> Restrict:
@@ -186,7 +186,7 @@ class RemoveBitwidthParameter(InnerModule):
         if check.number(bit_width_to_remove, where, "bit_width_to_remove") < 0:
             raise ValueError(f"{where}: bits to remove must be at least 0, got {bit_width_to_remove}.")
         coeff = 1.0 / (bit_width_to_remove or remove_zero_bit_width)
-        assign(self, bit_width_coeff=QuantParam(float_array(coeff)))
+        vars(self).update(bit_width_coeff=QuantParam(float_array(coeff)))
 
     def __call__(self) -> jax.Array:
         """The number of bits, a float32 scalar."""
@@ -231,7 +231,7 @@ class MsbClampBitWidth(Component):
         where, names = "MsbClampBitWidth", ("min_overall_bit_width", "max_overall_bit_width")
         least, most = (check.bit_width(getattr(self, name), f"{where} ({name})") for name in names)
         check.ordered(least, most, where, names)
-        assign(self, min_overall_bit_width=least, max_overall_bit_width=most)
+        self.min_overall_bit_width, self.max_overall_bit_width = least, most
 
     def __call__(self, input_bit_width: int | jax.Array) -> jax.Array:
         """The bit width, a float32 scalar."""

@@ -30,41 +30,22 @@ from jqinject.core import check
 _Class = TypeVar("_Class", bound=type)
 
 
-def assign(module: nnx.Module | Component, **attributes: Any) -> None:
-    """Set attributes of a module whose `__init__` is running.
+def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
+    """Set attributes of a module under construction that are not None and differ from the class's default.
 
     Args:
-        module: the module; not one already constructed, whose attributes NNX has registered.
+        module: the module, whose class has a default for each attribute.
         attributes: what to set. Names that end in `_impl` are components, so callable.
 
     Raises:
         TypeError: a component is not callable.
     """
-    for name, given in attributes.items():
-        if given is not None and name.endswith("_impl") and not callable(given):
-            raise TypeError(
-                f"{type(module).__name__}: {name} must be a component, got {given!r} of type {type(given).__name__}.\n"
-                f"  cure: declare its class, as in {name} = MyComponent, and its arguments as names of their own"
+    cls = type(module)
+    for name, value in attributes.items():
+        if value is not None and value != getattr(cls, name):
+            vars(module)[name] = (
+                check.component(value, cls.__name__, name) if name.endswith("_impl") else value
             )
-    vars(module).update(attributes)
-
-
-def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
-    """Like `assign`, but only for attributes that are not None and differ from the class's default.
-
-    Args:
-        module: the module, whose class has a default for each attribute.
-        attributes: what to set.
-    """
-    defaults = type(module)
-    assign(
-        module,
-        **{
-            name: attribute
-            for name, attribute in attributes.items()
-            if attribute is not None and attribute != getattr(defaults, name)
-        },
-    )
 
 
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
-from jqinject.core.component import Component, assign, component, set_given
+from jqinject.core.component import Component, component, set_given
 from jqinject.core.memory.memory import Broadcastable, Dynamic, Memory, Number, initial_number, taken
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
@@ -130,7 +130,7 @@ class _MemoryZeroPoint(Memory):
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set how a distance becomes a zero point, and what the base sets."""
         super().begin(arguments, stored)
-        assign(self, int_quant=arguments["int_quant"], quantize=bool(arguments["quantize_zero_point"]))
+        vars(self).update(int_quant=arguments["int_quant"], quantize=bool(arguments["quantize_zero_point"]))
         set_given(self, scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"))
 
     scale_shift_zero_point: ScaleShift | None = None

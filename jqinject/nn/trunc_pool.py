@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 import jax
 from flax import nnx
 
-from jqinject.core.component import assign
 from jqinject.nn.base.override_keywords import (
     TruncAdaptiveAvgPool2dOverrides,
     TruncAvgPool2dOverrides,
@@ -41,7 +40,7 @@ class QuantTruncLayer(QuantLayer[Out]):
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
-        assign(self, return_quant_tensor=return_quant_tensor)
+        vars(self).update(return_quant_tensor=return_quant_tensor)
         hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
 
     @abstractmethod

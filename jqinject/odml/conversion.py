@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import RangeScaling, RescalingIntQuant, scale_and_zero_point
-from jqinject.core.component import HiddenMethod, assign
+from jqinject.core.component import HiddenMethod
 from jqinject.model import Rule
 from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
@@ -126,7 +126,7 @@ class ConvertedSites(nnx.Module):
         same: tuple[tuple[str, str], ...] = (),
     ) -> None:
         ordered = tuple(sorted(markers.items(), key=lambda item: item[0]))
-        assign(self, policy=policy, markers=ordered, same=same)
+        vars(self).update(policy=policy, markers=ordered, same=same)
 
     def adapters_by_path(self) -> dict[tuple[Any, ...], Any]:
         """None: devices have no adapters."""

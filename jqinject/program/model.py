@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core.component import HiddenMethod, InnerModule, assign
+from jqinject.core.component import HiddenMethod, InnerModule
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.finding import HELD, names_of, outputs_of
@@ -69,9 +69,9 @@ class OpQuantizers(InnerModule):
         unstored: tuple[tuple[str, str], ...] = (),
         stacks: Mapping[str, int] | None = None,
     ) -> None:
-        assign(self, policy=policy, held=nnx.Dict(held))
+        vars(self).update(policy=policy, held=nnx.Dict(held))
         if weights:
-            assign(self, weights=nnx.Dict(weights))
+            vars(self).update(weights=nnx.Dict(weights))
         if tied:
             self.tied = tied
         if caches:

@@ -24,7 +24,7 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core._protocols import Factors, scale_dtype, searches
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, InnerModule, assign, set_given, set_view
+from jqinject.core.component import Component, InnerModule, set_given, set_view
 from jqinject.core.memory.policy import (
     DefaultMomentum,
     Kind,
@@ -219,7 +219,7 @@ class Memory(Component):
             held = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
                 held = {"constant": _Array(stored.tobytes(), stored.shape)}
-            assign(self, policy=Policy(kind), **held)
+            vars(self).update(policy=Policy(kind), **held)
             return
         stats = arguments[f"{of}_stats_impl"]
         in_groups = "input_view_impl" in arguments
@@ -234,7 +234,7 @@ class Memory(Component):
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
         tracked = list(arguments.get("tracked_parameter_list", ()))
-        assign(self, stats=stats, view=self.default_view if view is None else view)
+        vars(self).update(stats=stats, view=self.default_view if view is None else view)
         set_given(
             self,
             shape=shape,
@@ -248,7 +248,7 @@ class Memory(Component):
         averaged = AVERAGED.get(kind)
         self.remember(policy, {} if averaged is None else {averaged: self._empty(averaged)})
         if kind in ("filled", "collected"):
-            assign(self, value=QuantParam(float_array(self._empty("value"), shape)))
+            vars(self).update(value=QuantParam(float_array(self._empty("value"), shape)))
         collected = arguments.get("collected_range", arguments.get("collected_zero_point"))
         if collected is not None:
             self.commit(self.domain.to_stored(float_array(collected, shape)))
@@ -260,10 +260,12 @@ class Memory(Component):
             policy: what is remembered.
             numbers: the names of what is averaged, with initial numbers.
         """
-        assign(self, policy=policy)
+        vars(self).update(policy=policy)
         if policy.kind != "now":
             held = {name: float_array(number, self.shape) for name, number in numbers.items()}
-            assign(self, record=QuantStat({"counter": float_array(0.0), **held}), use_running_average=False)
+            vars(self).update(
+                record=QuantStat({"counter": float_array(0.0), **held}), use_running_average=False
+            )
 
     def _affine(self, arguments: dict[str, Any], shape: tuple[int, ...]) -> AffineRescaling | None:
         """The affine map for an initial factor and shift, or None."""

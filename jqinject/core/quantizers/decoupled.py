@@ -234,7 +234,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
             ZeroWeightsWarning: it is so narrow that all of the weight's integers are 0, from which no training starts.
         """
         self.pre_scaling_impl.check_input(input_bit_width, input_is_signed)
-        width = self.pre_scaling_impl.accumulator_bit_width()
+        width = self.pre_scaling_impl.accumulator_bit_width_impl()
         if not (isinstance(width, int) and is_concrete(x, input_bit_width)) or not bool(jnp.any(x)):
             return
         widths = range(width, WIDEST + 1)
@@ -256,7 +256,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     def _has_integers(self, width: int, x: jax.Array, bits: int | jax.Array, signed: bool) -> bool:
         """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
         copy = nnx.clone(self, graph=True)
-        copy.pre_scaling_impl.accumulator_bit_width = BitWidthConst(width)
+        copy.pre_scaling_impl.accumulator_bit_width_impl = BitWidthConst(width)
         return bool(jnp.any(copy._for_input(x, bits, signed).value))
 
     set_view = set_view

@@ -15,7 +15,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
-from jqinject.core.component import assign, component
+from jqinject.core.component import component
 from jqinject.core.memory.memory import Broadcastable, Dynamic, initial_number, taken
 from jqinject.core.scaling.rule import FloatRestrictValue, MemoryScaling
 from jqinject.ops.groups import block_of
@@ -172,6 +172,6 @@ class RuntimeDynamicGroupStatsScaling(MemoryScaling, Dynamic):
 
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set the groups, and what the base sets."""
-        size = block_of(arguments["group_size"], type(self).__name__)[0]
-        assign(self, group_size=size, group_dim=arguments["group_dim"])
+        self.group_size = block_of(arguments["group_size"], type(self).__name__)[0]
+        self.group_dim = arguments["group_dim"]
         super().begin(arguments, stored)

@@ -19,8 +19,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_format
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import Component, assign, component
+from jqinject.core.component import Component, component
 from jqinject.core.memory.memory import Dynamic, taken
 from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.statistics.search import Task
@@ -58,7 +57,7 @@ def midmax_mantissa_bias(
     return 0.0 if excess == 0 or excess + 1 == 2**mantissa_bit_width else math.log2(excess + 1)
 
 
-@checked_arguments
+@component
 class RoundMidMaxSte(Component):
     """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only if necessary.
 
@@ -77,17 +76,18 @@ class RoundMidMaxSte(Component):
     """
 
     mantissa_bit_width_impl: BitWidth
-    bias: float
+    midmax_mantissa_bit_bias: float = 0.0
 
-    def __init__(self, mantissa_bit_width_impl: BitWidth, midmax_mantissa_bit_bias: float = 0.0) -> None:
-        assign(self, mantissa_bit_width_impl=mantissa_bit_width_impl, bias=float(midmax_mantissa_bit_bias))
+    def __post_init__(self) -> None:
+        check.fields(self, midmax_mantissa_bit_bias=check.number)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x` rounded, of its shape."""
         width: Any = self.mantissa_bit_width_impl()
+        bias = float(self.midmax_mantissa_bit_bias)
         if isinstance(width, int):
-            return ceil_ste(x - math.log2(2.0 - 2.0 ** (self.bias - width - 1)))
-        return ceil_ste(x - log2(2.0 - exp2(self.bias - jnp.asarray(width, jnp.float32) - 1)))
+            return ceil_ste(x - math.log2(2.0 - 2.0 ** (bias - width - 1)))
+        return ceil_ste(x - log2(2.0 - exp2(bias - jnp.asarray(width, jnp.float32) - 1)))
 
 
 _SMALLEST_NORMAL = 2.0**-126
@@ -132,7 +132,6 @@ class CeilExponent:
         return ceil_exponent(amax, largest)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class EvenExponent:
     """`floor(log2 amax') - emax`, `amax'` rounded to the format's mantissa.
@@ -144,6 +143,9 @@ class EvenExponent:
     mantissa_bit_width: int
     least_divisor = _SMALLEST_NORMAL
     divisor_of_nan = float("inf")
+
+    def __post_init__(self) -> None:
+        check.fields(self, mantissa_bit_width=check.integer)
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -192,7 +194,7 @@ class SharedExponentScaling(Dynamic):
     def __post_init__(self) -> None:
         arguments = taken(self)
         self.begin(arguments)
-        assign(self, exponent_impl=arguments["exponent_impl"])
+        self.exponent_impl = arguments["exponent_impl"]
 
     @property
     def scale_dtype(self) -> np.dtype:
@@ -217,6 +219,7 @@ class SharedExponentScaling(Dynamic):
         return jnp.where(jnp.isnan(scale), rule.divisor_of_nan, known)
 
 
+@component
 class QuantRestrictValue(Component):
     """Values quantized by another quantizer, such as 8-bit float group scales.
 
@@ -240,24 +243,16 @@ class QuantRestrictValue(Component):
         Array([6. , 0.5], dtype=float32)
     """
 
-    quantizer: TensorQuant
+    restrict_value_float_to_int_impl: TensorQuant
     scale_dequantized_shape: tuple[int, ...] | None = None
 
-    def __init__(
-        self,
-        restrict_value_float_to_int_impl: TensorQuant,
-        scale_dequantized_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        assign(self, quantizer=restrict_value_float_to_int_impl)
-        if scale_dequantized_shape is not None:
-            name = "scale_dequantized_shape"
-            shape = check.shape(scale_dequantized_shape, type(self).__name__, name)
-            assign(self, scale_dequantized_shape=shape)
+    def __post_init__(self) -> None:
+        check.fields(self, scale_dequantized_shape=check.optional(check.shape))
 
     @property
     def scale_dtype(self) -> np.dtype | None:
         """The dtype of the quantizer's minifloats if they have 8 bits."""
-        form = number_format(self.quantizer)
+        form = number_format(self.restrict_value_float_to_int_impl)
         return form.dtype if form.dtype in FLOAT8_DTYPES else None
 
     def restrict_init_float(self, x: float) -> float:
@@ -270,7 +265,7 @@ class QuantRestrictValue(Component):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x` quantized, never 0."""
-        result: Any = self.quantizer(x)
+        result: Any = self.restrict_value_float_to_int_impl(x)
         value, scale, *_ = result
         grid = getattr(result, "grid", None)
         step = _least_step(grid) if isinstance(grid, FloatGrid) else 1.0

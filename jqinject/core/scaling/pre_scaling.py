@@ -10,7 +10,7 @@ Zero points that are added before rounding and not subtracted after.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import jax
@@ -19,8 +19,7 @@ from flax import nnx
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
-from jqinject.core.checked_arguments import checked_arguments
-from jqinject.core.component import InnerModule
+from jqinject.core.component import InnerModule, component
 from jqinject.core.scaling.rule import clamp_scale
 from jqinject.core.state import QuantParam
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
@@ -36,18 +35,11 @@ from jqinject.ops.sharding import names_of
 from jqinject.quant_tensor import is_concrete
 
 
-@dataclass(frozen=True)
-class NormSettings:
-    """The static part: the shape of the norms, and the minimum of the learned one."""
-
-    shape: tuple[int, ...]
-    min_val: float | None
-
-
 class NormParameter(InnerModule):
     """Abstract: holds the learned norm g, the parameter `value`, and measures weights.
 
-    g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64.
+    g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64. A subclass is a dataclass of its
+    constructor's arguments.
 
     Args:
         scaling_impl: the scale after rounding.
@@ -62,42 +54,34 @@ class NormParameter(InnerModule):
         ValueError: for no weight or several, or a wrong `pre_scaling_shape`.
     """
 
-    restrict_impl: Restrict | None = None
+    scaling_impl: Scaling
+    normalize_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View
+    pre_scaling_shape: tuple[int, ...] | None
+    restrict_pre_scaling_impl: Restrict | None
+    pre_scaling_min_val: float | None
+    value: QuantParam
 
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        normalize_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View,
-        tracked_parameter_list: Iterable[Any],
-        pre_scaling_shape: tuple[int, ...] | None = None,
-        restrict_pre_scaling_impl: Restrict | None = None,
-        pre_scaling_min_val: float | None = None,
-    ) -> None:
-        where = type(self).__name__
-        weight = _only(list(tracked_parameter_list), where)
-        shape = check.shape(pre_scaling_shape or (), where, "pre_scaling_shape")
-        self.settings = NormSettings(shape, check.minimum(pre_scaling_min_val, where, "pre_scaling_min_val"))
-        self.scaling_impl = scaling_impl
-        self.stats = normalize_stats_impl
-        self.view = scaling_stats_input_view_shape_impl
-        if restrict_pre_scaling_impl is not None:
-            self.restrict_impl = restrict_pre_scaling_impl
+    def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
+        kinds = {"pre_scaling_shape": check.integers, "pre_scaling_min_val": check.number}
+        check.fields(self, **{name: check.optional(kind) for name, kind in kinds.items()})
+        check.fields(self, pre_scaling_shape=check.optional(check.shape), pre_scaling_min_val=check.minimum)
+        weight = _only(list(tracked_parameter_list), type(self).__name__)
         norm = clamp_scale(self.norm(weight.astype(jnp.float32)), None)
-        init = norm if self.restrict_impl is None else self.restrict_impl.restrict_init_tensor(norm)
-        self.value = QuantParam(init)
+        restrict = self.restrict_pre_scaling_impl
+        self.value = QuantParam(norm if restrict is None else restrict.restrict_init_tensor(norm))
 
     def norm(self, weights: jax.Array) -> jax.Array:
         """The norm of weights, of `pre_scaling_shape`."""
-        stat = statistic_of(self.stats, self.view, weights)
-        where = type(self).__name__
-        return check.statistic_shape(stat, self.settings.shape, where, "pre_scaling_shape")
+        stat = statistic_of(self.normalize_stats_impl, self.scaling_stats_input_view_shape_impl, weights)
+        shape, where = self.pre_scaling_shape or (), type(self).__name__
+        return check.statistic_shape(stat, shape, where, "pre_scaling_shape")
 
     def learned_norm(self) -> jax.Array:
         """g."""
         value = self.value.get_value()
-        g = value if self.restrict_impl is None else self.restrict_impl(value)
-        return clamp_scale(g, self.settings.min_val)
+        g = value if self.restrict_pre_scaling_impl is None else self.restrict_pre_scaling_impl(value)
+        return clamp_scale(g, self.pre_scaling_min_val)
 
 
 def _only(tracked: list[Any], where: str) -> jax.Array:
@@ -111,7 +95,7 @@ def _only(tracked: list[Any], where: str) -> jax.Array:
     return only.get_value() if isinstance(only, nnx.Variable) else jnp.asarray(only)
 
 
-@checked_arguments
+@component
 @final
 class ParameterPreScalingWeightNorm(NormParameter):
     """Normalizes a weight: `pre_scale = s * norm(w) / g`, so that `w / pre_scale = (g / s) * w / norm(w)`.
@@ -133,6 +117,15 @@ class ParameterPreScalingWeightNorm(NormParameter):
         (5.0, 0.5, 1.0)
     """
 
+    scaling_impl: Scaling
+    normalize_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View
+    tracked_parameter_list: InitVar[Iterable[Any]]
+    pre_scaling_shape: tuple[int, ...] | None = None
+    restrict_pre_scaling_impl: Restrict | None = None
+    pre_scaling_min_val: float | None = None
+    value: QuantParam = field(init=False)
+
     def __call__(self, weights: jax.Array) -> jax.Array:
         """The scale before rounding, float32."""
         scaled = self.scaling_impl(weights) * self.norm(weights)
@@ -143,7 +136,7 @@ class ParameterPreScalingWeightNorm(NormParameter):
 class InputAwarePreScaling(Protocol):
     """`pre_scaling_impl` of a quantizer that depends on the bits and the sign of the layer's input."""
 
-    accumulator_bit_width: BitWidth
+    accumulator_bit_width_impl: BitWidth
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Raise ValueError for an input too wide for the accumulator."""
@@ -171,29 +164,16 @@ class _AccumulatorAware(NormParameter):
     """
 
     zero_centered: ClassVar[bool]
-    accumulator_bit_width: BitWidth
+    accumulator_bit_width_impl: BitWidth
 
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        normalize_stats_impl: Stat,
-        accumulator_bit_width_impl: BitWidth,
-        scaling_stats_input_view_shape_impl: View,
-        tracked_parameter_list: Iterable[Any],
-        pre_scaling_shape: tuple[int, ...] | None = None,
-        restrict_pre_scaling_impl: Restrict | None = None,
-        pre_scaling_min_val: float | None = None,
-    ) -> None:
-        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, type(self).__name__)
-        super().__init__(
-            scaling_impl,
-            normalize_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            tracked_parameter_list,
-            pre_scaling_shape,
-            restrict_pre_scaling_impl,
-            pre_scaling_min_val,
-        )
+    def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
+        bits = _known(self.accumulator_bit_width_impl())
+        if bits is not None and bits < 2:
+            raise ValueError(
+                f"{type(self).__name__}: a signed accumulator of {bits} bit holds no sum.\n"
+                "  cure: accumulator_bit_width = 16, or any from 2 to 32"
+            )
+        super().__post_init__(tracked_parameter_list)
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse an input too wide for the accumulator.
@@ -201,7 +181,7 @@ class _AccumulatorAware(NormParameter):
         Raises:
             ValueError: only zero weights would fit.
         """
-        width, where = self.accumulator_bit_width(), type(self).__name__
+        width, where = self.accumulator_bit_width_impl(), type(self).__name__
         _check_room(width, input_bit_width, input_is_signed, self.zero_centered, where)
 
     def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
@@ -209,18 +189,18 @@ class _AccumulatorAware(NormParameter):
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
-        width, centered = self.accumulator_bit_width(), self.zero_centered
+        width, centered = self.accumulator_bit_width_impl(), self.zero_centered
         budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
-        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=centered)
+        return within_budget(q, budget, _summed_axes(q, self.pre_scaling_shape or ()), zero_centered=centered)
 
     def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
         """`norm(w) / min(g / s, bound)`."""
         steps = divide(self.learned_norm(), self.scaling_impl(weights))
         limited = jnp.where(steps > bound, bound, steps)
-        return clamp_scale(divide(self.norm(weights), limited), self.settings.min_val)
+        return clamp_scale(divide(self.norm(weights), limited), self.pre_scaling_min_val)
 
 
-@checked_arguments
+@component
 @final
 class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
     """Weight normalization with a norm bounded to prevent accumulator overflow (A2Q).
@@ -256,6 +236,15 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
     """
 
     zero_centered = False
+    scaling_impl: Scaling
+    normalize_stats_impl: Stat
+    accumulator_bit_width_impl: BitWidth
+    scaling_stats_input_view_shape_impl: View
+    tracked_parameter_list: InitVar[Iterable[Any]]
+    pre_scaling_shape: tuple[int, ...] | None = None
+    restrict_pre_scaling_impl: Restrict | None = None
+    pre_scaling_min_val: float | None = None
+    value: QuantParam = field(init=False)
 
     def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
@@ -264,11 +253,13 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
             ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
-        bound = get_upper_bound_on_l1_norm(self.accumulator_bit_width(), input_bit_width, input_is_signed)
+        bound = get_upper_bound_on_l1_norm(
+            self.accumulator_bit_width_impl(), input_bit_width, input_is_signed
+        )
         return self._limited(weights, bound)
 
 
-@checked_arguments
+@component
 @final
 class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
     """Like `AccumulatorAwareParameterPreScaling`, for weights that are first centered on 0 (A2Q+).
@@ -299,36 +290,25 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
     """
 
     zero_centered = True
+    scaling_impl: Scaling
+    pre_zero_point_impl: ZeroCenter
+    normalize_stats_impl: Stat
+    accumulator_bit_width_impl: BitWidth
+    scaling_stats_input_view_shape_impl: View
+    tracked_parameter_list: InitVar[Iterable[Any]]
+    pre_scaling_shape: tuple[int, ...] | None = None
+    restrict_pre_scaling_impl: Restrict | None = None
+    pre_scaling_min_val: float | None = None
+    value: QuantParam = field(init=False)
 
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        pre_zero_point_impl: ZeroCenter,
-        normalize_stats_impl: Stat,
-        accumulator_bit_width_impl: BitWidth,
-        scaling_stats_input_view_shape_impl: View,
-        tracked_parameter_list: Iterable[Any],
-        pre_scaling_shape: tuple[int, ...] | None = None,
-        restrict_pre_scaling_impl: Restrict | None = None,
-        pre_scaling_min_val: float | None = None,
-    ) -> None:
-        where = type(self).__name__
-        if not isinstance(pre_zero_point_impl, ZeroCenter):
+    def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
+        if not isinstance(self.pre_zero_point_impl, ZeroCenter):
             raise TypeError(
-                f"{where} needs weights that are centered on 0, got {type(pre_zero_point_impl).__name__} as "
-                "pre_zero_point_impl.\n  cure: pre_zero_point_impl = PreZeroCenterZeroPoint"
+                f"{type(self).__name__} needs weights that are centered on 0, got "
+                f"{type(self.pre_zero_point_impl).__name__} as pre_zero_point_impl.\n"
+                "  cure: pre_zero_point_impl = PreZeroCenterZeroPoint"
             )
-        self.pre_zero_point = pre_zero_point_impl
-        super().__init__(
-            scaling_impl,
-            normalize_stats_impl,
-            accumulator_bit_width_impl,
-            scaling_stats_input_view_shape_impl,
-            tracked_parameter_list,
-            pre_scaling_shape,
-            restrict_pre_scaling_impl,
-            pre_scaling_min_val,
-        )
+        super().__post_init__(tracked_parameter_list)
 
     def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
@@ -337,22 +317,11 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
             ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
-        bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
-        pre_scale = self._limited(weights + self.pre_zero_point.get_zero_center(weights), bound)
+        bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width_impl(), input_bit_width)
+        pre_scale = self._limited(weights + self.pre_zero_point_impl.get_zero_center(weights), bound)
         # Constant weights leave only the rounding error of their mean, which cannot be divided into steps.
         least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
         return jnp.where(pre_scale < least, least, pre_scale)
-
-
-def checked_accumulator(accumulator: BitWidth, where: str) -> BitWidth:
-    """An accumulator's bit width, refused if it holds no sum."""
-    bits = _known(accumulator())
-    if bits is not None and bits < 2:
-        raise ValueError(
-            f"{where}: a signed accumulator of {bits} bit holds no sum.\n  cure: accumulator_bit_width = 16, or any "
-            "from 2 to 32"
-        )
-    return accumulator
 
 
 def _check_room(width: Any, bits: Any, signed: bool, zero_centered: bool, where: str) -> None:
@@ -382,7 +351,6 @@ def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(axis for axis, size in enumerate(full) if size == 1)
 
 
-@checked_arguments
 @dataclass(frozen=True)
 class PreZeroCenterZeroPoint:
     """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
@@ -406,6 +374,14 @@ class PreZeroCenterZeroPoint:
     pre_zero_point_stats_input_view_shape_impl: View
     pre_zero_point_shape: tuple[int, ...] | None = None
     axis_name: Any = None
+
+    def __post_init__(self) -> None:
+        check.fields(
+            self,
+            stats_reduce_dim=check.optional(check.integer),
+            pre_zero_point_stats_input_view_shape_impl=check.component,
+            pre_zero_point_shape=check.optional(check.integers),
+        )
 
     def get_zero_center(self, x: jax.Array) -> jax.Array:
         """The shift that centers `x`: minus the means, float32."""

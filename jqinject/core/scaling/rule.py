@@ -39,7 +39,7 @@ from jqinject.core._protocols import (
     never_negative,
     scale_dtype,
 )
-from jqinject.core.component import Component, assign, component, set_given
+from jqinject.core.component import Component, component, set_given
 from jqinject.core.memory.memory import Memory, Number, taken
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.search import Task
@@ -439,7 +439,7 @@ class MemoryScaling(Memory):
         """Set the rule, and what the base sets."""
         stats, where = arguments.get("scaling_stats_impl"), type(self).__name__
         rule = ScaleRule(*(arguments.get(name) for name in RESTRICTIONS), of=stats, where=where)
-        assign(self, rule=rule)
+        self.rule = rule
         super().begin(arguments, stored)
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:

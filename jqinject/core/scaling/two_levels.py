@@ -26,7 +26,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Stat, View
-from jqinject.core.component import Component, assign, component
+from jqinject.core.component import Component, component
 from jqinject.core.memory.memory import Dynamic, taken
 from jqinject.core.views import GroupingView
 from jqinject.ops.groups import block_of, elements_axis
@@ -320,11 +320,9 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
     def __post_init__(self) -> None:
         arguments = taken(self)
         self.begin(arguments)
-        assign(
-            self,
-            group_size=block_of(arguments["group_size"], type(self).__name__)[0],
-            **{name: arguments[name] for name in ("group_dim", "block_scale_impl", "shared_per_row")},
-        )
+        self.group_size = block_of(arguments["group_size"], type(self).__name__)[0]
+        for name in ("group_dim", "block_scale_impl", "shared_per_row"):
+            setattr(self, name, arguments[name])
 
     @property
     def scale_dtype(self) -> np.dtype | None:

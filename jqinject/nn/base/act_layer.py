@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jqinject.core.component import assign
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD, INPUT, hold_proxies
 from jqinject.quant_tensor import as_array
@@ -41,7 +40,7 @@ class QuantActLayer(QuantLayer[Out]):
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"
                 "  cure: give it act_quant=..."
             )
-        assign(self, return_quant_tensor=return_quant_tensor)
+        vars(self).update(return_quant_tensor=return_quant_tensor)
         hold_proxies(self, arguments, overrides, rngs, offered=offered)
 
     @abstractmethod
