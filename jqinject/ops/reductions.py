@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -35,14 +36,8 @@ Tensors = jax.Array | tuple[jax.Array, ...]
 """A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
 
 
-def each(function: Callable[..., Any], x: Tensors, *others: Any) -> Any:
-    """A function applied to each of some tensors.
-
-    Example:
-        >>> each(jnp.abs, (jnp.float32(-1), jnp.float32(2)))
-        (Array(1., dtype=float32), Array(2., dtype=float32))
-    """
-    return jax.tree.map(function, x, *others)
+each: Callable[..., Any] = jax.tree.map
+"""`each(function, x, *others)`: a function applied to each of some tensors."""
 
 
 def parts_of(x: Tensors) -> tuple[jax.Array, ...]:
@@ -82,9 +77,9 @@ class Over(NamedTuple):
 
     def count(self, x: Tensors) -> int:
         """The number of elements in one statistic."""
-        if self.axes is None and not (self.names or isinstance(x, tuple)):
-            return x.size
-        return sum(map(self._here, parts_of(x))) * places_over(self.names)
+        if not (self.names or isinstance(x, tuple)):
+            return _elements(self.axes, x.shape)
+        return sum(self._here(x)) * places_over(self.names)
 
     def max(self, x: Tensors) -> jax.Array:
         """The largest element."""
@@ -121,10 +116,9 @@ class Over(NamedTuple):
     def positions(self, x: Tensors) -> Any:
         """The number of each element, counted along the axes in their order; int32, one array for each tensor."""
         parts = parts_of(x)
-        before = [sum(map(self._here, parts[:place])) for place in range(len(parts))]
+        before = [0, *accumulate(self._here(x))]
         found = tuple(
-            self._numbered(part, start, sum(map(self._here, parts)))
-            for part, start in zip(parts, before, strict=True)
+            self._numbered(part, start, before[-1]) for part, start in zip(parts, before, strict=False)
         )
         return found if isinstance(x, tuple) else found[0]
 
@@ -134,10 +128,8 @@ class Over(NamedTuple):
             return None
         return reduction(x, axis=self.axes, keepdims=self.axes is not None)
 
-    def _here(self, x: jax.Array) -> int:
-        if isinstance(self.axes, Cut):
-            return self.axes.count(x.shape)
-        return math.prod(x.shape[axis] for axis in self.of(x.ndim))
+    def _here(self, x: Tensors) -> list[int]:
+        return [_elements(self.axes, part.shape) for part in parts_of(x)]
 
     def _with_zeros(self, extreme: Any, found: jax.Array) -> jax.Array:
         """An extreme with the zeros that fill up groups; positions, which are integers, leave them out."""
@@ -164,6 +156,14 @@ class Over(NamedTuple):
         if self.names:
             found = found + place_over(self.names) * count
         return sharded_as(found, x)
+
+
+@lru_cache(maxsize=1024)
+def _elements(axes: Axes, shape: tuple[int, ...]) -> int:
+    """The number of elements that a tensor of this shape has in one statistic."""
+    if isinstance(axes, Cut):
+        return axes.count(shape)
+    return math.prod(shape[axis] for axis in Over(axes).of(len(shape)))
 
 
 @jax.custom_jvp

@@ -15,7 +15,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
-from functools import partial
+from functools import cache, partial
+from types import NoneType
 from typing import Any
 
 import jax
@@ -207,6 +208,12 @@ def start_delay(quantizer: Any, quant_delay_steps: int | None) -> None:
         quantizer.delay = DelayWrapper(steps)
 
 
+@cache
+def _is_none(finder: type) -> bool:
+    """Whether what finds a zero point, by its class, finds none."""
+    return finder is NoneType or class_fact(finder, "has_zero_point") is False
+
+
 def _checked_steps(steps: int | None, where: str) -> int | None:
     kind = check.optional(check.between(0, MOST_STEPS, check.integer))
     return kind(steps, where, "quant_delay_steps")
@@ -227,7 +234,8 @@ class Quantizer(Component):
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
-        finder = self.scaling_impl if self._by_range else self._zero_point_impl
+        by_range = getattr(self.scaling_impl, "by_range", False)
+        finder = self.scaling_impl if by_range else getattr(self, "zero_point_impl", None)
         return finder is not None and getattr(finder, "has_zero_point", True)
 
     @property
@@ -289,16 +297,6 @@ class Quantizer(Component):
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise NotImplementedError
 
-    @property
-    def _zero_point_impl(self) -> Any:
-        """The component that finds the zero point; None without one."""
-        return vars(self).get("zero_point_impl")
-
-    @property
-    def _by_range(self) -> bool:
-        """Whether the gradient goes through the ends of the range that scale and zero point come from."""
-        return getattr(self.scaling_impl, "by_range", False)
-
     def _measured(self, x: jax.Array, keep: bool) -> Quantized:
         if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
             x = check.float_input(x, type(self).__name__)
@@ -307,21 +305,25 @@ class Quantizer(Component):
 
     def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, ClippingRange | None]:
         """Scale, zero point, and the range whose ends get the gradient."""
-        scaling, threshold = self.scaling_impl, self._threshold(grid)
-        if self._by_range:
+        scaling: Any = self.scaling_impl
+        threshold = self._threshold(grid)
+        if getattr(scaling, "by_range", False):
             bits = grid.bit_width if grid.is_integer else None
-            ranged: Any = scaling
-            scale, zero_point, ends = ranged.measure(x, threshold, bits)
-            return scale, zero_point, ends if ranged.clip_gradient else None
-        scale = scale_of(scaling, x, threshold, Search(self))
+            scale, zero_point, ends = scaling.measure(x, threshold, bits)
+            return scale, zero_point, ends if scaling.clip_gradient else None
+        searched = getattr(scaling, "searches", False)
+        scale = scaling(x, threshold, Search(self)) if searched else scaling(x, threshold)
+        finder: Any = getattr(self, "zero_point_impl", None)
+        if _is_none(type(finder)):
+            return scale, None, None
         tried = scale
-        if x.size and searches(self._zero_point_impl) and isinstance(scaling, Settles):
+        if x.size and searches(finder) and isinstance(scaling, Settles):
             tried = scaling.settle(scale, threshold)
-        return scale, self._zero_point(x, scale, grid, Search(self, tried)), None
+        return scale, zero_point_of(finder, x, scale, grid.bit_width, Search(self, tried)), None
 
     def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Any, task: Any) -> jax.Array | None:
-        finder = self._zero_point_impl
-        if finder is None or class_fact(type(finder), "has_zero_point") is False:
+        finder: Any = getattr(self, "zero_point_impl", None)
+        if _is_none(type(finder)):
             return None
         return zero_point_of(finder, x, scale, grid.bit_width, task)
 

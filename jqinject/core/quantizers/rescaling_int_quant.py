@@ -40,16 +40,6 @@ def _constant(component: Any, *arguments: Any) -> Any:
     return component(*arguments)
 
 
-def _number(component: Any, *arguments: Any) -> Any:
-    """The number that a component gives, looked up if it is constant."""
-    constant = class_fact(type(component), "is_constant") and all(isinstance(a, int) for a in arguments)
-    return (_constant if constant else _called)(component, *arguments)
-
-
-def _called(component: Any, *arguments: Any) -> Any:
-    return component(*arguments)
-
-
 @lru_cache(maxsize=1024)
 def _int_grid(int_quant: IntQuantizer, bit_width: int) -> IntGrid:
     """The grid of a stateless `int_quant`; one of a user's own says its range alone."""
@@ -69,6 +59,11 @@ def int_grid(int_quant: IntQuantizer, bit_width: Any) -> IntGrid:
     return IntGrid(bit_width, _int_grid(int_quant, 8).signed, getattr(int_quant, "narrow_range", False))
 
 
+@lru_cache(maxsize=1024)
+def _constant_grid(int_quant: IntQuantizer, bit_width: BitWidth) -> IntGrid:
+    return int_grid(int_quant, bit_width())
+
+
 class _RoundedByIntQuant(Quantizer):
     """Abstract: a quantizer whose `int_quant` rounds, to as many bits as its `bit_width_impl` says."""
 
@@ -86,7 +81,9 @@ class _RoundedByIntQuant(Quantizer):
         return is_nearest(self.int_quant)
 
     def _grid(self) -> IntGrid:
-        return int_grid(self.int_quant, _number(self.bit_width_impl))
+        bits = self.bit_width_impl
+        constant = class_fact(type(bits), "is_constant")
+        return _constant_grid(self.int_quant, bits) if constant else int_grid(self.int_quant, bits())
 
     def _round(
         self,
@@ -97,10 +94,43 @@ class _RoundedByIntQuant(Quantizer):
         grid: IntGrid,
         keep: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        if isinstance(self.int_quant, IntQuant):
-            return self.int_quant.rounded(x, scale, zero_point, grid.bit_width, keep)
+        rounds = self.int_quant
+        if isinstance(rounds, IntQuant):
+            if getattr(getattr(self, "scaling_impl", None), "by_range", False):
+                return self._through_ends(rounds, x, scale, zero_point, ends, grid, keep)
+            return rounds.rounded(x, scale, zero_point, grid.bit_width, keep)
         zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
-        return self.int_quant(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
+        return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
+
+    def _through_ends(
+        self,
+        rounds: IntQuant,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: Any,
+        keep: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """`_round` with the gradient through the ends of a range."""
+        rounding, scaling = rounds.float_to_int_impl, cast(RangeScaling, self.scaling_impl)
+        low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
+        if ends is not None and grid.narrow_range and zero_point is None:
+            ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
+        function = class_fact(type(rounding), "elementwise")
+        how = Steps(
+            function or rounding,
+            by_reciprocal=zero_point is None,
+            repeated=cut_of(self.input_view_impl, x) is not None,
+            payload=rounds.payload_dtype(grid.bit_width) if keep else None,
+        )
+        compute = partial(how.quantized, low=low, high=high)
+        to_range, pure = not scaling.scale_stop_grad, function is not None
+        y = through_ends(
+            compute, x.astype(jnp.float32), ends, scale, zero_point, to_range=to_range, pure=pure
+        )
+        value, payload = (y, None) if how.payload is None else y
+        return rounds.finish(value, scale, x), payload
 
 
 @component
@@ -145,41 +175,13 @@ class RescalingIntQuant(_RoundedByIntQuant):
     bit_width_impl: BitWidth
 
     def __post_init__(self) -> None:
-        if self._by_range:
+        if getattr(self.scaling_impl, "by_range", False):
             self._threshold(self._grid())  # refuses bits that no range has
 
     def _threshold(self, grid: IntGrid) -> Any:
-        return _number(self.int_scaling_impl, grid.bit_width)
-
-    def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        ends: ClippingRange | None,
-        grid: Any,
-        keep: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        if not (self._by_range and isinstance(self.int_quant, IntQuant)):
-            return super()._round(x, scale, zero_point, ends, grid, keep)
-        rounding, scaling = self.int_quant.float_to_int_impl, cast(RangeScaling, self.scaling_impl)
-        low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
-        if ends is not None and grid.narrow_range and zero_point is None:
-            ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
-        function = class_fact(type(rounding), "elementwise")
-        how = Steps(
-            function or rounding,
-            by_reciprocal=zero_point is None,
-            repeated=cut_of(self.input_view_impl, x) is not None,
-            payload=self.int_quant.payload_dtype(grid.bit_width) if keep else None,
-        )
-        compute = partial(how.quantized, low=low, high=high)
-        to_range, pure = not scaling.scale_stop_grad, function is not None
-        y = through_ends(
-            compute, x.astype(jnp.float32), ends, scale, zero_point, to_range=to_range, pure=pure
-        )
-        value, payload = (y, None) if how.payload is None else y
-        return self.int_quant.finish(value, scale, x), payload
+        steps, bits = self.int_scaling_impl, grid.bit_width
+        constant = isinstance(bits, int) and class_fact(type(steps), "is_constant")
+        return _constant(steps, bits) if constant else steps(bits)
 
     @property
     def grid(self) -> IntGrid | None:

@@ -388,7 +388,11 @@ class ScaleRule(Component):
             threshold: the number of integer steps; None means 1.
         """
         stat, stored, collecting = number
-        after, steps = self.restrict_scale_threshold_impl, self._steps(threshold)
+        after, steps = self.restrict_scale_threshold_impl, threshold
+        if threshold is not None and not (
+            self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
+        ):
+            steps = self._steps(threshold)
         if collecting is not None:
             if not (self.stores_statistic and self.keeps_threshold and after is None):
                 clamped = self.clamped(stat)
@@ -406,12 +410,8 @@ class ScaleRule(Component):
             scale = value if steps is None else divide(value, steps)
         return scale if after is None else after(scale)
 
-    def _steps(self, threshold: Any) -> float | jax.Array | None:
+    def _steps(self, threshold: Any) -> jax.Array:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
-        if threshold is None or (
-            self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
-        ):
-            return threshold
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
 

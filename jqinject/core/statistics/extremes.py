@@ -10,6 +10,7 @@ import math
 import operator
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import jax
@@ -70,14 +71,14 @@ class Ranked(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""
-        ranked, ranks = self._ranked(x), self.ranks(self.over.count(x))
-        return tuple(ops.kth_smallest(ranked, rank, self.over) for rank in ranks)
+        ranked = each(jnp.abs, x) if self.of_magnitude else x
+        return tuple(map(partial(ops.kth_smallest, ranked, over=self.over), _ranks(self, self.over.count(x))))
 
     def locate(self, x: Tensors, measured: Any) -> Any:
         """Where they are, or how many share the gradient."""
         ranked = self._ranked(x)
         if self._rule == "first":
-            ends = zip(measured, self.ranks(self.over.count(x)), strict=True)
+            ends = zip(measured, _ranks(self, self.over.count(x)), strict=True)
             return tuple(_place(ranked, end, rank, self.over) for end, rank in ends)
         return tuple(
             ops.ties(hits, self.over, end == 0 if self._rule == "near" else None)
@@ -115,6 +116,11 @@ class Ranked(Reduction):
             return [each(lambda x, end=end: x == end, ranked) for end in measured]
         ends = zip((operator.ge, operator.le), measured, strict=False)
         return [each(lambda x, by=by, end=end: by(x, end * ops.ALMOST), ranked) for by, end in ends]
+
+
+@lru_cache(maxsize=1024)
+def _ranks(stat: Ranked, count: int) -> tuple[int, ...]:
+    return stat.ranks(count)
 
 
 class _LargestMagnitude(Ranked):

@@ -157,12 +157,12 @@ class Reduction(TwoPhaseStat):
 
     def statistic(self, measured: Any) -> jax.Array:
         """What was measured, if that is one array."""
-        (reduced,) = jax.tree.leaves(measured)
-        return self.finished(reduced)
+        return self.finished(*jax.tree.leaves(measured))
 
     def finished(self, reduced: jax.Array) -> jax.Array:
         """See `TwoPhaseStat`; times the factor."""
-        return super().finished(reduced if self.factor == 1 else self.factor * reduced)
+        scaled = reduced if self.factor == 1 else self.factor * reduced
+        return finish(scaled, self.stats_reduce_dim, self.keepdim)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
