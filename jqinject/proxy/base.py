@@ -484,7 +484,7 @@ class QuantProxyFromInjector(InnerModule):
 
     def exponent_bias(self, force_eval: bool = True) -> Any:
         """What is subtracted from the exponent field of a minifloat."""
-        return self._of_minifloat("bias")
+        return self._of_minifloat("exponent_bias")
 
     def is_saturating(self, force_eval: bool = True) -> Any:
         """Whether what is too large becomes the largest minifloat."""

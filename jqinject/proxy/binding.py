@@ -235,7 +235,8 @@ class QuantMetadata:
         """
         groups = groups_of(quantizer)
         if groups is None and binding.declares("group_size") and not is_ours(type(quantizer)):
-            groups = (_resolved(binding, "group_size", layers), _resolved(binding, "group_dim", layers))
+            size = _resolved(binding, "group_size", layers)
+            groups = None if size is None else (size, _resolved(binding, "group_dim", layers))
         if quantizer is not None and self.signed is None:
             raise ValueError(
                 f"{binding.base.__name__} does not say whether its integers have a sign.\n"

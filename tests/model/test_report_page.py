@@ -241,8 +241,8 @@ def test_placeholders_are_no_numbers():
         return kept, found.html()
 
     names = {
-        "averaging_impl.sum_of_max",
-        "averaging_impl.sum_of_min",
+        "scaling_impl.averaging_impl.sum_of_max",
+        "scaling_impl.averaging_impl.sum_of_min",
         "scaling_impl.buffer",
         "scaling_impl.value",
     }
@@ -255,7 +255,7 @@ def test_placeholders_are_no_numbers():
     assert kept["scaling_impl.buffer"] == pytest.approx(
         [float(relu.act_quant.tensor_quant.scaling_impl.buffer[...])]
     )
-    assert kept["averaging_impl.sum_of_max"] == pytest.approx([float(X.max())])
+    assert kept["scaling_impl.averaging_impl.sum_of_max"] == pytest.approx([float(X.max())])
     page = Page(text)
     assert page.tags.count("circle") == learned.size == 16 and "polyline" not in page.tags
     assert f" {learned.min():.4g} to {learned.max():.4g}, drawn from 0" in page.text

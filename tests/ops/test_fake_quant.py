@@ -87,15 +87,14 @@ def test_bounds_that_are_learned_get_their_gradient(shape, kind):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_zero_point_known_to_be_zero_leaves_the_program():
-    x, scale, zero = jnp.linspace(-2.0, 2.0, 9), jnp.float32(0.25), jnp.float32(0)
-    known, unknown = (
-        lambda x, scale, how=how: fake_quantize(x, scale, zero, -7, 7, how)
-        for how in (Steps(centered=True), Steps())
+def test_no_zero_point_takes_no_addition():
+    x, scale = jnp.linspace(-2.0, 2.0, 9), jnp.float32(0.25)
+    without, with_zero = (
+        lambda x, scale, zero=zero: fake_quantize(x, scale, zero, -7, 7) for zero in (None, jnp.float32(0))
     )
-    np.testing.assert_array_equal(known(x, scale), unknown(x, scale))
-    assert " add " in str(jax.make_jaxpr(unknown)(x, scale))
-    assert " add " not in str(jax.make_jaxpr(known)(x, scale))
+    np.testing.assert_array_equal(without(x, scale), with_zero(x, scale))
+    assert " add " in str(jax.make_jaxpr(with_zero)(x, scale))
+    assert " add " not in str(jax.make_jaxpr(without)(x, scale))
 
 
 def test_nan_and_infinity_are_not_hidden():

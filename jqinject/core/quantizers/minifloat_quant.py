@@ -75,13 +75,13 @@ class MinifloatQuant(Quantizer):
     ) -> tuple[jax.Array, None]:
         rounding = self.float_to_int_impl
         compute = partial(_rounded, grid, x.dtype, rounding)
-        flags = {"to_range": not self.scaling_impl.scale_stop_grad, "pure": is_nearest(rounding)}
+        flags = {"to_range": not self.scaling_impl.scale_stop_grad, "pure": type(rounding) is RoundSte}
         return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
 
 
 def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scale: jax.Array) -> jax.Array:
     """Numbers of a grid, float32, that `dtype` holds."""
-    if not is_nearest(rounding):
+    if type(rounding) is not RoundSte:
         return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
     if grid.dtype not in FLOAT8_DTYPES:
         return quantize_on_grid(x, grid, scale, dtype=dtype).astype(jnp.float32)

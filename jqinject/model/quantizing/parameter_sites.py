@@ -13,6 +13,7 @@ from jqinject.core._protocols import groups_of
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.slots import warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
@@ -171,6 +172,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
         where=(f"the weight quantizer of {name}", ""),
         stack=site.weight_shape[: parameter.stacked],
     )
+    warn_of_cut_groups(proxy, site, f"the weight quantizer of {name}")
     site.weight_quant = proxy
     if proxy.requires_quant_input:
         raise TypeError(

@@ -275,7 +275,8 @@ def rescaled_state(proxy: QuantProxyFromInjector, factors: np.ndarray | None) ->
     channels = None if factors is None else ChannelFactors(factors, groups_of(quantizer))
     borrowed, untrained = borrowed_paths(quantizer, layers), variables_of(fresh)
     variables = {path: v for path, v in variables_of(quantizer).items() if path not in borrowed}
-    learned = {path[:-1] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
+    owners = {path: path[: -2 if isinstance(v, RecordPart) else -1] for path, v in variables.items()}
+    learned = {owners[path] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
     state: RescaledState = []
     for path in sorted(learned, key=str):
         try:
@@ -286,7 +287,7 @@ def rescaled_state(proxy: QuantProxyFromInjector, factors: np.ndarray | None) ->
                 f"weight: {error}.\n  cure: fold the batch norm before training and calibration, or take one scale per "
                 "output channel; jqinject.reassemble(model) discards what quantizers learned"
             ) from None
-        own = ((below[-1], v) for below, v in variables.items() if below[:-1] == path)
+        own = ((below[-1], v) for below, v in variables.items() if owners[below] == path)
         state += [(v, changes.get(name, v.get_value())) for name, v in own]
     return state
 
