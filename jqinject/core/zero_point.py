@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.component import Component, component, set_given
-from jqinject.core.memory.memory import Broadcastable, Dynamic, Memory, Number, initial_number, taken
+from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.number import Broadcastable, Number, initial_number, taken
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops.clamp import choose

@@ -10,10 +10,9 @@ what the number is of, "scaling" or "zero_point".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import jax
 import jax.core
@@ -24,120 +23,29 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core._protocols import Factors, scale_dtype, searches
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, InnerModule, set_given, set_view
-from jqinject.core.memory.policy import (
-    DefaultMomentum,
-    Kind,
-    Policy,
-    collected_after,
-    mean,
-    mean_after,
+from jqinject.core.component import Component, set_given, set_view
+from jqinject.core.memory.number import (
+    DISTANCE,
+    AffineRescaling,
+    Broadcastable,
+    Domain,
+    Number,
+    _Array,
+    _kept,
 )
+from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after, mean, mean_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
-from jqinject.core.statistics.statistic import gated_statistic_of, in_place, statistic_of
-from jqinject.core.views import cut_of
+from jqinject.core.statistics.statistic import gated_statistic_of, statistic_of
 from jqinject.ops.clamp import all_finite, shaped
 from jqinject.ops.reductions import parts_of
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import with_gradient_of
 
-Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
-
 AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
 EMPTY = {"scaling": 1.0, "zero_point": 0.0}
 """Initial values of unfilled parameters, by prefix of the user's arguments."""
-
-
-class Number(NamedTuple):
-    """What a memory returns.
-
-    Attributes:
-        statistic: a statistic; None if there is none.
-        stored: a number in the domain in which it is learned; None if there is none.
-        collecting: a bool scalar, if there are both: whether the statistic is used.
-    """
-
-    statistic: Any = None
-    stored: Any = None
-    collecting: Any = None
-
-
-class Domain(Protocol):
-    """How a statistic becomes the number that is stored and learned."""
-
-    @property
-    def least(self) -> float | None:
-        """What a statistic is at least, if that is enough to bound it."""
-        ...
-
-    @property
-    def stores_statistic(self) -> bool:
-        """Whether a clamped statistic is stored as it is."""
-        ...
-
-    def clamped(self, stat: jax.Array, /) -> jax.Array:
-        """The statistic, bounded from below."""
-        ...
-
-    def to_stored(self, value: jax.Array, /) -> jax.Array:
-        """From a value to the domain in which it is learned."""
-        ...
-
-    def from_stored(self, stored: jax.Array, /) -> jax.Array:
-        """From the domain in which it is learned to the value."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Distance:
-    """Distances in floats, learned directly: zero points."""
-
-    least = None
-    stores_statistic = True
-
-    def clamped(self, stat: jax.Array) -> jax.Array:
-        """The statistic itself."""
-        return stat
-
-    to_stored = from_stored = clamped
-
-
-DISTANCE = _Distance()
-
-
-class AffineRescaling(InnerModule):
-    """`weight * x + bias`, both learned; without `bias` unless it has an initial value.
-
-    Args:
-        shape: shape of the parameters.
-        weight_init: initial `affine_weight`.
-        bias_init: initial `affine_bias`, or None if absent.
-    """
-
-    affine_bias: QuantParam | None = None
-
-    def __init__(self, shape: tuple[int, ...], weight_init: float, bias_init: float | None = None) -> None:
-        self.affine_weight = QuantParam(float_array(weight_init, shape))
-        if bias_init is not None:
-            self.affine_bias = QuantParam(float_array(bias_init, shape))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The mapped number."""
-        y = x * self.affine_weight.get_value()
-        return y if self.affine_bias is None else y + self.affine_bias.get_value()
-
-
-@dataclass(frozen=True)
-class _Array:
-    """A float32 array as a static value, compared by content."""
-
-    data: bytes
-    shape: tuple[int, ...]
-
-    def array(self) -> np.ndarray:
-        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
 
 
 class Memory(Component):
@@ -593,90 +501,3 @@ class Memory(Component):
                 f"{[v.shape for v in reversed(views)]} cannot be joined along axis {dim}. Layers that share a scale "
                 "per channel need the same number of output channels; use a scale per tensor, or two quantizers."
             )
-
-
-class Dynamic(Memory):
-    """Abstract: the statistic of the given tensor, in training and evaluation. No state."""
-
-    is_dynamic = True
-
-    def statistic(self, x: jax.Array, task: Task = None) -> jax.Array:
-        """The statistic, in a shape that broadcasts with the tensor; of groups, with 1 along a group's elements."""
-        stats, view, x = self.stats, self.view, x.astype(jnp.float32)
-        if self.in_groups and not self.searches:
-            stats, viewed = in_place(stats, view, x)
-            cut = cut_of(view, x) if viewed.ndim == x.ndim else None
-            return stats(viewed) if cut is None else jnp.expand_dims(stats(viewed), cut.axis + 1)
-        stat = stats(view(x), task) if self.searches else stats(view(x))
-        if self.broadcastable is not None:
-            return self.broadcastable(stat, x.shape)
-        # Rows of a matrix have one number each.
-        broadcasts = self.in_groups or stat.ndim in (0, x.ndim)
-        return stat if broadcasts else stat.reshape((*x.shape[:-1], 1))
-
-
-CHECKS: dict[str, check.Check] = {
-    "scaling_shape": check.integers,
-    "zero_point_shape": check.integers,
-    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
-    "force_parameter": check.flag,
-    "quantize_zero_point": check.flag,
-    "scaling_stats_input_concat_dim": check.integer,
-    "zero_point_stats_input_concat_dim": check.integer,
-    "group_dim": check.integer,
-    "shared_per_row": check.flag,
-}
-NUMBERS = re.compile(
-    "(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
-)
-
-
-def taken(memory: Memory) -> dict[str, Any]:
-    """Take a constructor's arguments out of the attributes that its dataclass has set, and check them.
-
-    Args:
-        memory: under construction.
-
-    Raises:
-        TypeError: an argument is of the wrong kind.
-        ValueError: a number is not finite or out of range.
-    """
-    arguments, where = dict(vars(memory)), type(memory).__name__
-    vars(memory).clear()
-    defaults = type(memory)._defaults
-    for name, value in arguments.items():
-        if value is None and defaults.get(name, 0) is None:
-            continue
-        if name.endswith("_impl"):
-            check.component(value, where, name)
-        elif name in CHECKS:
-            CHECKS[name](value, where, name)
-        elif value is not None and NUMBERS.fullmatch(name):
-            check.number(value, where, name)
-    return arguments
-
-
-def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:
-    if force_parameter and not tracked:
-        raise ValueError(
-            f"{where}: force_parameter=True needs a parameter in tracked_parameter_list, got none."
-        )
-    if len(tracked) < 2 and not force_parameter:
-        return None
-    return nnx.List([p if isinstance(p, nnx.Variable) else QuantStat(jnp.asarray(p)) for p in tracked])
-
-
-def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
-    """An initial value of a given shape: a NumPy array, or a traced one while its layer is traced.
-
-    Args:
-        init: a number or an array.
-        shape: None for its own.
-        where, names: for errors: the component, and the names of value and shape.
-
-    Raises:
-        ValueError: the shapes disagree, or the value is not finite.
-    """
-    checked = None if shape is None else check.shape(shape, where, names[1])
-    checks = check.traced_initial_value if isinstance(init, jax.core.Tracer) else check.initial_value
-    return checks(init, checked, where, *names)

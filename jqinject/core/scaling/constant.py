@@ -16,7 +16,8 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
 from jqinject.core.component import component
-from jqinject.core.memory.memory import Broadcastable, Dynamic, initial_number, taken
+from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.memory.number import Broadcastable, initial_number, taken
 from jqinject.core.scaling.rule import FloatRestrictValue, MemoryScaling
 from jqinject.ops.groups import block_of
 

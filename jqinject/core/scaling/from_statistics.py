@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.component import component, set_given
-from jqinject.core.memory.memory import Number
+from jqinject.core.memory.number import Number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.scaling.rule import MemoryScaling
 from jqinject.core.statistics.search import Task

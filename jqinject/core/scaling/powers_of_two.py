@@ -20,7 +20,8 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_format
 from jqinject.core.component import Component, component
-from jqinject.core.memory.memory import Dynamic, taken
+from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.memory.number import taken
 from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES

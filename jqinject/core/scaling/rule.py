@@ -40,7 +40,8 @@ from jqinject.core._protocols import (
     scale_dtype,
 )
 from jqinject.core.component import Component, component, set_given
-from jqinject.core.memory.memory import Memory, Number, taken
+from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.number import Number, taken
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.search import Task
 from jqinject.ops.clamp import choose, signed_clamp_min_ste

@@ -27,7 +27,8 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.component import Component, component
-from jqinject.core.memory.memory import Dynamic, taken
+from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.memory.number import taken
 from jqinject.core.views import GroupingView
 from jqinject.ops.groups import block_of, elements_axis
 from jqinject.ops.minifloat import to_float_grid

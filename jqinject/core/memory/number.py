@@ -1,0 +1,183 @@
+"""The numbers that memories return, the domain in which they are learned, and affine maps of statistics.
+
+Arguments of ready-made memories are checked here too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import check
+from jqinject.core.component import InnerModule
+from jqinject.core.state import QuantParam, QuantStat, float_array
+
+
+class Number(NamedTuple):
+    """What a memory returns.
+
+    Attributes:
+        statistic: a statistic; None if there is none.
+        stored: a number in the domain in which it is learned; None if there is none.
+        collecting: a bool scalar, if there are both: whether the statistic is used.
+    """
+
+    statistic: Any = None
+    stored: Any = None
+    collecting: Any = None
+
+
+class Domain(Protocol):
+    """How a statistic becomes the number that is stored and learned."""
+
+    @property
+    def least(self) -> float | None:
+        """What a statistic is at least, if that is enough to bound it."""
+        ...
+
+    @property
+    def stores_statistic(self) -> bool:
+        """Whether a clamped statistic is stored as it is."""
+        ...
+
+    def clamped(self, stat: jax.Array, /) -> jax.Array:
+        """The statistic, bounded from below."""
+        ...
+
+    def to_stored(self, value: jax.Array, /) -> jax.Array:
+        """From a value to the domain in which it is learned."""
+        ...
+
+    def from_stored(self, stored: jax.Array, /) -> jax.Array:
+        """From the domain in which it is learned to the value."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """Distances in floats, learned directly: zero points."""
+
+    least = None
+    stores_statistic = True
+
+    def clamped(self, stat: jax.Array) -> jax.Array:
+        """The statistic itself."""
+        return stat
+
+    to_stored = from_stored = clamped
+
+
+DISTANCE = _Distance()
+
+
+class AffineRescaling(InnerModule):
+    """`weight * x + bias`, both learned; without `bias` unless it has an initial value.
+
+    Args:
+        shape: shape of the parameters.
+        weight_init: initial `affine_weight`.
+        bias_init: initial `affine_bias`, or None if absent.
+    """
+
+    affine_bias: QuantParam | None = None
+
+    def __init__(self, shape: tuple[int, ...], weight_init: float, bias_init: float | None = None) -> None:
+        self.affine_weight = QuantParam(float_array(weight_init, shape))
+        if bias_init is not None:
+            self.affine_bias = QuantParam(float_array(bias_init, shape))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mapped number."""
+        y = x * self.affine_weight.get_value()
+        return y if self.affine_bias is None else y + self.affine_bias.get_value()
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A float32 array as a static value, compared by content."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
+
+
+CHECKS: dict[str, check.Check] = {
+    "scaling_shape": check.integers,
+    "zero_point_shape": check.integers,
+    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
+    "force_parameter": check.flag,
+    "quantize_zero_point": check.flag,
+    "scaling_stats_input_concat_dim": check.integer,
+    "zero_point_stats_input_concat_dim": check.integer,
+    "group_dim": check.integer,
+    "shared_per_row": check.flag,
+}
+
+
+NUMBERS = re.compile(
+    "(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
+)
+
+
+def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
+    """An initial value of a given shape: a NumPy array, or a traced one while its layer is traced.
+
+    Args:
+        init: a number or an array.
+        shape: None for its own.
+        where, names: for errors: the component, and the names of value and shape.
+
+    Raises:
+        ValueError: the shapes disagree, or the value is not finite.
+    """
+    checked = None if shape is None else check.shape(shape, where, names[1])
+    checks = check.traced_initial_value if isinstance(init, jax.core.Tracer) else check.initial_value
+    return checks(init, checked, where, *names)
+
+
+def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:
+    if force_parameter and not tracked:
+        raise ValueError(
+            f"{where}: force_parameter=True needs a parameter in tracked_parameter_list, got none."
+        )
+    if len(tracked) < 2 and not force_parameter:
+        return None
+    return nnx.List([p if isinstance(p, nnx.Variable) else QuantStat(jnp.asarray(p)) for p in tracked])
+
+
+def taken(memory: Any) -> dict[str, Any]:
+    """Take a constructor's arguments out of the attributes that its dataclass has set, and check them.
+
+    Args:
+        memory: under construction.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: a number is not finite or out of range.
+    """
+    arguments, where = dict(vars(memory)), type(memory).__name__
+    vars(memory).clear()
+    defaults = type(memory)._defaults
+    for name, value in arguments.items():
+        if value is None and defaults.get(name, 0) is None:
+            continue
+        if name.endswith("_impl"):
+            check.component(value, where, name)
+        elif name in CHECKS:
+            CHECKS[name](value, where, name)
+        elif value is not None and NUMBERS.fullmatch(name):
+            check.number(value, where, name)
+    return arguments
+
+
+Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
