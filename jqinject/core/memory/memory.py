@@ -3,9 +3,6 @@
 A memory measures the given tensor (or the parameters that share a quantizer), and returns a statistic, a stored number,
 or both while a statistic is still collected. `policy.py` lists what a memory may do with the numbers of batches, and
 has the arithmetic; this file has the states: training and evaluation, calibration, and partial checkpoints.
-
-Ready-made memories (scalings, zero points) are dataclasses of their constructor's arguments, whose names begin with
-what the number is of, "scaling" or "zero_point".
 """
 
 from __future__ import annotations
