@@ -20,6 +20,7 @@ def is_quantized(x: Any) -> TypeGuard[QuantTensor]:
     """Whether it is a quantized tensor of any format; the functions below answer False for anything else.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.quant_tensor import IntQuantTensor
         >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, None, 4, signed=True, training=False)
         >>> is_quantized(x), on_integers(x), on_minifloats(x), is_grouped(x), is_quantized(x.value)
