@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -50,10 +49,7 @@ class Record:
     @property
     def saturated(self) -> float:
         """The share of the tensors quantized whose largest number did not fit the format, and was clipped."""
-        largest = {
-            name: float(jnp.finfo(proxy.tensor_quant.q_dtype).max)
-            for name, proxy in quantizers_of(self.model).items()
-        }
+        largest = {name: proxy.tensor_quant.grid.largest for name, proxy in quantizers_of(self.model).items()}
         scales = self.scales
         clipped = [amaxes > scales[name] * largest[name] * (1 + 1e-5) for name, amaxes in self.amaxes.items()]
         return float(np.mean(clipped)) if clipped else 0.0
