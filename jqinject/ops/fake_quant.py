@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
@@ -38,16 +37,6 @@ def known_zero() -> jax.Array:
     """
     with jax.ensure_compile_time_eval():
         return jnp.zeros((), jnp.float32)
-
-
-def is_known_zero(x: jax.Array) -> bool:
-    """Whether a number is known to be 0, while a program is traced too.
-
-    Example:
-        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
-        (True, False)
-    """
-    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)
 
 
 def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:

@@ -1,5 +1,6 @@
 """Every solver on every kind of grid: numbers of the grid, and an output no worse than with rounding to nearest."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -61,6 +62,29 @@ def problem(name: str) -> Problem:
     sharing = Sharing(lambda: parameter.owners().T[None], restricted=name in SCALES_OF_8_BITS)
     sums = Statistics(jnp.full(1, 96.0), hessian, hessian)
     return Problem(weights, weights, sums, measured, parameter.group_size, sharing)
+
+
+def test_a_symmetric_range_is_rounded_as_a_call_does() -> None:
+    """By the reciprocal of the scale: numbers halfway between two steps may differ from a division by it."""
+    layer = QuantLinear(
+        64,
+        64,
+        weight_quant=quant.Int8WeightPerTensorAbsMax.let(bit_width=4),
+        use_bias=False,
+        rngs=nnx.Rngs(0),
+    )
+    largest = np.linspace(1.0, 2.0, 64, dtype=np.float32)
+    differ = 0
+    for end in largest:
+        halves = (np.arange(64 * 64, dtype=np.float32) % 14 - 6.5) * np.float32(end / 7.5)
+        halves[0] = end
+        layer.kernel[...] = jnp.asarray(halves.reshape(64, 64))
+        parameter, called = QuantizedParameter("kernel", layer), layer.quant_weight()
+        grid = MatrixGrid(called.scale, jnp.float32(0), parameter.grid, parameter.by_reciprocal)
+        np.testing.assert_array_equal(grid.nearest(parameter.value), called.value)
+        divided = replace(grid, by_reciprocal=False).nearest(parameter.value)
+        differ += int(jnp.sum(divided != called.value))
+    assert differ > 0
 
 
 def error(found: Solution, given: Problem) -> float:

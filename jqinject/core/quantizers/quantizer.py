@@ -13,6 +13,7 @@ ends of that range instead of the scale.
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
@@ -277,9 +278,9 @@ class Quantizer(Component):
             of_zero = Candidate(None)
         return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
 
+    @abstractmethod
     def _grid(self) -> Any:
         """The grid of this call."""
-        raise NotImplementedError
 
     def _threshold(self, grid: Any) -> Any:
         """The number of the grid that the scale maps the statistic to; None for 1."""
@@ -295,7 +296,9 @@ class Quantizer(Component):
         keep: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
-        raise NotImplementedError
+        raise TypeError(
+            f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
+        )
 
     def _measured(self, x: jax.Array, keep: bool) -> Quantized:
         if not isinstance(x, jax.Array) or x.dtype != jnp.float32:

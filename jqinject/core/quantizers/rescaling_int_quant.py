@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import InitVar, replace
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -242,9 +243,9 @@ class _SignQuant(Quantizer):
     def _measure(self, x: jax.Array, grid: IntGrid) -> tuple[jax.Array, None, None]:
         return self.scaling_impl(x), None, None
 
+    @abstractmethod
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """-1, 0 and 1, float32."""
-        raise NotImplementedError
 
     def _round(
         self,

@@ -24,6 +24,7 @@ The step of integers as a parameter of its own: LSQ, learned step size quantizat
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -231,9 +232,9 @@ class _LearnedStep(MemoryScaling):
         stored = with_gradient_of(number.stored * factor, number.stored)
         return self.rule.scale(number._replace(stored=stored), None)
 
+    @abstractmethod
     def _shared_by(self, x: jax.Array | None) -> float:
         """How many numbers share a step."""
-        raise NotImplementedError
 
 
 def _root(number: Any) -> Any:
