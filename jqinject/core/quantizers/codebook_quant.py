@@ -75,11 +75,8 @@ class CodebookQuant(Quantizer):
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return self.codebook
 
-    def _grid(self) -> TableGrid:
-        return self.codebook
-
-    def _threshold(self, grid: TableGrid) -> float:
-        return grid.largest
+    def _numbers(self) -> tuple[TableGrid, float]:
+        return self.codebook, self.codebook.largest
 
     def _round(
         self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: TableGrid, keep: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import InitVar, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import jax
 import jax.core
@@ -16,9 +16,8 @@ from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, 
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import Component, component, set_view
-from jqinject.core.quantizers.int_quant import IntQuant
+from jqinject.core.quantizers.int_quant import IntQuant, int_grid
 from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, start_delay
-from jqinject.core.quantizers.rescaling_int_quant import int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
@@ -76,16 +75,17 @@ class DecoupledQuantizer(Quantizer):
     zero_point_impl: ZeroPoint
     bit_width_impl: BitWidth
 
-    def _grid(self) -> IntGrid:
-        return int_grid(cast(Any, self.decoupled_int_quant), self.bit_width_impl())
+    def keeping_payload(self, x: jax.Array) -> Quantized:
+        """Like a call: numbers that have two scales have no payload."""
+        return self(x)
 
-    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
-        return self(x)  # without a payload
+    def _numbers(self) -> tuple[IntGrid, Any]:
+        grid = int_grid(self.decoupled_int_quant, self.bit_width_impl())
+        return grid, self.int_scaling_impl(grid.bit_width)
 
     def _decoupled(self, x: jax.Array, pre_threshold: jax.Array, within: Any = None) -> Quantized:
         """The result for the threshold of a pre-scale; `within` has the last word on the integers."""
-        x32, grid, rounds = x.astype(jnp.float32), self._grid(), self.decoupled_int_quant
-        steps = self.int_scaling_impl(grid.bit_width)
+        x32, rounds, (grid, steps) = x.astype(jnp.float32), self.decoupled_int_quant, self._numbers()
         pre_scale = divide(pre_threshold, steps)
         pre_zero_point = self.pre_zero_point_impl(x32, pre_scale, grid.bit_width)
         scale = self.scaling_impl(x32, steps)

@@ -224,22 +224,21 @@ class FloatQuant(Quantizer):
         grid = self.format
         return None if grid.is_learned or not is_nearest(self.float_to_int_impl) else grid
 
-    def _grid(self) -> FloatGrid:
-        return self.format
-
-    def _threshold(self, grid: Any) -> Any:
+    def _numbers(self) -> tuple[FloatGrid, Any]:
+        grid, scaling = self.format, self.float_scaling_impl
         if self.cast_impl is not None:
-            return grid.largest
-        if self.float_scaling_impl is None:
-            return None
-        return self.float_scaling_impl(grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
+            return grid, grid.largest
+        if scaling is None:
+            return grid, None
+        return grid, scaling(grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
 
-    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
+    def __call__(self, x: jax.Array, *, keep: bool = False) -> Quantized:
+        """`x` quantized; see `Quantizer`."""
         x, scaling, cast = check.float_input(x, "FloatQuant"), self.scaling_impl, self.cast_impl
         if isinstance(scaling, RuntimeDynamicTwoLevelScaling):
             return in_two_levels(self, scaling, x)
         if cast is None or not cast.by_factor:
-            return super()._measured(x, keep)
+            return super().__call__(x, keep=keep)
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
         factor = cast.factor(jax.lax.stop_gradient(amax), x.dtype)
         return self._quantize(x, divide(1.0, factor), None, (factor,), self.format, keep)

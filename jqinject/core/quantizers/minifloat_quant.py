@@ -56,13 +56,11 @@ class MinifloatQuant(Quantizer):
     def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         rounding = self.float_to_int_impl
-        return self._grid() if is_nearest(rounding) else None
+        return FloatGrid.of_dtype(self.q_dtype) if is_nearest(rounding) else None
 
-    def _grid(self) -> FloatGrid:
-        return FloatGrid.of_dtype(self.q_dtype)
-
-    def _threshold(self, grid: FloatGrid) -> float:
-        return grid.largest
+    def _numbers(self) -> tuple[FloatGrid, float]:
+        grid = FloatGrid.of_dtype(self.q_dtype)
+        return grid, grid.largest
 
     def _round(
         self,
