@@ -249,7 +249,9 @@ class QuantWeightLayer(WeightAxes[Out]):
         )
         x = inputs if input_quant is None else input_quant(inputs)
         weight, frozen = self._quantized_weight(x), self.frozen
-        bias = None if self.bias is None else self._quantized_bias(x, weight)
+        bias = self.bias
+        if bias is not None:
+            bias = bias[...] if attributes.get("bias_quant") is None else self._quantized_bias(x, weight)
         quantized = isinstance(weight, QuantTensor)
         # Training contracts floats, which costs less than integers made anew at every step.
         floats = frozen is None and not (
