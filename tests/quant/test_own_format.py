@@ -1,4 +1,4 @@
-"""A number format of a user's own, wherever a ready-made one goes: the signs and exponents of the page that shows how."""
+"""A number format of one's own, wherever a ready-made one goes: the signs and exponents of the page that shows how."""
 
 import pickle
 from dataclasses import dataclass
