@@ -16,9 +16,9 @@ from jqinject.nn.base.slots import flax_arguments
 from jqinject.nn.recurrent._cell import (
     ORTHOGONAL,
     CellArguments,
+    CellOutput,
     Parameters,
     Quantizers,
-    CellOutput,
     set_bias,
     sigmoid,
     tanh,
