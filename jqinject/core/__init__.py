@@ -48,7 +48,6 @@ from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
 from jqinject.core.quantizers.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quantizers.int_quant import RescalingIntQuant as RescalingIntQuant
-from jqinject.core.quantizers.minifloat_quant import MinifloatQuant as MinifloatQuant
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer

@@ -26,7 +26,14 @@ from jqinject.core._protocols import (
 )
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, component
-from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, start_delay, through_ends
+from jqinject.core.quantizers.quantizer import (
+    DelayWrapper,
+    Quantized,
+    Quantizer,
+    Rounded,
+    start_delay,
+    through_ends,
+)
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.views import cut_of, in_layout
@@ -142,13 +149,8 @@ class IntQuant(Component):
         return in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
 
     def rounded(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        bit_width: Any,
-        keep: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, bit_width: Any, keep: bool = False
+    ) -> Rounded:
         """A viewed tensor quantized and back in its dtype, and its integers.
 
         Args:
@@ -225,49 +227,28 @@ class _RoundedByIntQuant(Quantizer):
         return grid, None if steps is None else steps(grid.bit_width)
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        ends: ClippingRange | None,
-        grid: IntGrid,
-        keep: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        rounds = self.int_quant
-        if isinstance(rounds, IntQuant):
-            if getattr(getattr(self, "scaling_impl", None), "by_range", False):
-                return self._through_ends(rounds, x, scale, zero_point, ends, grid, keep)
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
+        rounds, scaling = self.int_quant, cast(Any, getattr(self, "scaling_impl", None))
+        if not isinstance(rounds, IntQuant):
+            zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
+            return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
+        if not getattr(scaling, "by_range", False):
             return rounds.rounded(x, scale, zero_point, grid.bit_width, keep)
-        zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
-        return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
-
-    def _through_ends(
-        self,
-        rounds: IntQuant,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        ends: ClippingRange | None,
-        grid: Any,
-        keep: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """`_round` with the gradient through the ends of a range."""
-        rounding, scaling = rounds.float_to_int_impl, cast(Any, self.scaling_impl)
+        # The gradient goes through the ends of the range.
         low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
         if ends is not None and grid.narrow_range and zero_point is None:
             ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
-        function = class_fact(type(rounding), "elementwise")
+        function = class_fact(type(rounds.float_to_int_impl), "elementwise")
         how = Steps(
-            function or rounding,
+            function or rounds.float_to_int_impl,
             by_reciprocal=zero_point is None,
             repeated=cut_of(self.input_view_impl, x) is not None,
             payload=rounds.payload_dtype(grid.bit_width) if keep else None,
         )
-        compute = partial(how.quantized, low=low, high=high)
-        to_range, pure = not scaling.scale_stop_grad, function is not None
-        y = through_ends(
-            compute, x.astype(jnp.float32), ends, scale, zero_point, to_range=to_range, pure=pure
-        )
+        compute, to_range = partial(how.quantized, low=low, high=high), not scaling.scale_stop_grad
+        numbers = x.astype(jnp.float32), ends, scale, zero_point
+        y = through_ends(compute, *numbers, to_range=to_range, pure=function is not None)
         value, payload = (y, None) if how.payload is None else y
         return rounds._finished(value, scale, x), payload
 

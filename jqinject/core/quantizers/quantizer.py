@@ -33,10 +33,12 @@ from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.clamp import within_range
-from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.fake_quant import Offset, known_zero
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
+
+Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
 
 @jax.tree_util.register_dataclass
@@ -289,14 +291,8 @@ class Quantizer(Component):
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array | None,
-        ends: ClippingRange | None,
-        grid: Any,
-        keep: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
             f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
@@ -307,13 +303,7 @@ class Quantizer(Component):
         return None if _is_none(type(finder)) else zero_point_of(finder, x, scale, grid.bit_width, task)
 
     def _quantize(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array | None,
-        ends: ClippingRange | None,
-        grid: Any,
-        keep: bool,
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
     ) -> Quantized:
         view = self.input_view_impl
         if type(view) is Identity:

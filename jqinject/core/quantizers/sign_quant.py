@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import InitVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,7 @@ from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import component
-from jqinject.core.quantizers.quantizer import DelayWrapper, Quantizer, start_delay
-from jqinject.core.statistics.ranges import ClippingRange
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantizer, Rounded, start_delay
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
@@ -42,14 +42,8 @@ class _SignQuant(Quantizer):
         """-1, 0 and 1, float32."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        ends: ClippingRange | None,
-        grid: IntGrid,
-        keep: bool,
-    ) -> tuple[jax.Array, None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
