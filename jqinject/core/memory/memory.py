@@ -420,7 +420,7 @@ class Memory(Component):
         self._hold(jnp.full_like(self.counter.get_value(), self.policy.steps + 1), (stored,))
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`."""
+        """See `Factors`."""
         if self._averages:
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:

@@ -162,7 +162,7 @@ class CommittedQuant(InnerModule):
         return grid_of(self.quantizer)
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`."""
+        """See `Factors`."""
         if self.committed_zero_point is not None:
             factors.check_signs()
         return {"committed_scale": factors.times(self.committed_scale.get_value())}

@@ -18,7 +18,6 @@ from jqinject.core._protocols import (
     Rounding,
     Scaling,
     View,
-    divisor_of,
     is_nearest,
 )
 from jqinject.core.bit_width import ComputeMaxMantissa
@@ -288,7 +287,8 @@ class FloatQuant(Quantizer):
         steps_of, value_of = (
             (steps_of_power, from_steps_of_power) if self._by_powers else (float_steps, from_float_steps)
         )
-        steps = steps_of(numbers.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
+        divisor = getattr(self.scaling_impl, "divisor", None)
+        steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
         minifloats = self.clamped(
             to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, self.float_to_int_impl), grid
         )

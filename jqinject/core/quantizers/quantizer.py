@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Scaling, Settles, View, class_fact, groups_of, scale_dtype, searches
+from jqinject.core._protocols import Scaling, View, class_fact, groups_of, scale_dtype, searches
 from jqinject.core.check import MOST_STEPS
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component
@@ -257,8 +257,8 @@ class Quantizer(Component):
             scale = scaling(x32, threshold, *searched)
             finder: Any = getattr(self, "zero_point_impl", None)
             if not _is_none(type(finder)):
-                settles = x.size and searches(finder) and isinstance(scaling, Settles)
-                tried = scaling.settle(scale, threshold) if settles else scale
+                settle = getattr(scaling, "settle", None) if x.size and searches(finder) else None
+                tried = scale if settle is None else settle(scale, threshold)
                 zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
         return self._quantize(x, scale, zero_point, ends, grid, keep)
 
