@@ -93,15 +93,6 @@ class Float8Cast(Component):
                 "  cure: by_factor = True"
             )
 
-    @property
-    def format(self) -> FloatGrid:
-        """The format of `q_dtype`."""
-        return FloatGrid.of_dtype(self.q_dtype)
-
-    def factor(self, amax: jax.Array, dtype: Any) -> jax.Array:
-        """The factor for a tensor of a dtype, float32."""
-        return float8_factor(amax, self.format.largest, dtype, self.power_of_two_factor)
-
     def __call__(
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
@@ -252,8 +243,9 @@ class FloatQuant(Quantizer):
         if cast is None or not cast.by_factor:
             return super().__call__(x, keep=keep)
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
-        factor = cast.factor(jax.lax.stop_gradient(amax), x.dtype)
-        return self._quantize(x, divide(1.0, factor), None, (factor,), self.format, keep)
+        amax, grid = jax.lax.stop_gradient(amax), self.format
+        factor = float8_factor(amax, grid.largest, x.dtype, cast.power_of_two_factor)
+        return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool

@@ -334,8 +334,8 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def _made_integers(self, weight: Any) -> Affine | None:
         """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
-        proxy = self.weight_quant
-        if proxy is not None and not proxy.has_whole_zero_points:
+        proxy = vars(self).get("weight_quant")
+        if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
         whole = weight.grouped if grouped_integers(weight) else weight
         return affine_of(whole) if on_integers(whole) and has_integers(whole) else None
