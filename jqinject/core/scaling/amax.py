@@ -178,7 +178,7 @@ class AmaxScaling(InnerModule):
 
     def _amax(self, x: jax.Array) -> jax.Array:
         """The magnitude of `x` over all its shards and mapped axes, float32, of `scaling_shape`."""
-        last = jax.lax.stop_gradient(self.scale.get_value())
+        last = self.scale.get_value()
         if not x.size:
             return jnp.zeros_like(last)
         view = self.scaling_stats_input_view_shape_impl
