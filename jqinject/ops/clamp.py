@@ -46,7 +46,7 @@ def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
             shape = jnp.broadcast_shapes(shape, given.shape)
             like = given if given.shape == shape else like
     return jax.lax.select(
-        which if which.shape == shape else _filled(which, shape, bool, like),
+        which if which.shape in (shape, ()) else _filled(which, shape, bool, like),
         x if isinstance(x, jax.Array) and x.shape == shape else _filled(x, shape, dtype, like),
         y if isinstance(y, jax.Array) and y.shape == shape else _filled(y, shape, dtype, like),
     )
@@ -77,19 +77,20 @@ def no_change(x: jax.Array) -> SymbolicZero:
     return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
-def known_zeros(like: jax.Array, dtype: Any = None) -> jax.Array:
+def known_zeros(like: jax.Array, dtype: Any = None, number: float = 0.0) -> jax.Array:
     """Zeros that are part of a program, instead of being made by it; laid out over devices as another array.
 
     Args:
         like: an array.
         dtype: None for its own.
+        number: another number.
 
     Example:
         >>> known_zeros(jnp.ones(2))
         Array([0., 0.], dtype=float32)
     """
     with jax.ensure_compile_time_eval():
-        zeros = jnp.zeros(like.shape, dtype or like.dtype)
+        zeros = jnp.full(like.shape, number, dtype or like.dtype)
     return varying_with(sharded_as(zeros, like), like)
 
 
