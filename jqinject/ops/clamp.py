@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
@@ -53,6 +54,9 @@ def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
 
 
 def _filled(x: ArrayLike, shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
+    if not isinstance(x, jax.Array) and isinstance(like, jax.core.Tracer):
+        # One number, repeated by stride 0: part of the program, where it stays one number.
+        return sharded_as(cast(jax.Array, np.broadcast_to(np.asarray(x, dtype), shape)), like)
     return sharded_as(jnp.broadcast_to(jnp.asarray(x, dtype), shape), like)
 
 
