@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.clamp import bounded
-from jqinject.ops.grid import Rounding, narrowest, with_learned
+from jqinject.ops.grid import Grid, Rounding, narrowest
 from jqinject.ops.minifloat import (
     MOST_EXPONENT_BITS,
     MOST_MANTISSA_BITS,
@@ -24,14 +24,12 @@ from jqinject.ops.minifloat import (
     max_mantissa,
     to_float_grid,
 )
-from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.ops.power import exp2
 from jqinject.ops.ste import nearest
 
 
-@with_learned("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 @dataclass(frozen=True)
-class FloatGrid:
+class FloatGrid(Grid):
     """A minifloat format.
 
     A number is `(-1)**sign * mantissa * 2**(field - bias)` with the mantissa in [1, 2), or for the exponent field 0
@@ -67,10 +65,10 @@ class FloatGrid:
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
     max_available_float: float | None = None
-    is_integer = is_table = False
+    learnable = ("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 
     def __post_init__(self) -> None:
-        for name in ("exponent_bit_width", "mantissa_bit_width", "exponent_bias"):
+        for name in self.learnable:
             if isinstance(width := getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(width))
         exponent, mantissa, bias = self.widths
@@ -109,11 +107,6 @@ class FloatGrid:
     def widths(self) -> tuple[Any, Any, Any]:
         """Bits of the exponent and of the mantissa, and the bias."""
         return self.exponent_bit_width, self.mantissa_bit_width, self.exponent_bias
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether a width is an array."""
-        return not all(isinstance(width, int | float) for width in self.widths)
 
     @property
     def bit_width(self) -> Any:
@@ -220,19 +213,6 @@ class FloatGrid:
             Array([ 0,  2, 15,  1], dtype=uint8)
         """
         return _encoded(steps, self)
-
-    def pack(self, payload: jax.Array) -> jax.Array:
-        """A payload, or codes, of at most 8 bits in bytes."""
-        if jnp.issubdtype(payload.dtype, jnp.floating):
-            payload = jax.lax.bitcast_convert_type(payload, f"uint{self.bit_width}")
-        return pack(payload, container_bits(self.bit_width))
-
-    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The payload that `pack` has packed."""
-        codes = unpack(packed, container_bits(self.bit_width), shape, signed=False)
-        if jnp.issubdtype(self.storage, jnp.integer):
-            return codes
-        return jax.lax.bitcast_convert_type(codes.astype(f"uint{self.bit_width}"), self.storage)
 
     def known(self) -> FloatGrid:
         """The grid with its current widths as constants, if these are not traced.
