@@ -304,6 +304,9 @@ class Codebook(Grid):
         """The nearest numbers; nan stays nan. The numbers have one way to round."""
         return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
 
+    def __str__(self) -> str:
+        return f"{self.bit_width}-bit {type(self).__name__}"
+
 
 @dataclass(frozen=True)
 class TableGrid(Codebook):
