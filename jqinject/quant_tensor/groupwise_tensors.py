@@ -13,7 +13,7 @@ import numpy as np
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.grid import TableGrid
 from jqinject.ops.groups import elements_axis
-from jqinject.quant_tensor.array_methods import as_array, attribute
+from jqinject.quant_tensor.array_methods import attribute
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.public_tensors import (
     CodebookNames,
@@ -23,6 +23,7 @@ from jqinject.quant_tensor.public_tensors import (
     IntQuantTensor,
 )
 from jqinject.quant_tensor.quantized import QuantTensor
+from jqinject.quant_tensor.questions import as_array
 
 
 class GroupwiseQuantTensor(QuantTensor):
@@ -47,6 +48,7 @@ class GroupwiseQuantTensor(QuantTensor):
     """
 
     __slots__ = ()
+    is_grouped = True
 
     def _in_groups(self, grouped: Any, size: int, dim: int, shape: tuple[int, ...] | None) -> None:
         """Store the arguments of a constructor; None as the shape without groups means that they are full."""
@@ -65,6 +67,11 @@ class GroupwiseQuantTensor(QuantTensor):
     def as_it_lies(self) -> Any:
         """The same numbers as a quantized tensor without groups, each with its scale; None unless stored like that."""
         return None if self._layout.piece is None else self._bare
+
+    @property
+    def kept_payload(self) -> Any:  # type: ignore[override]
+        """The low-bit numbers that it was rounded to, if it keeps them in groups."""
+        return self._payload if self._layout.piece is None else None
 
     @property
     def scale_(self) -> jax.Array:
@@ -145,6 +152,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = IntQuantTensor
+    kind = "grouped integers"
 
     def __init__(
         self,
@@ -185,6 +193,7 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = FloatQuantTensor
+    kind = "grouped minifloats"
 
     def __init__(
         self,
@@ -223,6 +232,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = CodebookQuantTensor
+    kind = "grouped table"
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class IntQuantTensor(QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale", "zero_point")
     grid_fields = ("bit_width", "signed")
+    kind = "integers"
 
     def __init__(
         self,
@@ -184,6 +185,7 @@ class FloatQuantTensor(FloatNames, QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale")
     grid_fields = ("format",)
+    kind = "minifloats"
 
     def __init__(
         self,
@@ -284,6 +286,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale")
     grid_fields = ("codebook",)
+    kind = "table"
 
     def __init__(self, value: Any, scale: Any, codebook: TableGrid, training: bool = False) -> None:
         if not isinstance(codebook, TableGrid):

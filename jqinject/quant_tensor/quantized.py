@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
-from jqinject.ops.grid import TableGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import arithmetic, shaping
-from jqinject.quant_tensor.array_methods import as_array
+from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
 from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
 from jqinject.quant_tensor.validity import (
     checked_integers,
@@ -76,20 +75,20 @@ class QuantTensor(TensorFields):
 
     def _with(self, other: Any) -> bool:
         """Whether arithmetic with another operand keeps the grid."""
-        return shaping.is_on_integers(self) and shaping.is_on_integers(other)
+        return on_integers(self) and on_integers(other)
 
     def __add__(self, other: Any) -> Any:
         if self._with(other):
             return arithmetic.add(self, other)
-        if isinstance(other, QuantTensor) or not shaping.is_on_integers(self):
+        if isinstance(other, QuantTensor) or not on_integers(self):
             return self.value + as_array(other)
         return arithmetic.shift(self, other)
 
     def __sub__(self, other: Any) -> Any:
-        return self + (-other) if shaping.is_on_integers(self) else self.value - as_array(other)
+        return self + (-other) if on_integers(self) else self.value - as_array(other)
 
     def __rsub__(self, other: Any) -> Any:
-        return (-self) + other if shaping.is_on_integers(self) else as_array(other) - self.value
+        return (-self) + other if on_integers(self) else as_array(other) - self.value
 
     def __mul__(self, other: Any) -> Any:
         return arithmetic.multiply(self, other) if self._with(other) else self.value * as_array(other)
@@ -101,19 +100,15 @@ class QuantTensor(TensorFields):
     __rmul__ = __mul__
 
     def __neg__(self) -> Any:
-        if shaping.is_on_integers(self):
+        if on_integers(self):
             return arithmetic.negate(self)
-        return self.set(value=-self.value) if self._is_minifloat and self.signed else -self.value
+        return self.set(value=-self.value) if on_minifloats(self) and self.signed else -self.value
 
     def __abs__(self) -> Any:
-        if shaping.is_on_integers(self):
+        if on_integers(self):
             return arithmetic.absolute(self)
         value = jnp.abs(self.value)
-        return self.set(value=value) if self._is_minifloat else value
-
-    @property
-    def _is_minifloat(self) -> bool:
-        return self._layout is None and not self._grid.is_integer and not isinstance(self._grid, TableGrid)
+        return self.set(value=value) if on_minifloats(self) else value
 
     def astype(self, dtype: Any) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
@@ -206,7 +201,7 @@ class QuantTensor(TensorFields):
     @property
     def is_contractible(self) -> bool:
         """Whether it is in one of the 8-bit float formats that backends contract."""
-        return self._is_minifloat and self._grid.dtype in CONTRACTED
+        return on_minifloats(self) and self._grid.dtype in CONTRACTED
 
     @property
     def keeps_minifloats(self) -> bool:
@@ -247,7 +242,7 @@ class QuantTensor(TensorFields):
             return self._layout.join(self._bare.low_bits())
         if self._payload is not None:
             return self._payload
-        if isinstance(self._grid, TableGrid) or jnp.issubdtype(self.q_dtype, jnp.integer):
+        if self._grid.is_table or jnp.issubdtype(self.q_dtype, jnp.integer):
             return self.code_numbers()
         return to_float8(self.value, self._divisor(), self.q_dtype)
 
@@ -255,7 +250,7 @@ class QuantTensor(TensorFields):
         """Return the codes of minifloats (sign, exponent and mantissa), or indices, as unsigned integers."""
         if self._layout is not None:
             return self._layout.join(self._bare.code_numbers())
-        if isinstance(self._grid, TableGrid):
+        if self._grid.is_table:
             return self._grid.encode(self._steps())
         form = self.known_format("its codes")
         return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
@@ -272,7 +267,7 @@ class QuantTensor(TensorFields):
         return self._rounded()
 
     def _check_on_grid(self) -> None:
-        table = isinstance(self._grid, TableGrid)  # which has no codes for inf and nan
+        table = self._grid.is_table  # which has no codes for inf and nan
         if is_concrete(self.value, self._scale) and not self._on_grid(finite=table):
             grid, numbers = (
                 ("in its table", "indices") if table else (f"on the grid of {self._grid}", "minifloats")

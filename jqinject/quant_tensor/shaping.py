@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.grid import TableGrid
-from jqinject.quant_tensor.array_methods import as_array
 from jqinject.quant_tensor.group_layout import key_of_whole_groups, with_two_axes
+from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
 from jqinject.quant_tensor.tensor_fields import TensorFields
 from jqinject.quant_tensor.validity import product_sum_bit_width
 
@@ -315,7 +314,7 @@ def avg_pool(
     value = as_array(x)
     terms = math.prod(window_shape)
     pooled = _reduce_windows(value, 0.0, jax.lax.add, window_shape, strides, padding) / terms
-    if not is_on_integers(x):
+    if not on_integers(x):
         return pooled
     _check_spatially_constant(x, len(window_shape), "avg_pool")
     return x.set(
@@ -376,11 +375,6 @@ def _check_spatially_constant(x: TensorFields, window_axes: int, operation: str)
             )
 
 
-def is_on_integers(x: Any) -> bool:
-    """Whether it is a quantized tensor of integers without groups, whose arithmetic keeps a grid."""
-    return isinstance(x, TensorFields) and x._layout is None and x._grid.is_integer
-
-
 def _keeps_zero_and_order(x: Any) -> bool:
     """Whether 0 and the largest of some elements are on the grid: of integers and minifloats without groups."""
-    return isinstance(x, TensorFields) and x._layout is None and not isinstance(x._grid, TableGrid)
+    return on_integers(x) or on_minifloats(x)

@@ -14,8 +14,9 @@ from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
-from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
+from jqinject.quant_tensor.array_methods import ArrayMethods, attribute
 from jqinject.quant_tensor.group_layout import Layout
+from jqinject.quant_tensor.questions import as_array
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
 _SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
@@ -53,6 +54,8 @@ class TensorFields(ArrayMethods):
         arrays: names of the fields that are arrays, in the order of the constructor.
         grid_fields: names of the constructor's arguments that make the grid; the first one is an array if learned.
         fields: all names.
+        kind: "integers", "minifloats" or "table", the numbers of its grid; in groups with "grouped " in front.
+        is_grouped: whether it has a scale for each group along an axis.
         partner: the class of the same tensor with a scale for each group; of a class in groups, the one without.
     """
 
@@ -62,6 +65,8 @@ class TensorFields(ArrayMethods):
     grid_fields: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]] = ()
     partner: ClassVar[Any] = None
+    is_grouped: ClassVar[bool] = False
+    kind: ClassVar[str] = ""
 
     _array: Any  # the value as the layout has it, or the payload of a stored tensor
     _layout: Any
@@ -174,6 +179,9 @@ class TensorFields(ArrayMethods):
     ndim: int = attribute("_shaped.ndim", "Number of axes of `value`.")
     size: int = attribute("_shaped.size", "Number of elements of `value`.")
     dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
+    kept_payload: Any = attribute(
+        "_payload", "The low-bit numbers that it was rounded to, if it keeps them."
+    )
     levels: Levels | None = attribute("_levels", "Both levels of the scale, if they are known.")
     scale_dtype: np.dtype | None = attribute("_scale_dtype", "An 8-bit dtype that holds the scales.")
 
@@ -190,11 +198,6 @@ class TensorFields(ArrayMethods):
         """
         zero = self._zero_point
         return zero is not None and not (is_concrete(zero) and not np.any(on_host(zero)))
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether it has a scale for each group along an axis."""
-        return self._layout is not None
 
     @property
     def group_size(self) -> int | None:

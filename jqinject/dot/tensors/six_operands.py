@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.labels import Labelling, Labels
+from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.kernels.integer import IntegerOperand
+from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.packed_tensor import (
     is_packed,
@@ -157,8 +157,8 @@ def contract_operands(
 
     Args:
         plan: the static part.
-        lhs, rhs: the forward product's operands: arrays, QuantTensors or two `IntegerOperand`s, axes in any order, in
-            tiles or not. A stored right one gets no gradient.
+        lhs, rhs: the forward product's operands: arrays or QuantTensors, axes in any order, in tiles or not. A stored
+            right one gets no gradient.
         dgrad, wgrad: the backward products' operands.
 
     Returns:
@@ -193,8 +193,13 @@ def contract_integers(
         accumulator_dtype: of the sums; None means int32.
     """
     plan = plan_of_integers(dims, np.dtype(dtype), accumulator_dtype, out_sharding)
-    left, right = LabelledTensor(lhs, plan.labels.lhs), LabelledTensor(rhs, plan.labels.rhs)
-    return contract_operands(plan, left, right)[0]
+    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), rhs.value is None)
+    kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
+    try:
+        return _contract(static, lhs.value, rhs.value, (None, None), kept)[0]
+    except TypeError as error:
+        explain_forward_mode(error, plan.what)
+        raise
 
 
 def operands_of(
@@ -226,8 +231,11 @@ def _forward(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
 ) -> tuple[jax.Array, jax.Array | None]:
     plan, left, right = static.plan, kept.lhs, kept.rhs
-    if not isinstance(right, IntegerOperand):
-        left, right = unpacked_tensor(left), unpacked_tensor(right)
+    if isinstance(right, IntegerOperand):
+        dims, _ = dimensions_of(static.lhs, static.rhs, plan.labels.out)
+        by = plan.dtype, plan.fprop.accumulator_dtype, plan.out_sharding
+        return affine_dot_general(left.integers, right.integers, dims, *by), None
+    left, right = unpacked_tensor(left), unpacked_tensor(right)
     y = product(
         LabelledTensor(left, static.lhs),
         LabelledTensor(right, static.rhs),

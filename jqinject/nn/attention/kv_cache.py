@@ -22,7 +22,6 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     as_array,
     is_grouped,
-    on_integers,
     on_minifloats,
     on_table,
 )
@@ -168,7 +167,7 @@ def _ungrouped(x: Any) -> Any:
 
 def _payload(x: Any) -> jax.Array | None:
     """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
-    if on_integers(x) and has_integers(x):
+    if has_integers(x):
         bits = container_bits(int(x.bit_width))
         return x.int() if bits == 8 else pack(x.int(), bits)
     if on_minifloats(x) and not x.format.is_learned and x.format.bit_width <= 8:

@@ -11,7 +11,6 @@ from flax import nnx
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import Affine, affine_of, has_integers
-from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -25,7 +24,6 @@ from jqinject.quant_tensor import (
     grouped_integers,
     is_quantized,
     on_integers,
-    on_minifloats,
 )
 
 
@@ -247,9 +245,9 @@ class QuantWeightLayer(WeightAxes[Out]):
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
             parameters["promote_dtype"] = _promoting(vars(self)["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if is_quantized(weight) else weight
-        parameters["bias"] = bias.value if is_quantized(bias) else bias
-        array = x.value if is_quantized(x) else x
+            parameters[self.weight_name] = as_array(weight)
+        parameters["bias"] = as_array(bias)
+        array = as_array(x)
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -268,12 +266,10 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
-        if (
-            asked == "auto"
-            and kind == "int"
-            and self.frozen is None
-            and not (keeps_integers(weight) and keeps_integers(x))
+        asked, kind = self.contraction, "fp8" if getattr(weight, "kind", "") == "minifloats" else "int"
+        made = asked == "auto" and kind == "int" and self.frozen is None
+        if made and (
+            getattr(weight, "kept_payload", None) is None or getattr(x, "kept_payload", None) is None
         ):
             # Training contracts floats, which costs less than integers made anew at every step. Evaluation contracts
             # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
@@ -323,10 +319,10 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _made_integers(self, weight: Any) -> Affine | None:
         """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
         proxy = self.weight_quant
-        if proxy is not None and not proxy.has_whole_zero_points:
+        if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
         whole = weight.grouped if grouped_integers(weight) else weight
-        return affine_of(whole) if on_integers(whole) and has_integers(whole) else None
+        return affine_of(whole) if has_integers(whole) else None
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
