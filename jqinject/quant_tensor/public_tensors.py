@@ -14,7 +14,7 @@ import numpy as np
 
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import IntGrid, TableGrid
+from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.quant_tensor.array_methods import attribute
 from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
 from jqinject.quant_tensor.tensor_fields import Levels
@@ -254,7 +254,7 @@ class CodebookNames:
 
     __slots__ = ()
 
-    codebook: TableGrid = attribute("_grid", "The table.")
+    codebook: Codebook = attribute("_grid", "The table.")
     payload = codes = QuantTensor.code_numbers
 
 
@@ -272,7 +272,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         training: whether it was made in training mode.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
+        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
         ValueError: the scale does not broadcast against the value.
 
     Example:
@@ -288,9 +288,11 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
     grid_fields = ("codebook",)
     kind = "table"
 
-    def __init__(self, value: Any, scale: Any, codebook: TableGrid, training: bool = False) -> None:
-        if not isinstance(codebook, TableGrid):
-            raise TypeError(f"CodebookQuantTensor: codebook must be a TableGrid, got {codebook!r}")
+    def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
+        if not isinstance(codebook, Codebook):
+            raise TypeError(
+                f"CodebookQuantTensor: codebook must be a Codebook such as TableGrid, got {codebook!r}"
+            )
         self._store(value, scale, None, codebook, training)
 
     @classmethod
@@ -298,7 +300,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         cls,
         codes: jax.Array,
         scale: Any,
-        codebook: TableGrid,
+        codebook: Codebook,
         *,
         training: bool = False,
         dtype: Any = jnp.float32,
