@@ -64,16 +64,14 @@ class Layout:
     piece: int | None = None
 
     @classmethod
-    def of(
-        cls, shape: tuple[int, ...], group_size: int, group_dim: int, length: int | None, where: str
-    ) -> "Layout":
+    def of(cls, shape: tuple[int, ...], group_size: int, group_dim: int, whole: Any, where: str) -> "Layout":
         """Return the layout of an array with two axes for the groups.
 
         Args:
             shape: of the array.
             group_size: elements of a group.
             group_dim: the axis without groups, from the front or (negative) from the end.
-            length: elements along it; None if the last group is full.
+            whole: the shape without groups, or the elements along the axis; None if the last group is full.
             where: the class that is built, for the error text.
 
         Raises:
@@ -89,7 +87,7 @@ class Layout:
             )
         dim = group_dim - ndim if group_dim >= 0 else group_dim
         count = shape[elements_axis(dim) - 1]
-        length = count * size if length is None else length
+        length = count * size if whole is None else whole if isinstance(whole, int) else whole[group_dim]
         if -(-length // size) != count:
             raise ValueError(f"{where}: {count} groups of {size} do not hold {length} elements")
         return cls(Groups(size, dim, length), group_dim)

@@ -20,7 +20,7 @@ from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
 from jqinject.quant_tensor.tensor_fields import Levels
 from jqinject.quant_tensor.validity import BitWidth, dequantized
 
-_int_grid = lru_cache(maxsize=256)(IntGrid)
+int_grid = lru_cache(maxsize=256)(IntGrid)
 
 
 @final
@@ -84,7 +84,7 @@ class IntQuantTensor(QuantTensor):
         if type(bit_width) is not int or bit_width < 1:
             is_prefix = value is None or isinstance(value, int)
             bit_width = bit_width if is_prefix else _checked_bit_width(bit_width)
-        grid = _int_grid(bit_width, signed) if type(bit_width) is int else IntGrid(bit_width, signed)
+        grid = int_grid(bit_width, signed) if type(bit_width) is int else IntGrid(bit_width, signed)
         self._store(value, scale, zero_point, grid, training, payload)
 
     @classmethod
@@ -109,21 +109,6 @@ class IntQuantTensor(QuantTensor):
         zero_point = None if zero_point is None else jnp.asarray(zero_point, jnp.float32)
         value = dequantized(jnp.asarray(integers), scale, zero_point, dtype)
         return cls(value, scale, zero_point, bit_width, signed, training)
-
-    @classmethod
-    def stored(
-        cls, payload: jax.Array, scale: jax.Array, zero_point: Any, bit_width: int, signed: bool, dtype: Any
-    ) -> IntQuantTensor:
-        """As `from_int`, for integers that are known to fit; they are dequantized only when the value is read.
-
-        Args:
-            payload: the integers, of any integer dtype.
-            scale, zero_point: float32 arrays that broadcast against them; no zero point if None.
-            bit_width: bits of an integer.
-            signed: whether the integers are signed.
-            dtype: of the value.
-        """
-        return cls._of_payload(payload, scale, zero_point, _int_grid(bit_width, signed), dtype)
 
     bit_width: BitWidth = attribute("_grid.bit_width", "Bits: a Python int, or an array if learned.")
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
@@ -230,23 +215,6 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         numbers = form.decode(payload)
         low_bits = payload if payload.dtype in CONTRACTED and format is None else None
         return cls(from_float8(numbers, scale, dtype), scale, form, training, low_bits)
-
-    @classmethod
-    def stored(
-        cls, payload: jax.Array, scale: jax.Array, dtype: Any, scale_dtype: np.dtype | None = None
-    ) -> FloatQuantTensor:
-        """As `from_payload`, for 8-bit floats that are dequantized only when the value is read.
-
-        Args:
-            payload: in one of the 8-bit float dtypes.
-            scale: float32, broadcasts against it.
-            dtype: of the value.
-            scale_dtype: as of the constructor.
-        """
-        form = _float_format(payload.dtype, "FloatQuantTensor.stored")
-        tensor = cls._of_payload(payload, scale, None, form, dtype)
-        tensor._scale_dtype = scale_dtype
-        return tensor
 
 
 class CodebookNames:

@@ -1,7 +1,6 @@
 """The one implementation of quantized tensors: operators and the numbers behind the value, for every number format."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import jax
@@ -182,17 +181,6 @@ class QuantTensor(TensorFields):
         valid = holds_integers(self.value, self._scale, self._zero_point, self.bit_width, self.signed)
         return bool(valid) if is_concrete(valid) else valid
 
-    def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
-        """Return the smallest and the largest number of the grid, before scale and zero point.
-
-        Args:
-            narrow_range: whether one integer is left out; the tensor itself does not know.
-        """
-        grid = (
-            replace(self._grid, narrow_range=True) if narrow_range and self._grid.is_integer else self._grid
-        )
-        return grid.bounds
-
     @property
     def q_dtype(self) -> np.dtype:
         """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""
@@ -202,17 +190,6 @@ class QuantTensor(TensorFields):
     def is_contractible(self) -> bool:
         """Whether it is in one of the 8-bit float formats that backends contract."""
         return on_minifloats(self) and self._grid.dtype in CONTRACTED
-
-    @property
-    def keeps_minifloats(self) -> bool:
-        """Whether it keeps what it was rounded to."""
-        return self._payload is not None or self._levels is not None
-
-    def minifloats(self) -> jax.Array:
-        """Return what it was rounded to and keeps, float32; no gradient."""
-        if self._levels is not None:
-            return self._levels.minifloats
-        return self.known_format("its minifloats").decode(self.low_bits())
 
     def known_format(self, what: str = "its payload") -> Any:
         """Return the grid with static widths; learned widths with their current values.
@@ -264,7 +241,7 @@ class QuantTensor(TensorFields):
         if self._layout is not None:
             return self._layout.join(self._bare.grid_numbers())
         self._check_on_grid()
-        return self._rounded()
+        return self.minifloats()
 
     def _check_on_grid(self) -> None:
         table = self._grid.is_table  # which has no codes for inf and nan
@@ -279,7 +256,7 @@ class QuantTensor(TensorFields):
 
     def _on_grid(self, *, finite: bool) -> Any:
         value = self.value
-        again = from_float_steps(self._rounded(), self._scale, self.dtype)
+        again = from_float_steps(self.minifloats(), self._scale, self.dtype)
         near = jnp.abs(again - value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(value)
         off = ~(near | (again == value))
         valid = ~jnp.any(off | ~jnp.isfinite(value) if finite else off & jnp.isfinite(value))
@@ -293,9 +270,12 @@ class QuantTensor(TensorFields):
         scale = jax.lax.stop_gradient(self._scale)
         return jnp.where(jnp.abs(scale) < _SMALLEST_NORMAL, _SMALLEST_NORMAL, scale)
 
-    def _rounded(self) -> jax.Array:
+    def minifloats(self) -> jax.Array:
+        """Return what it was rounded to, float32, from what it keeps of that; no gradient."""
         if self._levels is not None:
             return self._levels.minifloats
+        if self._payload is not None:
+            return self.known_format("its minifloats").decode(self._payload)
         steps = self._steps()
         return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), self._grid.round(steps), steps))
 

@@ -29,6 +29,7 @@ from jqinject.dot.tensors.packed_tensor import (
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.dot.tensors.two_levels import TwoLevels
 from jqinject.ops.float8_cast import to_float8_again
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBits, as_bits
 from jqinject.ops.ste import explain_forward_mode, first_order
@@ -284,7 +285,9 @@ _contract.defvjp(_fwd, _bwd)
 
 def _requantized(g: jax.Array, scale: jax.Array, dtype: np.dtype) -> FloatQuantTensor:
     """The payload of a gradient that arrives quantized."""
-    return FloatQuantTensor.stored(to_float8_again(g, scale, dtype), scale, g.dtype)
+    return FloatQuantTensor.stored(
+        to_float8_again(g, scale, dtype), scale, None, FloatGrid.of_dtype(dtype), g.dtype
+    )
 
 
 def _gradient(
