@@ -308,6 +308,9 @@ class Codebook(abc.ABC):
         """The codes that `pack` has packed."""
         return unpack(packed, container_bits(self.bit_width), shape, signed=False)
 
+    def __str__(self) -> str:
+        return f"{self.bit_width}-bit {type(self).__name__}"
+
 
 @cache
 def table_of(grid: Codebook) -> np.ndarray:

@@ -280,7 +280,8 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
             Array([-2.,  2.], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
-        return cls((codebook.decode(codes) * scale).astype(dtype), scale, codebook, training)
+        numbers = codebook.decode(codes.astype(codebook.storage))
+        return cls((numbers * scale).astype(dtype), scale, codebook, training)
 
 
 def _checked_bit_width(bit_width: Any) -> BitWidth:
