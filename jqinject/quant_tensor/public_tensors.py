@@ -244,6 +244,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         ValueError: the scale does not broadcast against the value.
 
     Example:
+        >>> from jqinject.ops import TableGrid
         >>> x = CodebookQuantTensor(jnp.array([0.5, -2.0]), 2.0, TableGrid((-1.0, 0.0, 0.25, 1.0)))
         >>> x.codes()
         Array([2, 0], dtype=uint8)
@@ -276,6 +277,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         """Return the tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
         Example:
+            >>> from jqinject.ops import TableGrid
             >>> CodebookQuantTensor.from_codes(jnp.array([0, 3], jnp.uint8), 2.0, TableGrid((-1, 0, 0.25, 1))).value
             Array([-2.,  2.], dtype=float32)
         """

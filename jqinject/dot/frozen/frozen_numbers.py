@@ -136,14 +136,24 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
         form: of the weight that was frozen.
     """
     form = form.fitted(numbers["value"].shape)
-    groups, cut = form.groups, form.cut
+    groups, cut, kind = form.groups, form.cut, form.format
     payload, scale, zero = parts_of(numbers, form)
-    if groups is None:
-        return _tensor(form, payload, scale, zero)
     if cut is not None:
         scale, zero = cut.spread(scale, payload), None if zero is None else cut.spread(zero, payload)
+    if kind is None:
+        grid = int_grid(form.bit_width, form.signed)
+        tensor: Any = IntQuantTensor.stored(payload, scale, zero, grid, form.value_dtype)
+    elif isinstance(kind, Codebook):
+        tensor = CodebookQuantTensor.from_codes(payload, scale, kind, dtype=form.value_dtype)
+    elif payload.dtype == kind.dtype:
+        exact = FloatGrid.of_dtype(payload.dtype)
+        tensor = FloatQuantTensor.stored(payload, scale, None, exact, form.value_dtype)
+    else:
+        tensor = FloatQuantTensor.from_payload(payload, scale, format=kind, dtype=form.value_dtype)
+    if groups is None:
+        return tensor
     piece = None if cut is None else cut.piece
-    return in_groups(_tensor(form, payload, scale, zero), groups.size, groups.dim, groups.length, piece)
+    return in_groups(tensor, groups.size, groups.dim, groups.length, piece)
 
 
 def integers_of(
@@ -222,18 +232,6 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
     if form.in_turn is not None:
         scale, zero = form.in_full(scale), None if zero is None else form.in_full(zero)
     return payload, scale, zero
-
-
-def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array | None) -> Any:
-    if isinstance(form.format, Codebook):
-        return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
-    if form.format is not None and payload.dtype == form.format.dtype:
-        grid = FloatGrid.of_dtype(payload.dtype)
-        return FloatQuantTensor.stored(payload, scale, None, grid, form.value_dtype)
-    if form.format is not None:
-        return FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
-    grid = int_grid(form.bit_width, form.signed)
-    return IntQuantTensor.stored(payload, scale, zero_point, grid, form.value_dtype)
 
 
 def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -243,7 +244,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         if contraction is not None and self.frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
-            parameters["promote_dtype"] = _promoting(vars(self)["promote_dtype"])
+            parameters["promote_dtype"] = partial(_promoted, vars(self)["promote_dtype"])
         else:
             parameters[self.weight_name] = as_array(weight)
         parameters["bias"] = as_array(bias)
@@ -330,17 +331,13 @@ def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _promoting(promote_dtype: PromoteDtypeFn) -> PromoteDtypeFn:
-    """A layer's `promote_dtype`, which leaves an unallocated kernel so."""
-
-    def promote(arrays: Any, /, **options: Any) -> Any:
-        inputs, kernel, bias = arrays
-        if not isinstance(kernel, np.ndarray):  # traced
-            return promote_dtype(arrays, **options)
-        inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
-        return inputs, _unallocated(kernel.shape, small.dtype), bias
-
-    return promote
+def _promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
+    """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
+    inputs, kernel, bias = arrays
+    if not isinstance(kernel, np.ndarray):  # traced
+        return promote_dtype(arrays, **options)
+    inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
+    return inputs, _unallocated(kernel.shape, small.dtype), bias
 
 
 def _described(operand: Any) -> str:
