@@ -41,7 +41,6 @@ from jqinject.quant_tensor.shaping import transpose as transpose
 from jqinject.quant_tensor.tensor_fields import Levels as Levels
 from jqinject.quant_tensor.validity import BitWidth as BitWidth
 from jqinject.quant_tensor.validity import ceil_log2 as ceil_log2
-from jqinject.quant_tensor.validity import holds_integers as holds_integers
 from jqinject.quant_tensor.validity import integer_bounds as integer_bounds
 from jqinject.quant_tensor.validity import is_concrete as is_concrete
 from jqinject.quant_tensor.validity import known_different as known_different
@@ -51,11 +50,4 @@ from jqinject.quant_tensor.validity import pre_round_integers as pre_round_integ
 from jqinject.quant_tensor.validity import product_sum_bit_width as product_sum_bit_width
 from jqinject.quant_tensor.validity import sum_bit_width as sum_bit_width
 
-AnyQuantTensor: TypeAlias = (
-    IntQuantTensor
-    | FloatQuantTensor
-    | CodebookQuantTensor
-    | GroupwiseIntQuantTensor
-    | GroupwiseFloatQuantTensor
-    | GroupwiseCodebookQuantTensor
-)
+AnyQuantTensor: TypeAlias = QuantTensor

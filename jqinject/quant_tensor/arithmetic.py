@@ -65,14 +65,10 @@ def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     if not (training and same_quantizer):
         check_same_scale(a.scale, b.scale, training, "a + b")
     zeros = [x._zero_point for x in (a, b) if x._zero_point is not None]
-    return a.set(
-        value=a.value + b.value,
-        scale=(a.scale + b.scale) / 2,
-        zero_point=sum(zeros[1:], zeros[0]) if zeros else None,
-        bit_width=sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed),
-        signed=a.signed or b.signed,
-        training=training,
-    )
+    zero = sum(zeros[1:], zeros[0]) if zeros else None
+    bits = sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed)
+    value, scale, signed = a.value + b.value, (a.scale + b.scale) / 2, a.signed or b.signed
+    return type(a)(value, scale, zero, bits, signed, training)
 
 
 def shift(a: Tensor, offset: Any) -> Tensor:
@@ -89,12 +85,9 @@ def negate(a: Tensor) -> Tensor:
 
     differs from Brevitas: the zero point is negated too. Brevitas keeps it, so its result is not -a.
     """
-    return a.set(
-        value=-a.value,
-        zero_point=None if a._zero_point is None else -a._zero_point,
-        bit_width=a.bit_width if a.signed else a.bit_width + 1,
-        signed=True,
-    )
+    zero = None if a._zero_point is None else -a._zero_point
+    bits = a.bit_width if a.signed else a.bit_width + 1
+    return a.set(value=-a.value, zero_point=zero, bit_width=bits, signed=True)
 
 
 def absolute(a: Tensor) -> Tensor:
@@ -119,12 +112,8 @@ def absolute(a: Tensor) -> Tensor:
             f"abs: the zero point is {brief(a.zero_point)}, so |value| lies on another grid than the "
             "integers. Use a symmetric quantizer (zero point 0), or jnp.abs(x.value) for a plain array."
         )
-    return a.set(
-        value=jnp.abs(a.value),
-        zero_point=None,
-        bit_width=max(1, a.bit_width - 1) if isinstance(a.bit_width, int) else a.bit_width - 1,
-        signed=False,
-    )
+    bits = max(1, a.bit_width - 1) if isinstance(a.bit_width, int) else a.bit_width - 1
+    return a.set(value=jnp.abs(a.value), zero_point=None, bit_width=bits, signed=False)
 
 
 def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
@@ -142,14 +131,7 @@ def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Te
             "quantizers (zero point 0), or decay one operand with `.value`."
         )
     left, right = same_kind(a.bit_width, b.bit_width)
-    return a.set(
-        value=value,
-        scale=scale,
-        zero_point=None,
-        bit_width=left + right,
-        signed=a.signed or b.signed,
-        training=a.training or b.training,
-    )
+    return type(a)(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

@@ -132,27 +132,28 @@ def with_two_axes(axes: Iterable[int], cut: int) -> tuple[int, ...]:
     )
 
 
-def key_of_whole_groups(key: Any, ndim: int, cut: int) -> tuple[Any, ...] | None:
-    """An index with one entry for each axis, where `cut` has become two; None if it changes that axis.
+def whole_key(key: Any, ndim: int) -> tuple[Any, ...] | None:
+    """An index with one entry for each axis, beside those for new ones.
 
     Args:
         key: as in `x[key]`.
-        ndim: axes of the array without groups.
-        cut: the axis that is in groups, counted from the front.
+        ndim: axes of the array.
 
     Returns:
-        None also for indices other than slices, ints and one Ellipsis, or too many of them.
+        None for indices other than slices, ints, None and one Ellipsis, or too many of them.
 
     Example:
-        >>> key_of_whole_groups((..., 0), ndim=3, cut=1)
-        (slice(None, None, None), slice(None, None, None), slice(None, None, None), 0)
+        >>> whole_key((..., None, 0), ndim=2)
+        (slice(None, None, None), None, 0)
     """
     keys = key if isinstance(key, tuple) else (key,)
-    basic = all(k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys)
-    if not basic or len(keys) > ndim + (Ellipsis in keys):
+    basic = [
+        k
+        for k in keys
+        if k is None or k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool))
+    ]
+    missing = ndim - sum(k is not None and k is not Ellipsis for k in basic)
+    if len(basic) < len(keys) or missing < 0:
         return None
-    full: list[Any] = []
-    for k in keys:
-        full += [slice(None)] * (ndim - len(keys) + 1) if k is Ellipsis else [k]
-    full += [slice(None)] * (ndim - len(full))
-    return None if full[cut] != slice(None) else (*full[:cut], slice(None), *full[cut:])
+    place = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    return (*keys[:place], *[slice(None)] * missing, *keys[place + 1 :])

@@ -16,10 +16,10 @@ from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
 from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
 from jqinject.quant_tensor.validity import (
     checked_integers,
-    holds_integers,
     integer_bounds,
     is_concrete,
     pre_round_integers,
+    validity,
 )
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
@@ -171,14 +171,14 @@ class QuantTensor(TensorFields):
     def is_valid(self) -> bool | jax.Array:
         """Whether every number lies on the grid, up to the rounding of `value`'s dtype, and is finite.
 
-        See `holds_integers` for the tolerances of integers. A Python bool for concrete arrays, a boolean array under
+        See `validity` for the tolerances of integers. A Python bool for concrete arrays, a boolean array under
         tracing.
         """
         if self._layout is not None:
             return self._bare.is_valid
         if not self._grid.is_integer:
             return self._on_grid(finite=True)
-        valid = holds_integers(self.value, self._scale, self._zero_point, self.bit_width, self.signed)
+        valid, _ = validity(self.value, self._scale, self._zero_point, self._grid)
         return bool(valid) if is_concrete(valid) else valid
 
     @property
