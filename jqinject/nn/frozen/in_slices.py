@@ -16,7 +16,6 @@ from jqinject.core import (
     CodebookQuant,
     CommittedQuant,
     FloatQuant,
-    MinifloatQuant,
     RescalingIntQuant,
 )
 from jqinject.core._protocols import grid_of, groups_of
@@ -32,7 +31,6 @@ ELEMENTWISE = (
     CodebookQuant,
     CommittedQuant,
     FloatQuant,
-    MinifloatQuant,
     RescalingIntQuant,
 )
 # What has an element for each of the weight's, or sums some; everything else is of the whole weight.
