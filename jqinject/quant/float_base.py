@@ -11,27 +11,20 @@ from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import max_available_float as largest_below_codes
 from jqinject.quant import enums
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
-from jqinject.quant.solver.solve_components import selected
+from jqinject.quant.solver.solve_components import BIT_WIDTH_IMPL, selected
 
-EXPONENT_WIDTH_IMPL = {
-    enums.BitWidthImplType.CONST: core.ExponentWidthConst,
-    enums.BitWidthImplType.PARAMETER: core.BitWidthParameter,
-    enums.BitWidthImplType.STATEFUL_CONST: core.BitWidthStatefulConst,
+EXPONENT_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.ExponentWidthConst}
+MANTISSA_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
+# known beforehand where the mantissa's bits are
+MAX_MANTISSA = dict.fromkeys(BIT_WIDTH_IMPL, core.ComputeMaxMantissa) | {
+    enums.BitWidthImplType.CONST: core.StaticMaxMantissa
 }
-MANTISSA_WIDTH_IMPL = EXPONENT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
 # (bits, mantissa bits, exponent bits) -> mantissas that mean inf, and nan, with the largest exponent
 OCP_CODES = {
     (8, 3, 4): (None, ("111",)),
     (8, 2, 5): (("00",), ("01", "11", "10")),
 }
 NO_CODES = (None, None)
-
-
-MAX_MANTISSA = {
-    enums.BitWidthImplType.CONST: core.StaticMaxMantissa,  # known beforehand where the mantissa's bits are
-    enums.BitWidthImplType.PARAMETER: core.ComputeMaxMantissa,
-    enums.BitWidthImplType.STATEFUL_CONST: core.ComputeMaxMantissa,
-}
 
 
 def _codes(index: int) -> Any:
@@ -64,7 +57,7 @@ class FloatBase(ExtendedInjector):
 
     tensor_quant = core.FloatQuant
     scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
-    signed = True
+    signed = saturating = True
     float_to_int_impl_type = enums.FloatToIntImplType.ROUND
     scaling_min_val = 1e-10
     float_clamp_impl = core.FloatClamp
@@ -111,35 +104,30 @@ class Fp8e4m3Mixin(ExtendedInjector):
     """8 bits: 4 of exponent, 3 of mantissa."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 8, 4, 3
-    saturating = True
 
 
 class Fp8e5m2Mixin(ExtendedInjector):
     """8 bits: 5 of exponent, 2 of mantissa."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 8, 5, 2
-    saturating = True
 
 
 class Fp6e3m2Mixin(ExtendedInjector):
     """6 bits: 3 of exponent, 2 of mantissa, up to 28."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 6, 3, 2
-    saturating = True
 
 
 class Fp6e2m3Mixin(ExtendedInjector):
     """6 bits: 2 of exponent, 3 of mantissa, up to 7.5."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 6, 2, 3
-    saturating = True
 
 
 class Fp4e2m1Mixin(ExtendedInjector):
     """4 bits: 2 of exponent, 1 of mantissa, up to 6."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 4, 2, 1
-    saturating = True
 
 
 class FpOCPMixin(ExtendedInjector):
@@ -148,7 +136,6 @@ class FpOCPMixin(ExtendedInjector):
     Source: Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)" and "Microscaling Formats (MX)".
     """
 
-    saturating = True
     inf_values, nan_values = _codes(0), _codes(1)
     max_available_float = value(largest_below_codes)
 
@@ -156,5 +143,4 @@ class FpOCPMixin(ExtendedInjector):
 class FpFNUZMixin(ExtendedInjector):
     """The bias of the formats without inf and negative zero (FNUZ): one higher, and the code of -0 is nan."""
 
-    saturating = True
     exponent_bias = value(lambda exponent_bit_width: 2 ** (exponent_bit_width - 1))
