@@ -100,6 +100,12 @@ class ScaledFloatActBase(FloatBase, ActQuantSolver):
     float_scaling_impl = core.FloatScaling
 
 
+class DynamicFloatAct(ScaledFloatActBase):
+    """Minifloats with scale = max |x| / largest number of the tensor at hand."""
+
+    scaling_impl = core.RuntimeDynamicStatsScaling
+
+
 class Fp8e4m3Mixin(ExtendedInjector):
     """8 bits: 4 of exponent, 3 of mantissa."""
 
