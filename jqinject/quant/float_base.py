@@ -6,11 +6,13 @@ A quantizer lists a format (`Fp8e4m3Mixin`, ...), perhaps codes for inf and nan 
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import max_available_float as largest_below_codes
 from jqinject.quant import enums
-from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
+from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 from jqinject.quant.solver.solve_components import BIT_WIDTH_IMPL, selected
 
 EXPONENT_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.ExponentWidthConst}
@@ -150,3 +152,91 @@ class FpFNUZMixin(ExtendedInjector):
     """The bias of the formats without inf and negative zero (FNUZ): one higher, and the code of -0 is nan."""
 
     exponent_bias = value(lambda exponent_bit_width: 2 ** (exponent_bit_width - 1))
+
+
+class Fp8Quant(ExtendedInjector):
+    """8-bit floats: declare `q_dtype`, and `dq_dtype` for another dtype of the dequantized numbers."""
+
+    tensor_quant = core.FloatQuant
+    cast_impl = core.Float8Cast
+    float_to_int_impl = core.RoundSte
+    signed = True
+
+
+class Fp8e4m3(Fp8Quant):
+    """4 bits of exponent, 3 of mantissa, up to 448, no inf."""
+
+    q_dtype = jnp.float8_e4m3fn
+
+
+class Fp8e5m2(Fp8Quant):
+    """5 bits of exponent, 2 of mantissa, up to 57344, with inf."""
+
+    q_dtype = jnp.float8_e5m2
+
+
+class Fp8e4m3FNUZ(Fp8Quant):
+    """4 bits of exponent, 3 of mantissa, up to 240, no inf, one zero."""
+
+    q_dtype = jnp.float8_e4m3fnuz
+
+
+class Fp8e5m2FNUZ(Fp8Quant):
+    """5 bits of exponent, 2 of mantissa, up to 57344, no inf, one zero."""
+
+    q_dtype = jnp.float8_e5m2fnuz
+
+
+class AmaxStatsScaling(ExtendedInjector):
+    """The parts of a scale made from `max |x|`, recorded step by step."""
+
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    scaling_impl = core.AmaxScaling
+    amax_compute_algo = "max"
+    scaling_init = 1.0
+    margin = 0
+
+
+class DelayedAmaxScaling(AmaxStatsScaling):
+    """scale = max of the last 1024 steps' amaxes / largest number of the format; known before the tensor."""
+
+    delayed = True
+    amax_history_length = 1024
+
+
+class CurrentAmaxScaling(AmaxStatsScaling):
+    """scale = amax of the tensor itself / largest number of the format; the last amax is recorded."""
+
+    delayed = False
+    amax_history_length = 1
+
+
+class PerOutputChannel(ExtendedInjector):
+    """A scale for each output channel."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
+
+
+class DelayedWeight(DelayedAmaxScaling, WeightQuantSolver):
+    """Weights, their scale from the amaxes of earlier steps."""
+
+
+class DelayedAct(DelayedAmaxScaling, ActQuantSolver):
+    """Activations, their scale from the amaxes of earlier steps."""
+
+
+class DelayedGrad(DelayedAmaxScaling, GradQuantSolver):
+    """Gradients, their scale from the amaxes of earlier steps."""
+
+
+class CurrentWeight(CurrentAmaxScaling, WeightQuantSolver):
+    """Weights, their scale from the tensor itself."""
+
+
+class CurrentAct(CurrentAmaxScaling, ActQuantSolver):
+    """Activations, their scale from the tensor itself."""
+
+
+class CurrentGrad(CurrentAmaxScaling, GradQuantSolver):
+    """Gradients, their scale from the tensor itself."""

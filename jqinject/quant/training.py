@@ -15,7 +15,15 @@ from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.quant import enums
 from jqinject.quant.codebook import MXFloat4e2m1QuestAct
-from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, Fp8e4m3Mixin, Fp8e5m2Mixin, FpOCPMixin
+from jqinject.quant.float_base import (
+    FloatBase,
+    Fp4e2m1Mixin,
+    Fp8e4m3,
+    Fp8e4m3Mixin,
+    Fp8e5m2,
+    Fp8e5m2Mixin,
+    FpOCPMixin,
+)
 from jqinject.quant.fragments import DynamicPerRow
 from jqinject.quant.minifloat.blocks import (
     MXActMixin,
@@ -25,10 +33,8 @@ from jqinject.quant.minifloat.blocks import (
     NVFP4TrainingWeight,
 )
 from jqinject.quant.minifloat.float8 import (
-    Fp8e4m3,
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3WeightPerTensorDelayed,
-    Fp8e5m2,
     Fp8e5m2GradPerTensorDelayed,
 )
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver

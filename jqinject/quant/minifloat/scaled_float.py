@@ -48,28 +48,20 @@ class Fp8e5m2ActPerTensorFloat(float_base.Fp8e5m2Mixin, float_base.ScaledFloatAc
     """e5m2 activations, a learned scale that starts from max |x| / 114688."""
 
 
-class Fp8e4m3WeightPerChannelFloat(float_base.Fp8e4m3Mixin, float_base.ScaledFloatWeightBase):
+class Fp8e4m3WeightPerChannelFloat(float_base.PerOutputChannel, Fp8e4m3WeightPerTensorFloat):
     """e4m3 weights, a scale for each output channel, max |w| / 480."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e5m2WeightPerChannelFloat(float_base.Fp8e5m2Mixin, float_base.ScaledFloatWeightBase):
+class Fp8e5m2WeightPerChannelFloat(float_base.PerOutputChannel, Fp8e5m2WeightPerTensorFloat):
     """e5m2 weights, a scale for each output channel, max |w| / 114688."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e4m3ActPerChannelFloat2d(float_base.Fp8e4m3Mixin, float_base.ScaledFloatActBase):
+class Fp8e4m3ActPerChannelFloat2d(float_base.PerOutputChannel, Fp8e4m3ActPerTensorFloat):
     """e4m3 images, each channel's learned scale starts from its max |x| / 480."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e5m2ActPerChannelFloat2d(float_base.Fp8e5m2Mixin, float_base.ScaledFloatActBase):
+class Fp8e5m2ActPerChannelFloat2d(float_base.PerOutputChannel, Fp8e5m2ActPerTensorFloat):
     """e5m2 images, each channel's learned scale starts from its max |x| / 114688."""
-
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
 class Fp8e4m3WeightPerTensorFloatMSE(fragments.MSESymmetricScale, Fp8e4m3WeightPerTensorFloat):
