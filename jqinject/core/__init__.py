@@ -1,6 +1,6 @@
 """Components of quantizers, built by hand or wired by name. `_protocols.py` shows how they fit together."""
 
-from jqinject.core._protocols import PackableResult as PackableResult
+from jqinject.core._protocols import Packable as Packable
 from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter

@@ -7,10 +7,12 @@ in `float_grid.py`.
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -236,9 +238,103 @@ MOST_COMPARED = 32
 """Values of a table that each number is compared with; in larger tables the place is found by halving."""
 
 
-@jax.tree_util.register_static
+class Codebook(abc.ABC):
+    """Numbers that are looked up by code: the base of `TableGrid`, and of a number format of your own.
+
+    A format derives from it as a frozen dataclass, states `bit_width` (1 to 8) and defines `decode` and `encode`; all
+    else follows from these. Equal formats share one compiled program.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Squares(Codebook):
+        ...     bit_width: int = 2
+        ...
+        ...     def decode(self, payload):
+        ...         return jnp.square(payload.astype(jnp.float32))
+        ...
+        ...     def encode(self, steps):
+        ...         codes = jnp.round(jnp.sqrt(jnp.maximum(steps, 0)))
+        ...         return jnp.minimum(codes, 3).astype(self.storage)
+        >>> Squares().bounds, Squares().round(jnp.array([3.0, 100.0]))
+        ((0.0, 9.0), Array([4., 9.], dtype=float32))
+    """
+
+    is_integer = is_learned = False
+    is_table = True
+    dtype = None
+    storage = np.dtype(np.uint8)
+    bit_width: Any
+
+    def __init_subclass__(cls) -> None:
+        jax.tree_util.register_static(cls)
+
+    @abc.abstractmethod
+    def decode(self, payload: jax.Array) -> jax.Array:
+        """The numbers of codes, float32."""
+
+    @abc.abstractmethod
+    def encode(self, steps: jax.Array) -> jax.Array:
+        """The codes of the nearest numbers, uint8; no gradient."""
+
+    @property
+    def table(self) -> np.ndarray:
+        """The number of each code, float32, in the order of codes."""
+        return table_of(self)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest number."""
+        return float(self.table.min()), float(self.table.max())
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are numbers below 0."""
+        return self.bounds[0] < 0
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(abs(bound) for bound in self.bounds)
+
+    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
+        """The nearest numbers; nan stays nan. The numbers have one way to round."""
+        return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
+
+    def pack(self, payload: jax.Array) -> jax.Array:
+        """Codes in bytes."""
+        return pack(payload, container_bits(self.bit_width))
+
+    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The codes that `pack` has packed."""
+        return unpack(packed, container_bits(self.bit_width), shape, signed=False)
+
+    def __str__(self) -> str:
+        return f"{self.bit_width}-bit {type(self).__name__}"
+
+
+@cache
+def table_of(grid: Codebook) -> np.ndarray:
+    """The number of each code of a format, float32.
+
+    Raises:
+        ValueError: the format has no 1 to 8 bits, or numbers that are not finite.
+    """
+    name = type(grid).__name__
+    if not (isinstance(grid.bit_width, int) and 1 <= grid.bit_width <= 8):
+        raise ValueError(
+            f"{name}: bit_width must be 1 to 8, got {grid.bit_width!r}: codes are stored in bytes"
+        )
+    with jax.ensure_compile_time_eval():
+        table = np.asarray(grid.decode(jnp.arange(2**grid.bit_width, dtype=jnp.uint8)), np.float32)
+    if not np.isfinite(table).all():
+        raise ValueError(
+            f"{name}.decode: every code must stand for a finite number, got {table.tolist()!r:.120}"
+        )
+    return table
+
+
 @dataclass(frozen=True)
-class TableGrid:
+class TableGrid(Codebook):
     """A table of numbers, stored as their indices.
 
     Attributes:
@@ -256,10 +352,6 @@ class TableGrid:
     """
 
     values: tuple[float, ...]
-    is_integer = is_learned = False
-    is_table = True
-    dtype = None
-    storage = np.dtype(np.uint8)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(float(value) for value in self.values))
@@ -281,28 +373,9 @@ class TableGrid:
         return (len(self.values) - 1).bit_length()
 
     @property
-    def signed(self) -> bool:
-        """Whether there are numbers below 0."""
-        return self.values[0] < 0
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The first and the last number."""
-        return self.values[0], self.values[-1]
-
-    @property
-    def largest(self) -> float:
-        """The largest magnitude."""
-        return max(abs(bound) for bound in self.bounds)
-
-    @property
     def table(self) -> np.ndarray:
         """The values, float32."""
         return np.asarray(self.values, np.float32)
-
-    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
-        """The nearest numbers, the lower one on a tie; a table has one way to round."""
-        return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
 
     def encode(self, steps: jax.Array, *, ties_up: bool = False) -> jax.Array:
         """The index of the nearest value, uint8; on a tie, the lower one unless `ties_up`; for nan, the last."""
@@ -320,19 +393,9 @@ class TableGrid:
         beyond = near < exact if up else near > exact
         return np.where(beyond, np.nextafter(near, np.float32(np.inf if up else -np.inf)), near)
 
-    codes = encode
-
     def decode(self, payload: jax.Array) -> jax.Array:
         """The values that indices stand for, float32."""
         return taken(jnp.asarray(self.table), payload.astype(jnp.int32))
-
-    def pack(self, payload: jax.Array) -> jax.Array:
-        """Indices in bytes."""
-        return pack(payload, container_bits(self.bit_width))
-
-    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The indices that `pack` has packed."""
-        return unpack(packed, container_bits(self.bit_width), shape, signed=False)
 
     def __str__(self) -> str:
         return f"{self.bit_width}-bit table"

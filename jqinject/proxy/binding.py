@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core import PackableResult, Quantized, components_in
+from jqinject.core import Packable, Quantized, components_in
 from jqinject.inject import Binding, check_overrides, declared_names
 from jqinject.ops import IntGrid
 from jqinject.ops.cut import cut_in_place
@@ -34,7 +34,7 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
+def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
@@ -45,7 +45,7 @@ def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
     Raises:
         TypeError: it is not a result.
     """
-    if isinstance(result, PackableResult):
+    if isinstance(result, Packable):
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result

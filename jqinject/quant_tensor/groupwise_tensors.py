@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.cut import cut_in_place
-from jqinject.ops.grid import TableGrid
+from jqinject.ops.grid import Codebook
 from jqinject.ops.groups import elements_axis
 from jqinject.quant_tensor.array_methods import as_array, attribute
 from jqinject.quant_tensor.group_layout import Groups, Layout
@@ -209,7 +209,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
         codebook, training: as of `CodebookQuantTensor`.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
+        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
         ValueError: it has no such groups; the scale does not broadcast against it.
 
     Example:
@@ -230,7 +230,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
         scale: Any,
         group_size: int,
         group_dim: int,
-        codebook: TableGrid,
+        codebook: Codebook,
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:

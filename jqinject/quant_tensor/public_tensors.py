@@ -14,7 +14,7 @@ import numpy as np
 
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import IntGrid, TableGrid
+from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.quant_tensor.array_methods import attribute
 from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
 from jqinject.quant_tensor.tensor_fields import Levels
@@ -252,7 +252,7 @@ class CodebookNames:
 
     __slots__ = ()
 
-    codebook: TableGrid = attribute("_grid", "The table.")
+    codebook: Codebook = attribute("_grid", "The table.")
     payload = codes = QuantTensor.code_numbers
 
 
@@ -270,7 +270,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         training: whether it was made in training mode.
 
     Raises:
-        TypeError: `value` is not a float array, or `codebook` is not a `TableGrid`.
+        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
         ValueError: the scale does not broadcast against the value.
 
     Example:
@@ -285,9 +285,11 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
     arrays = ("value", "scale")
     grid_fields = ("codebook",)
 
-    def __init__(self, value: Any, scale: Any, codebook: TableGrid, training: bool = False) -> None:
-        if not isinstance(codebook, TableGrid):
-            raise TypeError(f"CodebookQuantTensor: codebook must be a TableGrid, got {codebook!r}")
+    def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
+        if not isinstance(codebook, Codebook):
+            raise TypeError(
+                f"CodebookQuantTensor: codebook must be a Codebook such as TableGrid, got {codebook!r}"
+            )
         self._store(value, scale, None, codebook, training)
 
     @classmethod
@@ -295,7 +297,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         cls,
         codes: jax.Array,
         scale: Any,
-        codebook: TableGrid,
+        codebook: Codebook,
         *,
         training: bool = False,
         dtype: Any = jnp.float32,
@@ -307,7 +309,8 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
             Array([-2.,  2.], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
-        return cls((codebook.decode(codes) * scale).astype(dtype), scale, codebook, training)
+        numbers = codebook.decode(codes.astype(codebook.storage))
+        return cls((numbers * scale).astype(dtype), scale, codebook, training)
 
 
 def _checked_bit_width(bit_width: Any) -> BitWidth:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
-from jqinject.ops.grid import TableGrid
+from jqinject.ops.grid import Codebook
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import round_ste
@@ -113,7 +113,7 @@ class QuantTensor(TensorFields):
 
     @property
     def _is_minifloat(self) -> bool:
-        return self._layout is None and not self._grid.is_integer and not isinstance(self._grid, TableGrid)
+        return self._layout is None and not self._grid.is_integer and not isinstance(self._grid, Codebook)
 
     def astype(self, dtype: Any) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
@@ -247,7 +247,7 @@ class QuantTensor(TensorFields):
             return self._layout.join(self._bare.low_bits())
         if self._payload is not None:
             return self._payload
-        if isinstance(self._grid, TableGrid) or jnp.issubdtype(self.q_dtype, jnp.integer):
+        if isinstance(self._grid, Codebook) or jnp.issubdtype(self.q_dtype, jnp.integer):
             return self.code_numbers()
         return to_float8(self.value, self._divisor(), self.q_dtype)
 
@@ -255,7 +255,7 @@ class QuantTensor(TensorFields):
         """Return the codes of minifloats (sign, exponent and mantissa), or indices, as unsigned integers."""
         if self._layout is not None:
             return self._layout.join(self._bare.code_numbers())
-        if isinstance(self._grid, TableGrid):
+        if isinstance(self._grid, Codebook):
             return self._grid.encode(self._steps())
         form = self.known_format("its codes")
         return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
@@ -272,7 +272,7 @@ class QuantTensor(TensorFields):
         return self._rounded()
 
     def _check_on_grid(self) -> None:
-        table = isinstance(self._grid, TableGrid)  # which has no codes for inf and nan
+        table = isinstance(self._grid, Codebook)  # which has no codes for inf and nan
         if is_concrete(self.value, self._scale) and not self._on_grid(finite=table):
             grid, numbers = (
                 ("in its table", "indices") if table else (f"on the grid of {self._grid}", "minifloats")

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.grid import TableGrid
+from jqinject.ops.grid import Codebook
 from jqinject.quant_tensor.array_methods import as_array
 from jqinject.quant_tensor.group_layout import key_of_whole_groups, with_two_axes
 from jqinject.quant_tensor.tensor_fields import TensorFields
@@ -383,4 +383,4 @@ def is_on_integers(x: Any) -> bool:
 
 def _keeps_zero_and_order(x: Any) -> bool:
     """Whether 0 and the largest of some elements are on the grid: of integers and minifloats without groups."""
-    return isinstance(x, TensorFields) and x._layout is None and not isinstance(x._grid, TableGrid)
+    return isinstance(x, TensorFields) and x._layout is None and not isinstance(x._grid, Codebook)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import IntGrid, TableGrid
+from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
@@ -402,4 +402,4 @@ def grid_name(grid: Any) -> str:
     if isinstance(grid, IntGrid):
         bits = f"{brief(grid.bit_width)}-bit" if is_concrete(grid.bit_width) else "learned bit width,"
         return f"{bits} {'signed' if grid.signed else 'unsigned'}"
-    return f"{len(grid.values)} values" if isinstance(grid, TableGrid) else str(grid)
+    return f"{len(grid.table)} values" if isinstance(grid, Codebook) else str(grid)

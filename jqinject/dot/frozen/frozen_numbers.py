@@ -24,7 +24,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import TableGrid
+from jqinject.ops import Codebook
 from jqinject.ops.cut import Cut
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import split_groups
@@ -225,7 +225,7 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
 
 
 def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
-    if isinstance(form.format, TableGrid):
+    if isinstance(form.format, Codebook):
         return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
     if form.format is not None and payload.dtype == form.format.dtype:
         return FloatQuantTensor.stored(payload, scale, form.value_dtype)

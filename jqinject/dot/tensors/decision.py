@@ -144,5 +144,5 @@ def describe(x: Any) -> str:
     if on_minifloats(x):
         return f"{x.format} with scales of shape {x.scale.shape}"
     if on_table(x):
-        return f"indices into a table of {len(x.codebook.values)} numbers"
+        return f"indices into a table of {len(x.codebook.table)} numbers"
     return f"an array of {x.dtype.name}"
