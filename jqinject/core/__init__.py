@@ -13,7 +13,6 @@ from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.bit_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.bit_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.clamp import Abs as Abs
 from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import FloatClamp as FloatClamp
@@ -35,7 +34,6 @@ from jqinject.core.memory.clipping_range import RangeZeroPoint as RangeZeroPoint
 from jqinject.core.memory.clipping_range import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.memory.clipping_range import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quantizers.codebook_quant import CodebookQuant as CodebookQuant
-from jqinject.core.quantizers.codebook_quant import CommittedQuant as CommittedQuant
 from jqinject.core.quantizers.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quantizers.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
 from jqinject.core.quantizers.decoupled import (

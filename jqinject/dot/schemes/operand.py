@@ -31,7 +31,7 @@ from jqinject.core import (
 from jqinject.core._protocols import has_zero_point
 from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
-from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, overrides_given, value
+from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, value
 from jqinject.ops.float8_cast import float8_dtype
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
@@ -111,8 +111,7 @@ class OperandProxy(InnerModule):
                 f"{where[0]}: dequant_mode must be one of {', '.join(map(repr, DEQUANT_MODES))}; got {mode!r}"
             )
         self.contracts_payload = mode == "output"
-        given = overrides_given(binding.injector)
-        check_overrides(binding.injector, given, read=read, given=handed, where=where[0])
+        check_overrides(binding.injector, binding.overridden, read=read, given=handed, where=where[0])
 
     @property
     def has_zero_point(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -11,14 +12,13 @@ from flax import nnx
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import Affine, affine_of, has_integers
-from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, SEEN, check_input_for_weight, hold_proxies, input_format, see
+from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format, see
 from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
-from jqinject.proxy import InputFormat, stack_of
+from jqinject.proxy import LINKS, InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -26,7 +26,6 @@ from jqinject.quant_tensor import (
     grouped_integers,
     is_quantized,
     on_integers,
-    on_minifloats,
 )
 
 
@@ -171,7 +170,7 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
-        if self not in SEEN:
+        if self not in LINKS:
             see(self)
         weight, proxy = getattr(self, self.weight_name)[...], vars(self).get("weight_quant")
         if proxy is None:
@@ -242,7 +241,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in SEEN:
+        if self not in LINKS:
             see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
@@ -262,7 +261,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         if contraction is not None and frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
-            parameters["promote_dtype"] = _promoting(attributes["promote_dtype"])
+            parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
             parameters[self.weight_name] = weight.value if quantized else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
@@ -285,9 +284,11 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
-        made_anew = self.frozen is None and not (keeps_integers(weight) and keeps_integers(x))
-        if asked == "auto" and kind == "int" and made_anew:
+        asked, kind = self.contraction, "fp8" if getattr(weight, "kind", "") == "minifloats" else "int"
+        without_payload = (
+            getattr(weight, "kept_payload", None) is None or getattr(x, "kept_payload", None) is None
+        )
+        if asked == "auto" and kind == "int" and self.frozen is None and without_payload:
             # Evaluation contracts what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie
             # fall on the other side, and a deep network carries that on. In training they are floats: see the call.
             return None
@@ -338,7 +339,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
         whole = weight.grouped if grouped_integers(weight) else weight
-        return affine_of(whole) if on_integers(whole) and has_integers(whole) else None
+        return affine_of(whole) if has_integers(whole) else None
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -346,17 +347,13 @@ def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _promoting(promote_dtype: PromoteDtypeFn) -> PromoteDtypeFn:
-    """A layer's `promote_dtype`, which leaves an unallocated kernel so."""
-
-    def promote(arrays: Any, /, **options: Any) -> Any:
-        inputs, kernel, bias = arrays
-        if not isinstance(kernel, np.ndarray):  # traced
-            return promote_dtype(arrays, **options)
-        inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
-        return inputs, _unallocated(kernel.shape, small.dtype), bias
-
-    return promote
+def _promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
+    """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
+    inputs, kernel, bias = arrays
+    if not isinstance(kernel, np.ndarray):  # traced
+        return promote_dtype(arrays, **options)
+    inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
+    return inputs, _unallocated(kernel.shape, small.dtype), bias
 
 
 def _described(operand: Any) -> str:
