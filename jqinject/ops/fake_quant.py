@@ -84,7 +84,8 @@ class Steps:
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
         one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
-        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
+        # As `quotient`: the divisor for every number, nan for nan.
+        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else x / bounded(x, scale, scale)
         return steps, self.rounding(steps if zero_point is None else steps + zero_point)
 
     def quantized(

@@ -37,6 +37,7 @@ from jqinject.ops.fake_quant import Offset, known_zero
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
+from jqinject.quant_tensor.public_tensors import int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
@@ -105,8 +106,11 @@ class Quantized:
         if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not isinstance(grid, FloatGrid):
-            form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
+            bits, numbers = grid.bit_width, (self.value, self.scale, self.zero_point)
+            if type(bits) is not int:
+                return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
+            plain = int_grid(bits, grid.signed)
+            return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
         if self.levels is not None:
             return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
         return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
