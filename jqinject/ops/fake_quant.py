@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.clamp import bounded, change_beside, choose
+from jqinject.ops.clamp import bounded, change_beside, choose, quotient
 from jqinject.ops.grid import Grid, Rounding
 from jqinject.ops.minifloat import float_steps, from_float_steps
-from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -84,8 +83,7 @@ class Steps:
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
         one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
-        # As `quotient`: the divisor for every number, nan for nan.
-        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else x / bounded(x, scale, scale)
+        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
         return steps, self.rounding(steps if zero_point is None else steps + zero_point)
 
     def quantized(
