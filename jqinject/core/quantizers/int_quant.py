@@ -172,7 +172,7 @@ class IntQuant(Component):
         return y if self.delay is None else self.delay(x, y)
 
 
-def int_grid(int_quant: IntQuantizer, bit_width: Any) -> IntGrid:
+def int_grid(int_quant: Any, bit_width: Any) -> IntGrid:
     """The integers of an `int_quant` of so many bits; one of a user's own states its range alone.
 
     Args:

@@ -84,14 +84,12 @@ class Quantized:
         return self.grid.bit_width
 
     def __iter__(self) -> Iterator[Any]:
-        form, pre = self.grid, self.pre_scale
-        numbers = (self.value, self.scale, _shown(self.zero_point))
-        if not isinstance(form, FloatGrid):
-            return iter(
-                (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
-            )
-        widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
-        return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
+        form, numbers = self.grid, (self.value, self.scale, _shown(self.zero_point))
+        if isinstance(form, FloatGrid):
+            widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
+            return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
+        pre = () if self.pre_scale is None else (self.pre_scale, _shown(self.pre_zero_point))
+        return iter((*numbers, self.bit_width, *pre))
 
     def quant_tensor(self, *, training: bool) -> Any:
         """The tensor that flows between layers.
