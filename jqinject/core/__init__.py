@@ -1,6 +1,6 @@
 """Components of quantizers, built by hand or wired by name. `_protocols.py` shows how they fit together."""
 
-from jqinject.core._protocols import PackableResult as PackableResult
+from jqinject.core._protocols import Packable as Packable
 from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
@@ -13,7 +13,6 @@ from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.bit_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.bit_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.clamp import Abs as Abs
 from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import FloatClamp as FloatClamp

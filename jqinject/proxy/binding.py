@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core import PackableResult, Quantized, components_in
+from jqinject.core import Packable, Quantized, components_in
 from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.inject import (
     Binding,
@@ -62,7 +62,7 @@ def checked_quantizer(quantizer: Any, name: str) -> None:
         )
 
 
-def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
+def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
@@ -73,7 +73,7 @@ def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
     Raises:
         TypeError: it is not a result.
     """
-    if isinstance(result, PackableResult):
+    if isinstance(result, Packable):
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result

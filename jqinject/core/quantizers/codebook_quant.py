@@ -25,7 +25,7 @@ from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import InnerModule, component
 from jqinject.core.quantizers.quantizer import Quantizer
 from jqinject.core.state import QuantStat
-from jqinject.ops.grid import TableGrid
+from jqinject.ops.grid import Codebook, TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
 
@@ -40,7 +40,7 @@ class CodebookQuant(Quantizer):
 
     Args:
         scaling_impl: the scale.
-        codebook: the table; or its numbers, in ascending order.
+        codebook: a `jqinject.ops.Codebook`; or the numbers of a table, in ascending order.
         input_view_impl: applied to `x` first.
         tensor_clamp_impl: how to clamp to the table's ends.
         gradient_mask_impl: where the gradient goes; None leaves it to the clamp.
@@ -63,29 +63,30 @@ class CodebookQuant(Quantizer):
     gradient_mask_impl: GradientMask | None = None
 
     def __post_init__(self) -> None:
-        vars(self)["codebook"] = TableGrid.of(self.codebook)
+        if not isinstance(self.codebook, Codebook):
+            vars(self)["codebook"] = TableGrid(tuple(self.codebook))
 
     @property
-    def format(self) -> TableGrid:
+    def format(self) -> Codebook:
         """The table."""
         return self.codebook
 
     @property
-    def grid(self) -> TableGrid:
+    def grid(self) -> Codebook:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return self.codebook
 
-    def _grid(self) -> TableGrid:
+    def _grid(self) -> Codebook:
         return self.codebook
 
-    def _threshold(self, grid: TableGrid) -> float:
+    def _threshold(self, grid: Codebook) -> float:
         return grid.largest
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: TableGrid, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Codebook, keep: bool
     ) -> tuple[jax.Array, None]:
         steps = divide(x.astype(jnp.float32), scale)
-        inside = self.tensor_clamp_impl(steps, min_val=grid.values[0], max_val=grid.values[-1])
+        inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = jnp.where(jnp.isnan(inside), inside, grid.decode(grid.encode(inside)))
         mask = self.gradient_mask_impl
         if mask is not None:
