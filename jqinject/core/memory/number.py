@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.core import check
@@ -35,35 +34,9 @@ class Number(NamedTuple):
     collecting: Any = None
 
 
-class Domain(Protocol):
-    """How a statistic becomes the number that is stored and learned."""
-
-    @property
-    def least(self) -> float | None:
-        """What a statistic is at least, if that is enough to bound it."""
-        ...
-
-    @property
-    def stores_statistic(self) -> bool:
-        """Whether a clamped statistic is stored as it is."""
-        ...
-
-    def clamped(self, stat: jax.Array, /) -> jax.Array:
-        """The statistic, bounded from below."""
-        ...
-
-    def to_stored(self, value: jax.Array, /) -> jax.Array:
-        """From a value to the domain in which it is learned."""
-        ...
-
-    def from_stored(self, stored: jax.Array, /) -> jax.Array:
-        """From the domain in which it is learned to the value."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Distance:
-    """Distances in floats, learned directly: zero points."""
+    """Distances in floats, learned directly: zero points. See `ScaleRule`."""
 
     least = None
     stores_statistic = True
@@ -98,17 +71,6 @@ class AffineRescaling(InnerModule):
         """The mapped number."""
         y = x * self.affine_weight.get_value()
         return y if self.affine_bias is None else y + self.affine_bias.get_value()
-
-
-@dataclass(frozen=True)
-class _Array:
-    """A float32 array as a static value, compared by content."""
-
-    data: bytes
-    shape: tuple[int, ...]
-
-    def array(self) -> np.ndarray:
-        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
 
 
 CHECKS: dict[str, check.Check] = {
