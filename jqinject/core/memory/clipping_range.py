@@ -27,31 +27,6 @@ from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, s
 from jqinject.ops.ste import nearest
 
 
-def axes_that_share(
-    ndim: int, shared: tuple[int, ...] | None, channels: tuple[int, ...], cut: int | None
-) -> tuple[int, ...]:
-    """The axes that share a range.
-
-    Args:
-        ndim: axes of the tensor, with groups counted as two.
-        shared: the axes that share a range; None means all but `channels`.
-        channels: the axes with a range for each index.
-        cut: the axis that is cut into groups, if any.
-
-    Example:
-        >>> axes_that_share(3, None, (0,), None), axes_that_share(3, None, (0,), 1)
-        ((1, 2), (2,))
-    """
-    if cut is None:
-        return others(ndim, channels) if shared is None else _within(ndim, shared)
-    cut = cut % (ndim - 1)
-    if shared is not None:
-        return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
-    channels = _within(ndim - 1, channels)
-    _check_apart(cut, channels)
-    return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
-
-
 def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
     """Refuse to group an axis that has a range for each index."""
     if group_dim in channelwise_axes:
@@ -381,7 +356,15 @@ class RangeScaling(Component):
         return found if is_split(x) else jax.tree.map(cut.in_two, found)
 
     def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:
-        return axes_that_share(ndim, self.shared_axes, tuple(self.channelwise_axes), cut)
+        """The axes that share a range, of a tensor of `ndim` axes, where the groups of the `cut` one count as two."""
+        shared, channels = self.shared_axes, tuple(self.channelwise_axes)
+        if cut is None:
+            return others(ndim, channels) if shared is None else _within(ndim, shared)
+        if shared is not None:
+            return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
+        channels = _within(ndim - 1, channels)
+        _check_apart(cut, channels)
+        return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale of a symmetric range, in numbers of a minifloat."""

@@ -164,16 +164,13 @@ class Memory(Component):
 
     def _affine(self, arguments: dict[str, Any], shape: tuple[int, ...]) -> AffineRescaling | None:
         """The affine map for an initial factor and shift, or None."""
-        factor = arguments.get(f"{self.of}_affine_rescaling_init")
-        shift = arguments.get(f"{self.of}_affine_shifting_init")
-        if factor is not None:
-            return AffineRescaling(shape, factor, shift)
-        if shift is not None:
+        factor, shift = (arguments.get(f"{self.of}_affine_{part}_init") for part in ("rescaling", "shifting"))
+        if factor is None and shift is not None:
             raise ValueError(
                 f"{type(self).__name__}: {self.of}_affine_shifting_init={shift} needs a factor as well: give "
                 f"{self.of}_affine_rescaling_init=1.0."
             )
-        return None
+        return None if factor is None else AffineRescaling(shape, factor, shift)
 
     def _empty(self, name: str) -> float:
         return 1.0 if name == "running_stats" else EMPTY[self.of]

@@ -74,20 +74,14 @@ class AffineRescaling(InnerModule):
 
 
 CHECKS: dict[str, check.Check] = {
-    "scaling_shape": check.integers,
-    "zero_point_shape": check.integers,
-    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
-    "force_parameter": check.flag,
-    "quantize_zero_point": check.flag,
-    "scaling_stats_input_concat_dim": check.integer,
-    "zero_point_stats_input_concat_dim": check.integer,
+    **dict.fromkeys(("scaling_shape", "zero_point_shape"), check.integers),
+    **dict.fromkeys(("force_parameter", "quantize_zero_point", "shared_per_row"), check.flag),
+    **{f"{of}_stats_input_concat_dim": check.integer for of in ("scaling", "zero_point")},
     "group_dim": check.integer,
-    "shared_per_row": check.flag,
+    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
 }
-
-
 NUMBERS = re.compile(
-    "(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
+    r"(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
 )
 
 
