@@ -47,6 +47,9 @@ def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in kept)
 
 
+MEAN = ("counter", "sum_of_max", "sum_of_min")
+
+
 class SimpleMovingAverage(Memory):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
@@ -98,13 +101,13 @@ class SimpleMovingAverage(Memory):
         Returns:
             The range, shaped as `batch`; differentiable in `batch` where it entered.
         """
-        count, held = self._held()
+        count, *sums = (self.record.get_raw_value()[name] for name in MEAN)
         ends = tuple([shaped(end, count.shape) for end in (batch.high, batch.lowest)])
         if update:
-            ends, count, held, _ = mean_after(self.policy, ends, count, held)
-            self._hold(count, held)
+            ends, count, sums, _ = mean_after(self.policy, ends, count, tuple(sums))
+            self.record.set_value(dict(zip(MEAN, (count, *sums), strict=True)))
         else:
-            ends = mean(ends, count, held)
+            ends = mean(ends, count, tuple(sums))
         high, low = (shaped(end, batch.high.shape) for end in ends)
         return ClippingRange(high, None if batch.low is None else low)
 
@@ -114,8 +117,8 @@ class SimpleMovingAverage(Memory):
 
     def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
         """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
-        count, held = self._held()
-        high, low = (shaped(total / jnp.maximum(count, 1), (1,) * ndim) for total in held)
+        count, *sums = (self.record.get_raw_value()[name] for name in MEAN)
+        high, low = (shaped(total / jnp.maximum(count, 1), (1,) * ndim) for total in sums)
         return ClippingRange(high, low if two_ends else None)
 
 

@@ -219,8 +219,7 @@ class Memory(Component):
         if kind == "filled":
             return self._filled(x, task, made)
         if kind == "now":
-            stat = self.statistic(x, task)
-            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+            return self._mapped(self.statistic(x, task))
         if self.use_running_average or x.size == 0:
             return self._settled()
         x = x.astype(jnp.float32)
@@ -277,7 +276,7 @@ class Memory(Component):
             # A shared quantizer is called once per weight: the gradient of every call goes to the parameter.
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
             self.value.set_value(with_gradient_of(learned, filled))
-            self._hold(keep.astype(jnp.float32), ())
+            self.counter.set_value(keep.astype(jnp.float32))
         return Number(stored=with_gradient_of(learned, current))
 
     def _running(self, x: jax.Array, task: Task) -> Number:
@@ -285,9 +284,10 @@ class Memory(Component):
         stats = self.stats
         stat = stats(x, task) if self.searches else statistic_of(stats, self.view, x, of_parameter=False)
         stat = stat if stat.shape == self.shape else self._shaped(stat)
-        count, held = self._held()
-        held, count, _ = self.policy.after(held, (jax.lax.stop_gradient(stat),), count)
-        self._hold(count, held)
+        held = self.record.get_raw_value()
+        number = jax.lax.stop_gradient(stat)
+        (averaged,), count, _ = self.policy.after((held["running_stats"],), (number,), held["counter"])
+        self.record.set_value({"counter": count, "running_stats": averaged})
         return self._mapped(stat)
 
     def _collecting(self, x: jax.Array, task: Task, made: Any) -> Number:
@@ -320,24 +320,14 @@ class Memory(Component):
 
     # State
 
-    def _held(self) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """The counter and what is averaged, by name."""
-        held = self.record.get_raw_value()
-        return held["counter"], tuple(held[name] for name in sorted(held) if name != "counter")
-
-    def _hold(self, count: jax.Array, numbers: tuple[jax.Array, ...]) -> None:
-        names = sorted(name for name in self.record.get_raw_value() if name != "counter")
-        self.record.set_value({"counter": count, **dict(zip(names, numbers, strict=True))})
-
     def begin_calibration(self) -> None:
         """Restart the average, for any number of batches."""
         if self._averages:
-            count, held = self._held()
-            if self.policy.kind == "mean":
-                held = tuple(jnp.zeros_like(total) for total in held)
-            else:
+            held, mean = self.record.get_raw_value(), self.policy.kind == "mean"
+            fresh = held if mean else ("counter",)
+            self.record.set_value({**held, **{name: jnp.zeros_like(held[name]) for name in fresh}})
+            if not mean:
                 self.policy = replace(self.policy, calibrates=True)
-            self._hold(jnp.zeros_like(count), held)
             self.use_running_average = False
 
     def end_calibration(self) -> None:
@@ -355,7 +345,9 @@ class Memory(Component):
         collected = jax.lax.stop_gradient(self.rule.to_stored(held))
         self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
         over = jnp.float32(self.policy.steps + 1)
-        self._hold(jnp.where(due, over, count), (jnp.where(fills, collected, held),))
+        self.record.set_value(
+            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
+        )
 
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.
@@ -364,7 +356,8 @@ class Memory(Component):
             stored: in the domain of the rule, of the shape of `value`.
         """
         self.value.set_value(stored)
-        self._hold(jnp.full_like(self.counter.get_value(), self.policy.steps + 1), (stored,))
+        over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
+        self.record.set_value({"counter": over, "buffer": stored})
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
         """See `Rescales`."""

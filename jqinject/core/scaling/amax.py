@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import InitVar, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,13 +19,12 @@ from jqinject.core.state import GradSlot, GradStat, Part, QuantStat, float_array
 from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.statistics.statistic import TwoPhaseStat, in_place
 from jqinject.core.views import OverTensorView
-from jqinject.ops.clamp import choose, known_zeros
+from jqinject.ops.clamp import choose, known_zeros, no_change
 from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as
 from jqinject.quant_tensor import is_concrete
 
-REDUCTIONS = ("max", "most_recent")
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
@@ -46,6 +47,19 @@ def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: floa
         bounded = jax.lax.clamp(_TINY, inverse, 1 / _TINY)
         usable, scale = bounded == inverse, jax.lax.integer_pow(bounded, -1)
     return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(last, scale.shape), scale))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_gradient(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    return function(*arrays)
+
+
+def _no_gradient(function: Callable[..., jax.Array], primals: Any, tangents: Any) -> Any:
+    found = _without_gradient(function, *primals)
+    return found, no_change(found)
+
+
+_without_gradient.defjvp(_no_gradient, symbolic_zeros=True)
 
 
 @component
@@ -119,21 +133,21 @@ class AmaxScaling(InnerModule):
     amax_history, scale, step_amax, step_scale = Part(), Part(), Part(), Part()
 
     def __post_init__(self, scaling_init: float, amax_of_gradient: bool) -> None:
-        where, name, length = "AmaxScaling", "amax_history_length", self.amax_history_length
-        if check.integer(length, where, name) < 1:
-            raise ValueError(
-                f"{where}: {name} must be at least 1, got {length!r}. For a scale from the tensor itself, "
-                "without a history, use delayed = False (the ...Current quantizers)."
-            )
-        check.between(-math.inf, 2**20)(length, where, name)
+        where, no_history = (
+            "AmaxScaling",
+            "without a history, use delayed = False (the ...Current quantizers).",
+        )
         flags = dict.fromkeys(("delayed", "keeps_infinite"), check.flag)
         optional = check.optional(check.number)
+        at_least_one = check.between(
+            1, math.inf, check.integer, f". For a scale from the tensor itself, {no_history}"
+        )
         check.fields(self, margin=check.between(-32, 32), scaling_min_val=optional, **flags)
-        if self.amax_compute_algo not in REDUCTIONS:
-            raise ValueError(
-                f"{where}: amax_compute_algo must be one of {', '.join(map(repr, REDUCTIONS))}, "
-                f"got {self.amax_compute_algo!r}"
-            )
+        check.fields(self, amax_history_length=at_least_one)
+        check.fields(self, amax_history_length=check.between(-math.inf, 2**20))
+        if self.amax_compute_algo not in ("max", "most_recent"):
+            by = self.amax_compute_algo
+            raise ValueError(f"{where}: amax_compute_algo must be one of 'max', 'most_recent', got {by!r}")
         check.minimum(self.scaling_min_val, where, "scaling_min_val")
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
@@ -142,7 +156,7 @@ class AmaxScaling(InnerModule):
         self.in_step = self.use_running_average = False
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
         numbers = {
-            "amax_history": float_array(0.0, (length, *shape)),
+            "amax_history": float_array(0.0, (self.amax_history_length, *shape)),
             "scale": float_array(scaling_init, shape),
             "step_amax": float_array(-np.inf, shape),
             "step_scale": float_array(0.0, shape),
@@ -197,11 +211,11 @@ class AmaxScaling(InnerModule):
     def _amax(self, x: jax.Array) -> jax.Array:
         """The magnitude of `x` over all its shards and mapped axes, float32, of `scaling_shape`."""
         last = self.scale.get_value()
-        if not x.size:
-            return jnp.zeros_like(last)
+        return _without_gradient(self._measured, x, last) if x.size else jnp.zeros_like(last)
+
+    def _measured(self, x: jax.Array, last: jax.Array) -> jax.Array:
         view = self.scaling_stats_input_view_shape_impl
-        x = jax.lax.stop_gradient(x).astype(jnp.float32)
-        stat, viewed = in_place(self.scaling_stats_impl, view, x)
+        stat, viewed = in_place(self.scaling_stats_impl, view, x.astype(jnp.float32))
         amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
         amax = jnp.maximum(amax, self.scaling_min_val) if self.scaling_min_val else amax
         amax = sharded_as(check.statistic_shape(amax, last.shape, "amax"), last)
