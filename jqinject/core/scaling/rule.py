@@ -339,13 +339,20 @@ class ScaleRule(Component):
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
 
 
+@component
 class MemoryScaling(Memory):
     """Abstract: a scale by a rule from the number of a memory.
 
     A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+
+    Args:
+        scaling_min_val: the minimum before the division; never less than 2**-64.
+
+    Raises:
+        ValueError: `scaling_min_val` is negative or not finite.
     """
 
-    rule: ScaleRule
+    scaling_min_val: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.begin(taken(self))
@@ -397,6 +404,19 @@ class MemoryScaling(Memory):
             value = stat if stored is None else stored
             scale = to_scale(rule.floor, stored is not None, constant, value, divisor)
         return scale if after is None else after(scale)
+
+
+@component
+class DividedScaling(MemoryScaling):
+    """Abstract: a scale whose number is divided by the threshold.
+
+    Args:
+        restrict_threshold_impl: which values of the threshold are allowed; None means `restrict_scaling_impl`.
+        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
+    """
+
+    restrict_threshold_impl: Restrict | None = field(default=None, kw_only=True)
+    restrict_scale_threshold_impl: Restrict | None = field(default=None, kw_only=True)
 
 
 def _keeps_positive(restrict: Restrict) -> bool:
