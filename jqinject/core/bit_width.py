@@ -43,7 +43,7 @@ class BitWidthConst:
     bit_width: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bit_width", check.bit_width(self.bit_width, "BitWidthConst"))
+        vars(self)["bit_width"] = check.bit_width(self.bit_width, "BitWidthConst")
 
     def __call__(self) -> int:
         """The bit width."""
@@ -290,8 +290,8 @@ class StaticMaxMantissa(MantissaWidthConst):
         return max_mantissa(self.bit_width)
 
 
-@dataclass(frozen=True)
-class ComputeMaxMantissa:
+@component
+class ComputeMaxMantissa(Component):
     """The largest mantissa for a learned number of bits, differentiable.
 
     Args:
@@ -305,9 +305,6 @@ class ComputeMaxMantissa:
     """
 
     max_mantissa_round_impl: Rounding | None = None
-
-    def __post_init__(self) -> None:
-        check.fields(self, max_mantissa_round_impl=check.optional(check.component))
 
     def __call__(self, mantissa_bit_width: Any) -> Any:
         """The largest mantissa of `mantissa_bit_width` bits."""

@@ -248,12 +248,8 @@ class GroupingView(ABC):
         size, width = block_of(self.group_size, where)
         own = checked_group_size(self.block_width, where, "block_width")
         vars(self).update(group_size=size, block_width=max(width, own))
-        check.fields(
-            self,
-            group_dim=check.integer,
-            block_dim=check.optional(check.integer),
-            group_padding=check.flag,
-        )
+        dim = check.optional(check.integer)
+        check.fields(self, group_dim=check.integer, block_dim=dim, group_padding=check.flag)
 
     @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
