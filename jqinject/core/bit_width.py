@@ -113,9 +113,8 @@ class BitWidthParameter(InnerModule):
                 f"{where}: bit_width={width} is less than min_bit_width={least}. Start with at least {least}, or lower "
                 "min_bit_width."
             )
-        vars(self).update(min_bit_width=least)
-        offset = self.restrict_bit_width_impl.restrict_init_float(float(width)) - self.bit_width_base
-        vars(self).update(bit_width_offset=QuantParam(float_array(offset)))
+        base, start = map(self.restrict_bit_width_impl.restrict_init_float, (float(least), float(width)))
+        vars(self).update(min_bit_width=least, bit_width_offset=QuantParam(float_array(start - base)))
 
     @property
     def bit_width_base(self) -> float:

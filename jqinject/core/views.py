@@ -251,9 +251,17 @@ class GroupingView(ABC):
         dim = check.optional(check.integer)
         check.fields(self, group_dim=check.integer, block_dim=dim, group_padding=check.flag)
 
-    @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise self._misfit(x, f"has no axis {self.group_dim}")
+        if not self.group_padding:
+            check_divides(x.shape[self.group_dim], self.group_size, type(self).__name__)
+        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+
+    @abstractmethod
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        """The error for an array that does not fit."""
 
     def is_seen(self, x: jax.Array) -> bool:
         """Whether a tensor is already in groups; a view of any shape cannot know."""
@@ -341,9 +349,7 @@ class OverSubChannelBlockView(GroupingView):
             if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
                 raise self._misfit(x, "has as many axes")
             return x
-        if not -x.ndim <= self.group_dim < x.ndim:
-            raise self._misfit(x, f"has no axis {self.group_dim}")
-        viewed = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+        viewed = super().__call__(x)
         if viewed.shape != expanded:
             raise self._misfit(x, f"is {viewed.shape} in groups")
         return viewed
@@ -388,14 +394,8 @@ class DynamicOverSubChannelBlockView(GroupingView):
     block_width: int = 1
     block_dim: int | None = -2
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        where = "DynamicOverSubChannelBlockView"
-        if not -x.ndim <= self.group_dim < x.ndim:
-            raise ValueError(
-                f"{where}: an array of shape {x.shape} has no axis {self.group_dim} to cut into groups.\n"
-                "  cure: group_dim = -1, the features"
-            )
-        if not self.group_padding:
-            check_divides(x.shape[self.group_dim], self.group_size, where)
-        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        return ValueError(
+            f"DynamicOverSubChannelBlockView: an array of shape {x.shape} {found} to cut into groups.\n"
+            "  cure: group_dim = -1, the features"
+        )

@@ -142,7 +142,6 @@ class RuntimeDynamicStatsScaling(DividedScaling, Dynamic):
                [0.25]], dtype=float32)
     """
 
-    kind = "now"
     scaling_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View | None = None
     restrict_scaling_impl: Restrict | None = None
@@ -171,7 +170,6 @@ class RuntimeDynamicGroupStatsScaling(DividedScaling, Dynamic):
         [[3.0], [0.5]]
     """
 
-    kind = "now"
     group_size: int | tuple[int, int]
     group_dim: int
     input_view_impl: View

@@ -111,7 +111,6 @@ class FloorExponent:
         return floor_exponent(amax, largest)
 
 
-@dataclass(frozen=True)
 class CeilExponent(FloorExponent):
     """`ceil(log2 amax) - emax`."""
 
@@ -138,7 +137,6 @@ class EvenExponent(FloorExponent):
         return even_exponent(amax, largest, self.mantissa_bit_width)
 
 
-@dataclass(frozen=True)
 class RoundUpExponent(FloorExponent):
     """`ceil(log2(amax / largest))`: the least with which nothing is clamped."""
 

@@ -283,8 +283,6 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
 
 def _known(bits: Any) -> int | None:
     """Bits as a Python int; None if traced."""
-    if isinstance(bits, int):
-        return bits
     return round(float(bits)) if is_concrete(bits) else None
 
 

@@ -29,7 +29,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.component import Component, component
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.number import taken
-from jqinject.core.views import GroupingView
+from jqinject.core.views import cut_of
 from jqinject.ops.groups import block_of, elements_axis
 from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
@@ -246,10 +246,9 @@ class LeastNormalScales(BlockScaleImpl):
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales; arguments as of `NVFP4Scales`."""
-        scale = divide(block, E2M1_MAX)
         one = jnp.ones_like(shared)
         if not self.two_levels:
-            scale = to_e4m3(jnp.maximum(scale, self.least))
+            scale = to_e4m3(jnp.maximum(divide(block, E2M1_MAX), self.least))
             return (BlockScales(scale, one, scale, (divide(jnp.ones_like(scale), scale),)),)
         raised, lowered = _raised(shared)
         shared = divide(shared * raised, E2M1_MAX * E4M3_MAX)
@@ -321,8 +320,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         if not self.shared_per_row:
             shared = jnp.max(block)
         else:
-            view: Any = self.view
-            cut = view.cut(x) if isinstance(view, GroupingView) else None
+            cut = cut_of(self.view, x)
             axis = elements_axis(self.group_dim) - 1 if cut is None else cut.axis
             shared = jnp.max(block, axis=axis, keepdims=True)
         return Candidates(self.block_scale_impl(block, shared), shared)
