@@ -227,8 +227,7 @@ class MsbClampBitWidth(Component):
         return tensor_clamp_ste(left, float(self.min_overall_bit_width), float(self.max_overall_bit_width))
 
 
-@dataclass(frozen=True)
-class ExponentWidthConst:
+class ExponentWidthConst(BitWidthConst):
     """A constant number of exponent bits.
 
     Args:
@@ -243,16 +242,11 @@ class ExponentWidthConst:
         4
     """
 
-    bit_width: int
     _range = "exponent_bit_width", 1, MOST_EXPONENT_BITS
 
     def __post_init__(self) -> None:
         name, least, most = self._range
         checked_width(name, self.bit_width, least, most)
-
-    def __call__(self) -> int:
-        """The bit width."""
-        return self.bit_width
 
 
 class MantissaWidthConst(ExponentWidthConst):

@@ -154,10 +154,10 @@ class ParameterZeroPoint(_MemoryZeroPoint):
     quantize_zero_point: bool
     zero_point_shape: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        arguments, names = taken(self), ("zero_point_init", "zero_point_shape")
-        init, shape = (arguments[name] for name in names)
-        self.begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set what the base sets, with the initial value."""
+        names = ("zero_point_init", "zero_point_shape")
+        super().begin(arguments, initial_number(*map(arguments.get, names), "ParameterZeroPoint", names))
 
 
 @component

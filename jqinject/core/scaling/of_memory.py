@@ -35,7 +35,7 @@ from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
 from jqinject.core.component import component, set_given
 from jqinject.core.memory.dynamic import Dynamic
-from jqinject.core.memory.number import Broadcastable, Number, initial_number, taken
+from jqinject.core.memory.number import Broadcastable, Number, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, MemoryScaling
 from jqinject.core.statistics.search import Task
@@ -45,24 +45,19 @@ from jqinject.ops.groups import block_of
 from jqinject.ops.ste import with_gradient_of
 
 
-def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
-    """An initial value in the learned domain, in Python arithmetic."""
-    stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
-    check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
-    return np.asarray(stored, dtype=np.float32).reshape(init.shape)
-
-
 class _InitialScaling(DividedScaling):
     """Abstract: a scale that starts at, or is, a given number."""
 
-    def __post_init__(self) -> None:
-        arguments, where = taken(self), type(self).__name__
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set what the base sets, with the initial value in the learned domain."""
+        where, names = type(self).__name__, ("scaling_init", "scaling_shape")
         restrict = arguments["restrict_scaling_impl"] or FloatRestrictValue()
-        names = "scaling_init", "scaling_shape"
         init = initial_number(arguments["scaling_init"], arguments.get("scaling_shape"), where, names)
-        traced = isinstance(init, jax.core.Tracer)
-        stored = restrict.restrict_init_tensor(init) if traced else _restricted(init, restrict, where)
-        self.begin(arguments, stored)
+        if isinstance(init, jax.core.Tracer):
+            return super().begin(arguments, restrict.restrict_init_tensor(init))
+        numbers = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
+        check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
+        super().begin(arguments, np.asarray(numbers, dtype=np.float32).reshape(init.shape))
 
 
 @component
@@ -291,9 +286,8 @@ class _CollectedScaling(MemoryScaling):
         assert self.value is not None
         due = self.counter.get_value() == self.policy.limit
         self._fill(due)
-        return choose(
-            due, super().__call__(None, threshold, number=Number(stored=self.value.get_value())), scale
-        )
+        learned = super().__call__(None, threshold, number=Number(stored=self.value.get_value()))
+        return choose(due, learned, scale)
 
 
 @component

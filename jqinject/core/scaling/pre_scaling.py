@@ -161,13 +161,9 @@ class InputAwarePreScaling(NormParameter):
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
-        width, centered, shape = (
-            self.accumulator_bit_width_impl(),
-            self.zero_centered,
-            self.pre_scaling_shape or (),
-        )
+        width, centered, shape = self.accumulator_bit_width_impl(), self.zero_centered, self.pre_scaling_shape
         budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
-        sizes = (1,) * (q.ndim - len(shape)) + shape
+        sizes = (1,) * (q.ndim - len(shape or ())) + (shape or ())
         axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
         return within_budget(q, budget, axes, zero_centered=centered)
 

@@ -298,13 +298,14 @@ class ScaleRule(Component):
     least: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        restrict, keeps = self.restrict_scaling_impl, _keeps_positive(self.restrict_scaling_impl)
+        restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
+        keeps = class_fact(type(restrict), "keeps_positive") is True
         keeps_stored = keeps and not keeps_sign(restrict)
         set_given(
             self,
             keeps_positive=keeps,
             keeps_stored=keeps_stored,
-            keeps_threshold=_keeps_positive(self.restrict_threshold_impl or restrict),
+            keeps_threshold=class_fact(type(of_threshold or restrict), "keeps_positive") is True,
             stores_statistic=keeps_stored and self.of_magnitude,
             least=self.floor if self.of_magnitude else None,
         )
@@ -417,7 +418,3 @@ class DividedScaling(MemoryScaling):
 
     restrict_threshold_impl: Restrict | None = field(default=None, kw_only=True)
     restrict_scale_threshold_impl: Restrict | None = field(default=None, kw_only=True)
-
-
-def _keeps_positive(restrict: Restrict) -> bool:
-    return bool(class_fact(type(restrict), "keeps_positive"))
