@@ -38,6 +38,7 @@ from jqinject.core.state import QuantParam
 from jqinject.ops import ste
 
 
+@dataclass(frozen=True)
 class _StraightThrough:
     """Abstract: rounds each number, with gradient 1: `elementwise` without the gradient, `_rounded` with it."""
 
@@ -48,7 +49,6 @@ class _StraightThrough:
         return type(self)._rounded(x)
 
 
-@dataclass(frozen=True)
 class RoundSte(_StraightThrough):
     """Round to nearest, ties to even. See `jqinject.ops.round_ste`.
 
@@ -61,35 +61,30 @@ class RoundSte(_StraightThrough):
     elementwise, _rounded = staticmethod(ste.nearest), staticmethod(ste.round_ste)
 
 
-@dataclass(frozen=True)
 class CeilSte(_StraightThrough):
     """Round up. See `jqinject.ops.ceil_ste`."""
 
     elementwise, _rounded = staticmethod(jax.lax.ceil), staticmethod(ste.ceil_ste)
 
 
-@dataclass(frozen=True)
 class FloorSte(_StraightThrough):
     """Round down. See `jqinject.ops.floor_ste`."""
 
     elementwise, _rounded = staticmethod(jax.lax.floor), staticmethod(ste.floor_ste)
 
 
-@dataclass(frozen=True)
 class RoundToZeroSte(_StraightThrough):
     """Round towards zero. See `jqinject.ops.round_to_zero_ste`."""
 
     elementwise, _rounded = staticmethod(ste.toward_zero), staticmethod(ste.round_to_zero_ste)
 
 
-@dataclass(frozen=True)
 class DPURoundSte(_StraightThrough):
     """Round to nearest; ties of negative numbers go up. See `jqinject.ops.dpu_round_ste`."""
 
     elementwise, _rounded = staticmethod(ste.nearest_ties_up_below_zero), staticmethod(ste.dpu_round_ste)
 
 
-@dataclass(frozen=True)
 class RoundHalfToZeroSte(_StraightThrough):
     """Round to nearest; ties go to the integer nearer to zero. See `jqinject.ops.round_half_to_zero_ste`."""
 

@@ -59,14 +59,14 @@ class _Permuting(MergingView):
     def __post_init__(self) -> None:
         check.fields(self, permute_dims=check.optional(check.integers))
 
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+        """The permutation of a tensor of this shape (None if not permuted), and where the view's axes end."""
+        return self.permute_dims, self.ends
+
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """For each axis of the view, the tensor axes that it merges, in order."""
-        return self._merged(len(shape), self.permute_dims, self.ends)
-
-    def _merged(
-        self, ndim: int, order: tuple[int, ...] | None, ends: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], ...]:
-        least, where = max(map(abs, ends)), type(self).__name__
+        (order, ends), ndim, where = self.layout(shape), len(shape), type(self).__name__
+        least = max(map(abs, ends))
         if ndim < least:
             some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
             raise ValueError(f"{where} needs an array of {some}.")
@@ -121,12 +121,7 @@ class OverOutputChannelView(_Permuting):
         axes = check.between(0, float("inf"), check.integer)
         check.fields(self, channel_axes=axes, channel_shape=check.optional(check.integers))
 
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The axes of the channels, and the rest."""
-        order, channel_axes = self.layout(shape)
-        return self._merged(len(shape), order, (channel_axes,))
-
-    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """The permutation of a tensor of this shape (None if not permuted), and how many axes hold channels.
 
         Raises:
@@ -134,7 +129,7 @@ class OverOutputChannelView(_Permuting):
         """
         fits = self.permute_dims is not None and len(self.permute_dims) == len(shape)
         if fits or self.channel_shape is None:
-            return self.permute_dims, self.channel_axes
+            return self.permute_dims, (self.channel_axes,)
         ahead = len(shape) - len(self.channel_shape)
         sizes = dict(enumerate(self.channel_shape, ahead))
         if ahead < 0 or any(size not in (1, shape[axis]) for axis, size in sizes.items()):
@@ -145,7 +140,7 @@ class OverOutputChannelView(_Permuting):
             )
         channels = tuple(axis for axis, size in sizes.items() if size != 1)
         others = tuple(axis for axis in range(len(shape)) if axis not in channels)
-        return (*channels, *others), len(channels)
+        return (*channels, *others), (len(channels),)
 
 
 class OverBatchOverTensorView(_Permuting):
