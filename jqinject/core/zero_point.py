@@ -157,7 +157,8 @@ class ParameterZeroPoint(_MemoryZeroPoint):
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set what the base sets, with the initial value."""
         names = ("zero_point_init", "zero_point_shape")
-        super().begin(arguments, initial_number(*map(arguments.get, names), "ParameterZeroPoint", names))
+        init, shape = (arguments[name] for name in names)
+        super().begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
 
 
 @component

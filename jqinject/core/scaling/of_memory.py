@@ -344,7 +344,7 @@ class _LearnedStep(MemoryScaling):
             check.positive(factor, type(self).__name__, "scaling_gradient_scale")
             set_given(self, gradient_scale=float(factor))
 
-    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:
+    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:  # type: ignore[override]
         """The step, float32; `threshold` is the largest integer, None for 1."""
         largest = 1 if threshold is None else threshold
         root = _root(largest)

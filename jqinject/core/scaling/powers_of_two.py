@@ -171,7 +171,7 @@ class SharedExponentScaling(Dynamic):
         [[1.0], [2.0]]
     """
 
-    scale_dtype = POWERS_OF_TWO
+    scale_dtype = POWERS_OF_TWO  # type: ignore[assignment]
     input_view_impl: View
     scaling_stats_impl: Stat
     exponent_impl: FloorExponent
