@@ -10,9 +10,10 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import jax
@@ -398,8 +399,6 @@ NF4 = TableGrid(
 )
 """NormalFloat4: quantiles of a normal distribution, with a 0 (Dettmers et al., 2023, "QLoRA", appendix E)."""
 
-_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
-
 
 def half_integers(bit_width: int) -> TableGrid:
     """`2^b` numbers 1 apart, symmetric about 0: odd multiples of one half.
@@ -429,12 +428,15 @@ def normal_table(bit_width: int, iterations: int = 20) -> TableGrid:
         >>> [round(value, 3) for value in normal_table(2).values]
         [-1.51, -0.453, 0.453, 1.51]
     """
-    count = 2**bit_width
+    normal, count = NormalDist(), 2**bit_width
     levels = [-3 + 6 * i / (count - 1) for i in range(count)]
     for _ in range(iterations):
+        between = [-math.inf, *((low + high) / 2 for low, high in itertools.pairwise(levels)), math.inf]
         levels = [
-            (_density(left) - _density(right)) / mass if (mass := _mass(left, right)) > 1e-10 else level
-            for level, (left, right) in zip(levels, _cells(levels), strict=True)
+            (normal.pdf(left) - normal.pdf(right)) / mass
+            if (mass := normal.cdf(right) - normal.cdf(left)) > 1e-10
+            else level
+            for level, (left, right) in zip(levels, itertools.pairwise(between), strict=True)
         ]
     return TableGrid(tuple(levels))
 
@@ -452,17 +454,3 @@ def widest_gap(values: TableGrid | Iterable[float]) -> float:
 def largest_of(values: TableGrid | Iterable[float]) -> float:
     """Return the largest magnitude of a table."""
     return TableGrid.of(values).largest
-
-
-def _cells(levels: Sequence[float]) -> list[tuple[float, float]]:
-    """The interval that is rounded to each level."""
-    between = [(low + high) / 2 for low, high in itertools.pairwise(levels)]
-    return list(zip([-math.inf, *between], [*between, math.inf], strict=True))
-
-
-def _density(x: float) -> float:
-    return _DENSITY_AT_0 * math.exp(-x * x / 2)
-
-
-def _mass(left: float, right: float) -> float:
-    return (math.erf(right / math.sqrt(2)) - math.erf(left / math.sqrt(2))) / 2
