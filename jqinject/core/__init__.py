@@ -13,7 +13,6 @@ from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.bit_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.bit_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.clamp import Abs as Abs
 from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import FloatClamp as FloatClamp

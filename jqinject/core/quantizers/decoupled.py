@@ -162,7 +162,8 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         >>> from jqinject.core import OverOutputChannelView, RoundToZeroSte, SingleArgStatelessBuffer, ZeroZeroPoint
         >>> w, s = jnp.array([[60.0, -40.0]]), ConstScaling(1.0)
         >>> a2q = AccumulatorAwareParameterPreScaling(
-        ...     s, L1Norm(stats_reduce_dim=1), BitWidthConst(13), OverOutputChannelView(), [w], (1, 1))
+        ...     s, L1Norm(stats_reduce_dim=1), OverOutputChannelView(), [w], (1, 1),
+        ...     accumulator_bit_width_impl=BitWidthConst(13))
         >>> quant = DecoupledRescalingIntQuantWithInput(
         ...     DecoupledIntQuant(True, True, float_to_int_impl=RoundToZeroSte()), a2q, s,
         ...     SingleArgStatelessBuffer(1.0), ZeroZeroPoint(), ZeroZeroPoint(), BitWidthConst(8))

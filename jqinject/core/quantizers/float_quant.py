@@ -17,6 +17,7 @@ from jqinject.core._protocols import (
     Rounding,
     Scaling,
     View,
+    collects_in_steps,
     divisor_of,
     is_nearest,
 )
@@ -253,7 +254,9 @@ class FloatQuant(Quantizer):
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
-        result = super()._quantize(x, jax.lax.stop_gradient(scale), zero_point, ends, grid, keep)
+        if not collects_in_steps(self.scaling_impl):  # such a scale has no gradient
+            scale = jax.lax.stop_gradient(scale)
+        result = super()._quantize(x, scale, zero_point, ends, grid, keep)
         return replace(result, scale_dtype=POWERS_OF_TWO) if self._by_powers else result
 
     @property

@@ -24,9 +24,8 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import Codebook
+from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import split_groups
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
@@ -40,6 +39,7 @@ from jqinject.quant_tensor import (
     on_table,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
+from jqinject.quant_tensor.public_tensors import int_grid
 
 Numbers = Mapping[str, jax.Array]
 
@@ -135,14 +135,24 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
         form: of the weight that was frozen.
     """
     form = form.fitted(numbers["value"].shape)
-    groups, cut = form.groups, form.cut
+    groups, cut, kind = form.groups, form.cut, form.format
     payload, scale, zero = parts_of(numbers, form)
-    if groups is None:
-        return _tensor(form, payload, scale, zero)
     if cut is not None:
-        scale, zero = cut.spread(scale, payload), cut.spread(zero, payload)
+        scale, zero = cut.spread(scale, payload), None if zero is None else cut.spread(zero, payload)
+    if kind is None:
+        grid = int_grid(form.bit_width, form.signed)
+        tensor: Any = IntQuantTensor.stored(payload, scale, zero, grid, form.value_dtype)
+    elif isinstance(kind, Codebook):
+        tensor = CodebookQuantTensor.from_codes(payload, scale, kind, dtype=form.value_dtype)
+    elif payload.dtype == kind.dtype:
+        exact = FloatGrid.of_dtype(payload.dtype)
+        tensor = FloatQuantTensor.stored(payload, scale, None, exact, form.value_dtype)
+    else:
+        tensor = FloatQuantTensor.from_payload(payload, scale, format=kind, dtype=form.value_dtype)
+    if groups is None:
+        return tensor
     piece = None if cut is None else cut.piece
-    return in_groups(_tensor(form, payload, scale, zero), groups.size, groups.dim, groups.length, piece)
+    return in_groups(tensor, groups.size, groups.dim, groups.length, piece)
 
 
 def integers_of(
@@ -211,26 +221,16 @@ def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
     return StoredParts(payload, scale, numbers.get("zero_point"), factor)
 
 
-def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Payload, scale and zero point, the latter two in float32 with their factor; `form` is fitted."""
+def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Payload, scale and zero point, the latter two in float32 with their factor, None for 0; `form` is fitted."""
     payload, scale, offset, factor = stored_parts(numbers, form)
     scale = scale.astype(jnp.float32)
     if factor is not None:
         scale = scale * factor
-    zero = known_zero() if offset is None else offset.astype(jnp.float32)
+    zero = None if offset is None else offset.astype(jnp.float32)
     if form.in_turn is not None:
-        scale, zero = form.in_full(scale), zero if offset is None else form.in_full(zero)
+        scale, zero = form.in_full(scale), None if zero is None else form.in_full(zero)
     return payload, scale, zero
-
-
-def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
-    if isinstance(form.format, Codebook):
-        return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
-    if form.format is not None and payload.dtype == form.format.dtype:
-        return FloatQuantTensor.stored(payload, scale, form.value_dtype)
-    if form.format is not None:
-        return FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
-    return IntQuantTensor.stored(payload, scale, zero_point, form.bit_width, form.signed, form.value_dtype)
 
 
 def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
@@ -238,7 +238,7 @@ def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
     payload, scale, zero = parts_of(numbers, form)
     length = payload.shape[cut.axis]
     pieces = split_groups(payload, cut.piece, cut.axis)
-    offset = cut.of_pieces(zero, length) if "zero_point" in numbers else None
+    offset = None if zero is None else cut.of_pieces(zero, length)
     return Affine(pieces, cut.of_pieces(scale, length), offset)
 
 

@@ -15,6 +15,7 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
@@ -275,5 +276,8 @@ def served(stored: QuantizedOperand) -> QuantTensor:
     if jnp.issubdtype(stored.payload.dtype, jnp.integer):
         signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)
         bits = 8 * stored.payload.dtype.itemsize
-        return IntQuantTensor.stored(stored.payload, stored.scale, None, bits, signed, jnp.float32)
-    return FloatQuantTensor.stored(stored.payload, stored.scale, jnp.float32)
+        return IntQuantTensor.stored(
+            stored.payload, stored.scale, None, IntGrid(bits, bool(signed)), jnp.float32
+        )
+    form = FloatGrid.of_dtype(stored.payload.dtype)
+    return FloatQuantTensor.stored(stored.payload, stored.scale, None, form, jnp.float32)

@@ -13,6 +13,7 @@ from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
@@ -160,7 +161,7 @@ def packed_tensor(x: Any) -> Any:
         return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
     if on_minifloats(x) and x.is_contractible:
         return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
-    if on_minifloats(x) and not x.format.is_learned and x.keeps_minifloats:
+    if on_minifloats(x) and not x.format.is_learned and (x.kept_payload is not None or x.levels is not None):
         return _packed_codes(x, x.format)
     return x
 
@@ -188,5 +189,8 @@ def unpacked_tensor(x: Any) -> Any:
         return x
     if x.bits is None:
         scale_dtype = x.scale.dtype if x.scale.dtype.itemsize == 1 else None
-        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype, scale_dtype)
-    return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, *x.bits, x.dtype)
+        form = FloatGrid.of_dtype(x.payload.dtype)
+        return FloatQuantTensor.stored(
+            x.payload, x.scale.astype(jnp.float32), None, form, x.dtype, scale_dtype
+        )
+    return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, IntGrid(*x.bits), x.dtype)

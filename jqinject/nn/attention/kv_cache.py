@@ -20,7 +20,6 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     as_array,
     is_grouped,
-    on_integers,
     on_minifloats,
     on_table,
 )
@@ -165,7 +164,7 @@ def _ungrouped(x: Any) -> Any:
 
 def _payload(x: Any) -> jax.Array | None:
     """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
-    if on_integers(x) and has_integers(x):
+    if has_integers(x):
         return x.grid.pack(x.int())
     if on_minifloats(x) and not x.format.is_learned and x.format.bit_width <= 8:
         is_float8 = x.format.bit_width == 8 and jnp.issubdtype(x.format.storage, jnp.floating)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +12,6 @@ from flax import nnx
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import Affine, affine_of, has_integers
-from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -25,7 +25,6 @@ from jqinject.quant_tensor import (
     grouped_integers,
     is_quantized,
     on_integers,
-    on_minifloats,
 )
 
 
@@ -245,11 +244,11 @@ class QuantWeightLayer(WeightAxes[Out]):
         if contraction is not None and self.frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
-            parameters["promote_dtype"] = _promoting(vars(self)["promote_dtype"])
+            parameters["promote_dtype"] = partial(_promoted, vars(self)["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if is_quantized(weight) else weight
-        parameters["bias"] = bias.value if is_quantized(bias) else bias
-        array = x.value if is_quantized(x) else x
+            parameters[self.weight_name] = as_array(weight)
+        parameters["bias"] = as_array(bias)
+        array = as_array(x)
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -268,12 +267,10 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
-        if (
-            asked == "auto"
-            and kind == "int"
-            and self.frozen is None
-            and not (keeps_integers(weight) and keeps_integers(x))
+        asked, kind = self.contraction, "fp8" if getattr(weight, "kind", "") == "minifloats" else "int"
+        made = asked == "auto" and kind == "int" and self.frozen is None
+        if made and (
+            getattr(weight, "kept_payload", None) is None or getattr(x, "kept_payload", None) is None
         ):
             # Training contracts floats, which costs less than integers made anew at every step. Evaluation contracts
             # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
@@ -323,10 +320,10 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _made_integers(self, weight: Any) -> Affine | None:
         """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
         proxy = self.weight_quant
-        if proxy is not None and not proxy.has_whole_zero_points:
+        if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
         whole = weight.grouped if grouped_integers(weight) else weight
-        return affine_of(whole) if on_integers(whole) and has_integers(whole) else None
+        return affine_of(whole) if has_integers(whole) else None
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -334,17 +331,13 @@ def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _promoting(promote_dtype: PromoteDtypeFn) -> PromoteDtypeFn:
-    """A layer's `promote_dtype`, which leaves an unallocated kernel so."""
-
-    def promote(arrays: Any, /, **options: Any) -> Any:
-        inputs, kernel, bias = arrays
-        if not isinstance(kernel, np.ndarray):  # traced
-            return promote_dtype(arrays, **options)
-        inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
-        return inputs, _unallocated(kernel.shape, small.dtype), bias
-
-    return promote
+def _promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
+    """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
+    inputs, kernel, bias = arrays
+    if not isinstance(kernel, np.ndarray):  # traced
+        return promote_dtype(arrays, **options)
+    inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
+    return inputs, _unallocated(kernel.shape, small.dtype), bias
 
 
 def _described(operand: Any) -> str:
