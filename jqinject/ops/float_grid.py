@@ -65,6 +65,7 @@ class FloatGrid(Grid):
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
     max_available_float: float | None = None
+    is_minifloat = True
     learnable = ("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 
     def __post_init__(self) -> None:
@@ -125,9 +126,10 @@ class FloatGrid(Grid):
         return (-self.largest if self.signed else 0.0), self.largest
 
     @property
-    def smallest_subnormal(self) -> float:
+    def smallest_subnormal(self) -> Any:
         """The least number above 0."""
-        return 2.0 ** (1 - self.exponent_bias - self.mantissa_bit_width)
+        exponent = 1 - self.exponent_bias - self.mantissa_bit_width
+        return exp2(exponent) if self.is_learned else 2.0**exponent
 
     @property
     def dtype(self) -> np.dtype | None:

@@ -43,6 +43,7 @@ class Grid(abc.ABC):
         dtype: the JAX dtype whose numbers are exactly these; None if there is none.
         is_integer: whether its numbers are all integers of a range.
         is_table: whether its numbers are looked up by code.
+        is_minifloat: whether they have an exponent and a mantissa of so many bits.
         learnable: names of the fields that may be arrays.
     """
 
@@ -54,6 +55,7 @@ class Grid(abc.ABC):
     dtype: Any = None
     is_integer: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
+    is_minifloat: ClassVar[bool] = False
     learnable: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
