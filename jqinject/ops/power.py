@@ -69,7 +69,7 @@ def _float32(x: ArrayLike) -> jax.Array:
     return jnp.asarray(x, dtype=jnp.float32)
 
 
-def _integer_power(exponent: jax.Array) -> jax.Array:
+def integer_power(exponent: jax.Array) -> jax.Array:
     """`2**exponent` for int32 exponents in [-126, 127], by writing the exponent bits."""
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
@@ -82,7 +82,7 @@ def _exp2(x: jax.Array) -> jax.Array:
     fraction = jnp.exp2(bounded - whole)
     exponent = jnp.clip(whole, -252.0, 254.0).astype(jnp.int32)
     half = exponent // 2
-    return fraction * _integer_power(half) * _integer_power(exponent - half)
+    return fraction * integer_power(half) * integer_power(exponent - half)
 
 
 @_exp2.defjvp
