@@ -24,7 +24,7 @@ from jqinject.ops.minifloat import (
     max_mantissa,
     to_float_grid,
 )
-from jqinject.ops.power import exp2
+from jqinject.ops.power import exp2, integer_power, power
 from jqinject.ops.ste import nearest
 
 
@@ -78,7 +78,7 @@ class FloatGrid(Grid):
         if not isinstance(mantissa, jax.Array):
             checked_width("mantissa_bit_width", mantissa, 0, MOST_MANTISSA_BITS)
         if bias is None:
-            bias = (exp2(exponent - 1) if isinstance(exponent, jax.Array) else 2 ** (exponent - 1)) - 1
+            bias = power(exponent - 1) - 1
             object.__setattr__(self, "exponent_bias", bias)
         check_codes(mantissa, self.inf_values, self.nan_values, self.saturating)
         if self.is_learned:
@@ -191,12 +191,10 @@ class FloatGrid(Grid):
         mantissa, bias, sign_bit = self.mantissa_bit_width, self.exponent_bias, self._sign_bit
         wide = payload.astype(jnp.uint32)
         magnitude = wide & jnp.uint32(sign_bit - 1)
-        normal = (magnitude << (23 - mantissa)) + jnp.uint32(127 - bias << 23)
-        if 2**self.exponent_bit_width - 1 - bias > 127:
-            normal = jnp.where(magnitude >> mantissa > 127 + bias, jnp.uint32(_INF_BITS), normal)
-        subnormal = magnitude.astype(jnp.float32) * np.float32(self.smallest_subnormal)
-        is_normal = magnitude >= 2**mantissa
-        value = jnp.where(is_normal, jax.lax.bitcast_convert_type(normal, jnp.float32), subnormal)
+        field, fraction = (magnitude >> mantissa).astype(jnp.int32), magnitude & jnp.uint32(2**mantissa - 1)
+        # From 2**128 on, which only codes of no numbers reach, it is inf.
+        step = integer_power(jnp.clip(field, 1, 128 + bias + mantissa) - (bias + mantissa))
+        value = jnp.where(field > 0, fraction + 2**mantissa, fraction).astype(jnp.float32) * step
         largest, nan, inf = self._last_codes
         if inf is not None:
             value = jnp.where(magnitude == inf, jnp.inf, value)

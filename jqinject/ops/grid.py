@@ -262,6 +262,11 @@ class Codebook(Grid):
     is_table = True
     storage = np.dtype(np.uint8)
 
+    @staticmethod
+    def of(values: Codebook | Iterable[float]) -> Codebook:
+        """Return a codebook, from itself or from the numbers of a table."""
+        return values if isinstance(values, Codebook) else TableGrid(tuple(values))
+
     @abc.abstractmethod
     def decode(self, payload: jax.Array) -> jax.Array:
         """The numbers of codes, float32."""
@@ -340,11 +345,6 @@ class TableGrid(Codebook):
                 f"a codebook has 2 to {MOST_VALUES} finite numbers in ascending order, got {self.values!r:.120}"
             )
 
-    @classmethod
-    def of(cls, values: TableGrid | Iterable[float]) -> TableGrid:
-        """Return the table of some numbers; a table is returned as it is."""
-        return values if isinstance(values, TableGrid) else cls(tuple(values))
-
     @property
     def bit_width(self) -> int:
         """Bits of one index."""
@@ -379,26 +379,12 @@ class TableGrid(Codebook):
         return f"{self.bit_width}-bit table"
 
 
-NF4 = TableGrid(
-    (
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    )
-)
+NF4 = TableGrid((
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+))  # fmt: skip
 """NormalFloat4: quantiles of a normal distribution, with a 0 (Dettmers et al., 2023, "QLoRA", appendix E)."""
 
 
@@ -443,16 +429,12 @@ def normal_table(bit_width: int, iterations: int = 20) -> TableGrid:
     return TableGrid(tuple(levels))
 
 
-def widest_gap(values: TableGrid | Iterable[float]) -> float:
-    """Return the largest distance between neighbours of a table.
+def widest_gap(values: Codebook | Iterable[float]) -> float:
+    """Return the largest distance between neighbours of a codebook.
 
     Example:
         >>> widest_gap(half_integers(3)), widest_gap((-1, 0, 2))
         (1.0, 2.0)
     """
-    return max(high - low for low, high in itertools.pairwise(TableGrid.of(values).values))
-
-
-def largest_of(values: TableGrid | Iterable[float]) -> float:
-    """Return the largest magnitude of a table."""
-    return TableGrid.of(values).largest
+    numbers = sorted(getattr(values, "values", None) or Codebook.of(values).table.tolist())
+    return max(high - low for low, high in itertools.pairwise(numbers))

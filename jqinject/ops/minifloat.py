@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.power import divide, exp2, integer_power
+from jqinject.ops.power import divide, exp2, integer_power, power
 from jqinject.ops.ste import with_gradient_of
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -160,9 +160,7 @@ def max_mantissa(mantissa_bit_width: Any) -> Any:
         >>> max_mantissa(3), max_mantissa(0)
         (1.875, 1.0)
     """
-    if isinstance(mantissa_bit_width, int):
-        return 2.0 - 2.0**-mantissa_bit_width
-    return 2.0 - exp2(-mantissa_bit_width)
+    return 2.0 - power(-mantissa_bit_width)
 
 
 def max_float(
@@ -187,8 +185,7 @@ def max_float(
     if all(isinstance(width, int | float) for width in (exponent_bit_width, max_mantissa, exponent_bias)):
         exponent = 2**exponent_bit_width - 1 - int(exponent_bias)
         return min(math.ldexp(max_mantissa, exponent) if exponent < 1024 else math.inf, end)
-    fields = 2**exponent_bit_width if isinstance(exponent_bit_width, int) else exp2(exponent_bit_width)
-    largest = max_mantissa * exp2(fields - 1.0 - exponent_bias)
+    largest = max_mantissa * exp2(power(exponent_bit_width) - 1.0 - exponent_bias)
     return largest if max_available_float is None else jnp.minimum(largest, end)
 
 

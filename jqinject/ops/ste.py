@@ -35,7 +35,7 @@ def straight_through(function: Elementwise) -> Elementwise:
         function: an elementwise function of one array that keeps shape and dtype.
 
     Returns:
-        A function with the values of `function` and the gradient of the identity.
+        A function with the values of `function` and the gradient of the identity; `inspect.unwrap` gives `function`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,25 +51,6 @@ def straight_through(function: Elementwise) -> Elementwise:
 
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
 """The nearest integer, ties to the even one; without the gradient of `round_ste`."""
-
-
-def toward_zero(x: ArrayLike) -> jax.Array:
-    """The integer part; without the gradient of `round_to_zero_ste`."""
-    x = jnp.asarray(x)
-    return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
-
-
-def nearest_ties_to_zero(x: ArrayLike) -> jax.Array:
-    """The nearest integer, ties to the one nearer to zero; without the gradient of `round_half_to_zero_ste`."""
-    x = jnp.asarray(x)
-    return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
-
-
-def nearest_ties_up_below_zero(x: ArrayLike) -> jax.Array:
-    """The nearest integer, as AMD's DPU finds it; without the gradient of `dpu_round_ste`."""
-    x = jnp.asarray(x)
-    tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
-    return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
 
 @straight_through
@@ -119,7 +100,8 @@ def round_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_to_zero_ste(jnp.array([1.7, -1.7]))
         Array([ 1., -1.], dtype=float32)
     """
-    return toward_zero(x)
+    x = jnp.asarray(x)
+    return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
 
 
 @straight_through
@@ -130,7 +112,9 @@ def dpu_round_ste(x: ArrayLike) -> jax.Array:
         >>> dpu_round_ste(jnp.array([-1.5, -0.5, 0.5, 1.5]))
         Array([-1., -0.,  0.,  2.], dtype=float32)
     """
-    return nearest_ties_up_below_zero(x)
+    x = jnp.asarray(x)
+    tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
+    return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
 
 @straight_through
@@ -141,7 +125,8 @@ def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_half_to_zero_ste(jnp.array([-1.5, -0.6, 0.5, 2.5, 2.6]))
         Array([-1., -1.,  0.,  2.,  3.], dtype=float32)
     """
-    return nearest_ties_to_zero(x)
+    x = jnp.asarray(x)
+    return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
 
 
 @straight_through
