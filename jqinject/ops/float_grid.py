@@ -219,24 +219,19 @@ class FloatGrid(Grid):
             Array([ 0,  2, 15,  1], dtype=uint8)
         """
         mantissa, bias = self.mantissa_bit_width, self.exponent_bias
-        bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(steps).astype(jnp.float32), jnp.uint32)
-        magnitude, sign = bits & jnp.uint32(2**31 - 1), bits >> 31
-        # To nearest, ties to even; the implicit bit of a format without a mantissa is odd.
-        dropped = 23 - mantissa
-        odd = (magnitude >> dropped) & 1 if mantissa else jnp.uint32(1)
-        normal = (magnitude + jnp.uint32(2 ** (dropped - 1) - 1) + odd) >> dropped
-        is_small = magnitude < np.float32(2.0 ** (1 - bias)).view(np.uint32)
-        small = jax.lax.bitcast_convert_type(magnitude, jnp.float32) * np.float32(1 / self.smallest_subnormal)
-        small = jnp.round(jnp.where(is_small, small, 0.0)).astype(jnp.uint32)
-        codes = jnp.where(is_small, small, normal - jnp.uint32(127 - bias << mantissa))
+        x = jax.lax.stop_gradient(steps).astype(jnp.float32)
+        field = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23
+        exponent = jnp.clip(field - 127, 1 - bias, 126 + mantissa)
+        # A fraction that is rounded up to the next power of two carries into the exponent.
+        fraction = jnp.round(jnp.abs(x) * integer_power(mantissa - exponent)).astype(jnp.int32)
         largest, nan, inf = self._last_codes
-        codes = jnp.minimum(codes, jnp.uint32(largest))
-        signs = sign * self._sign_bit
-        codes = jnp.where(codes > 0, codes | signs, 0) if self.signed else jnp.where(sign > 0, 0, codes)
-        inf_codes = jnp.uint32(nan if inf is None else inf)
-        inf_codes = inf_codes | signs if self.signed and inf is not None else inf_codes
-        codes = jnp.where(magnitude == _INF_BITS, inf_codes, codes)
-        return jnp.where(magnitude > _INF_BITS, jnp.uint32(nan), codes).astype(self.code_dtype)
+        codes = jnp.minimum(fraction + (exponent - (1 - bias) << mantissa), largest).astype(jnp.uint32)
+        signs = jnp.where(jnp.signbit(x), jnp.uint32(self._sign_bit if self.signed else 0), jnp.uint32(0))
+        codes = jnp.where(codes > 0, codes | signs, 0) if self.signed else jnp.where(x < 0, 0, codes)
+        if inf is not None:
+            codes = jnp.where(jnp.isinf(x), jnp.uint32(inf) | signs, codes)
+        is_number = jnp.isfinite(x) if inf is None else ~jnp.isnan(x)
+        return jnp.where(is_number, codes, jnp.uint32(nan)).astype(self.code_dtype)
 
     @property
     def _sign_bit(self) -> int:
@@ -321,5 +316,3 @@ DTYPE_GRIDS: Mapping[np.dtype, FloatGrid] = {
 }
 # Dtypes that JAX knows by name but has no compiled conversion for.
 NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
-
-_INF_BITS = 0x7F800000

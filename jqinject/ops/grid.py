@@ -40,7 +40,7 @@ class Grid(abc.ABC):
         bounds: the least and the greatest number.
         largest: the largest magnitude.
         storage: the dtype of a payload.
-        dtype: the JAX dtype whose numbers are exactly these; None if there is none.
+        dtype: the JAX float dtype whose numbers are exactly these; None if there is none.
         is_integer: whether its numbers are all integers of a range.
         is_table: whether its numbers are looked up by code.
         is_minifloat: whether they have an exponent and a mantissa of so many bits.
@@ -210,12 +210,6 @@ class IntGrid(Grid):
         """The largest magnitude."""
         low, high = self.bounds
         return -low if self.signed else high
-
-    @property
-    def dtype(self) -> np.dtype | None:
-        """The integer dtype of this width; None of a narrow range, or if there is none."""
-        exact = self.bit_width in (8, 16, 32) and not self.narrow_range if not self.is_learned else False
-        return self.storage if exact else None
 
     @property
     def storage(self) -> np.dtype:
@@ -436,5 +430,6 @@ def widest_gap(values: Codebook | Iterable[float]) -> float:
         >>> widest_gap(half_integers(3)), widest_gap((-1, 0, 2))
         (1.0, 2.0)
     """
-    numbers = sorted(getattr(values, "values", None) or Codebook.of(values).table.tolist())
+    codebook = Codebook.of(values)
+    numbers = codebook.values if isinstance(codebook, TableGrid) else sorted(codebook.table.tolist())
     return max(high - low for low, high in itertools.pairwise(numbers))

@@ -249,17 +249,13 @@ def stochastic_round_ste(
     x = jnp.asarray(x)
     shared = {axis % x.ndim for axis in shared_axes}
     shape = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
-    drawn = (
-        jax.random.uniform(key, shape, x.dtype)
-        if random_bits == 32
-        else uniform16(key, shape).astype(x.dtype)
-    )
-    low = jnp.floor(x)
+    draw, low = jax.random.uniform if random_bits == 32 else uniform16, jnp.floor(x)
+    drawn = draw(key, shape, x.dtype)
     return with_gradient_of(x, jnp.where(drawn < x - low, low + 1, low))
 
 
-def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half; float32.
+def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half.
 
     Source: AQT's `'custom-1'` noise.
 
@@ -275,7 +271,7 @@ def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     halves = (*shape[:-1], shape[-1] // 2) if fits else (-(-size // 2),)
     pairs = jax.lax.bitcast_convert_type(jax.random.bits(key, halves, jnp.uint32), jnp.uint16)
     drawn = pairs if fits else pairs.reshape(-1)[:size]
-    return (drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16
+    return ((drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16).astype(dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
