@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import InitVar
 from typing import Any
@@ -141,7 +140,11 @@ class TernaryQuant(_SignQuant):
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
         super().__post_init__(quant_delay_steps)
-        check.fields(self, threshold=check.between(0, math.inf, why=": it is a fraction of the scale."))
+        check.fields(self, threshold=check.number)
+        if self.threshold < 0:
+            raise ValueError(
+                f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {self.threshold!r}."
+            )
 
     @property
     def grid(self) -> TableGrid:
