@@ -150,15 +150,12 @@ class StaticRange(Protocol):
         None if nothing is collected: the range is constant, or computed from the given tensor. True for traced or
         abstract state.
         """
-        ...
 
     def begin_calibration(self) -> None:
         """Forget what was collected, then collect every tensor, equally weighted unless the user chose an averaging."""
-        ...
 
     def end_calibration(self) -> None:
         """Use what was collected as the range."""
-        ...
 
 
 class StepStatistic(Protocol):
@@ -174,19 +171,15 @@ class StepStatistic(Protocol):
 
     def begin_step(self) -> None:
         """Start collecting; discard an unfinished step."""
-        ...
 
     def collect(self, seen: jax.Array) -> None:
         """Record a call's or a backward pass's amax, keeping the maximum."""
-        ...
 
     def end_step(self) -> None:
         """Commit the step."""
-        ...
 
     def abandon_step(self) -> None:
         """Discard a failed step."""
-        ...
 
 
 class TensorQuant(Protocol):
@@ -345,8 +338,6 @@ class Factors(Protocol):
         Raises:
             ValueError: channels that share a number have different factors.
         """
-        ...
 
     def check_signs(self) -> None:
         """Raise a ValueError if a factor is negative."""
-        ...

@@ -192,8 +192,7 @@ class FloatQuant(Quantizer):
         _check_sum(self.format, bit_width)
 
     def _check_unused(self) -> None:
-        names = ("exponent_bit_width", "mantissa_bit_width", "exponent_bias", "float_clamp", "float_scaling")
-        names = (*(f"{name}_impl" for name in names), "gradient_mask_impl")
+        names = (*_WIDTHS, "float_scaling_impl", "gradient_mask_impl")
         unused = [name for name in names if getattr(self, name) is not None]
         what = "q_dtype has numbers of its own"
         if self.cast_impl is not None:
