@@ -93,7 +93,7 @@ class Ranked(Reduction):
         """Where they are, or how many share the gradient."""
         over = self.over
         if self._rule == "first":
-            ranked = each(jnp.abs, x) if self.of_magnitude else x
+            ranked = self._ranked(x)
             ends = zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
@@ -120,13 +120,17 @@ class Ranked(Reduction):
 
         return tuple(map(changed, measured, self._hits(x, measured), located))
 
+    def _ranked(self, x: Tensors) -> Any:
+        # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
+        return each(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+
     @property
     def _rule(self) -> str:
         return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
 
     def _hits(self, x: Tensors, measured: Any) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
-        ranked, near = each(jnp.abs, x) if self.of_magnitude else x, self._rule == "near"
+        ranked, near = self._ranked(x), self._rule == "near"
         ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
         return [
             each(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked) for by, end in ends
