@@ -116,8 +116,8 @@ def absolute(a: Tensor) -> Tensor:
     return a.set(value=jnp.abs(a.value), zero_point=None, bit_width=bits, signed=False)
 
 
-def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
-    """Return a product or quotient: bits add, signed if either is, no zero point.
+def product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
+    """Return `a * b` or `a / b` with this value and scale: bits add, signed if either is, no zero point.
 
     (q_a - z_a) * (q_b - z_b) is an integer without a zero point, even if tracing hides a nonzero z.
 
@@ -134,15 +134,6 @@ def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Te
     return type(a)(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a * b: scales multiply, bits add, signed if either is.
-
-    Raises:
-        ValueError: a zero point is known not to be 0.
-    """
-    return _product(a, b, "a * b", a.value * b.value, a.scale * b.scale)
-
-
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b with scale scale_a / (scale_b * 2^(bits_b - signed_b)), bits added; in general not valid.
 
@@ -151,7 +142,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     """
     bits = same_kind(a.bit_width, b.bit_width)[1] - int(b.signed)
     largest = 2**bits if isinstance(bits, int) else exp2(bits)
-    return _product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * largest))
+    return product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * largest))
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool = False) -> Any:

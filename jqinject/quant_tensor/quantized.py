@@ -90,7 +90,12 @@ class QuantTensor(TensorFields):
         return (-self) + other if on_integers(self) else as_array(other) - self.value
 
     def __mul__(self, other: Any) -> Any:
-        return arithmetic.multiply(self, other) if self._with(other) else self.value * as_array(other)
+        value = self.value * as_array(other)
+        return (
+            arithmetic.product(self, other, "a * b", value, self.scale * other.scale)
+            if self._with(other)
+            else value
+        )
 
     def __truediv__(self, other: Any) -> Any:
         return arithmetic.divide(self, other) if self._with(other) else self.value / as_array(other)
