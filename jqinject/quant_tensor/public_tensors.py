@@ -110,7 +110,6 @@ class IntQuantTensor(QuantTensor):
         value = dequantized(jnp.asarray(integers), scale, zero_point, dtype)
         return cls(value, scale, zero_point, bit_width, signed, training)
 
-    bit_width: BitWidth = attribute("_grid.bit_width", "Bits: a Python int, or an array if learned.")
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
 

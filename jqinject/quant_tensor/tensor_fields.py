@@ -159,9 +159,9 @@ class TensorFields(ArrayMethods):
         layout, bare = self._layout, self._bare
         if layout is None or layout.piece is None:
             return bare
-        fields = {"scale": bare._scale, "zero_point": bare._zero_point}
-        present = {name: layout.of_groups(x, bare.ndim) for name, x in fields.items() if x is not None}
-        return bare.set(value=layout.groups.split(bare.value), **present)
+        of_groups = partial(layout.of_groups, ndim=bare.ndim)
+        metadata = jax.tree.map(of_groups, (bare._scale, bare._zero_point))
+        return bare._of(layout.groups.split(bare.value), *metadata, bare._grid, bare._training)
 
     if not TYPE_CHECKING:  # it would hide misspelt names
 
@@ -244,12 +244,10 @@ class TensorFields(ArrayMethods):
             tensor = self._like(type(self))
             tensor._training = changes.get("training", self.training)
             return tensor
-        fields = {
-            name: self._zero_point if name == "zero_point" else getattr(self, name)
-            for name in self.fields
-            if name not in changes
-        }
-        return type(self)(**fields, **changes)
+        unchanged = {name: getattr(self, name) for name in self.fields if name not in changes}
+        if "zero_point" in unchanged:
+            unchanged["zero_point"] = self._zero_point
+        return type(self)(**unchanged, **changes)
 
     def _set_in_groups(self, layout: Layout, changes: dict[str, Any]) -> Self:
         inner = {name.removesuffix("_"): field for name, field in changes.items() if name != "value"}
