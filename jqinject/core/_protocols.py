@@ -301,7 +301,7 @@ def groups_of(component: Any) -> tuple[int, int] | None:
 
 def block_width(component: Any) -> int:
     """How many groups of a quantizer or a view share a scale, beside each other; 1 if unstated."""
-    for name in ("input_view_impl", "int_quant", "quantizer"):
+    for name in ("input_view_impl", "int_quant"):
         inner = getattr(component, name, None)
         if inner is not None:
             return block_width(inner)

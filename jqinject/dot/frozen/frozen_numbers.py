@@ -27,7 +27,6 @@ from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
-from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -45,13 +44,13 @@ from jqinject.quant_tensor.public_tensors import int_grid
 Numbers = Mapping[str, jax.Array]
 
 PACKED = {
-    # (bits in memory, signed): dtype
+    # (bits in packed bytes, signed): dtype
     (2, True): jnp.int2,
     (2, False): jnp.uint2,
     (4, True): jnp.int4,
     (4, False): jnp.uint4,
-    (8, True): jnp.int8,
-    (8, False): jnp.uint8,
+    (None, True): jnp.int8,
+    (None, False): jnp.uint8,
 }
 
 
@@ -255,8 +254,7 @@ def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:
     if on_minifloats(weight):
         return _float_payload(weight), {"format": weight.known_format("a frozen weight")}
     if on_table(weight):
-        bits = container_bits(weight.bit_width)
-        return weight.codes().astype(PACKED[bits, False]), {"format": weight.codebook}
+        return weight.codes().astype(PACKED[weight.grid.packed_bits, False]), {"format": weight.codebook}
     raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
 
 
@@ -265,16 +263,16 @@ def _narrow(weight: IntQuantTensor) -> jax.Array:
     bits = int(weight.bit_width)
     if bits > 8:
         return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
-    return weight.int().astype(PACKED[container_bits(bits), weight.signed])
+    return weight.int().astype(PACKED[weight.grid.packed_bits, weight.signed])
 
 
 def _float_payload(weight: FloatQuantTensor) -> jax.Array:
     """The minifloats in their own dtype if it has 8 bits, else their codes in the narrowest."""
-    bits = weight.known_format("a frozen weight").bit_width
-    if bits == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
+    form = weight.known_format("a frozen weight")
+    if form.bit_width == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
         return weight.payload()
     codes = weight.codes()
-    return codes.astype(PACKED[container_bits(bits), False]) if bits <= 8 else codes
+    return codes.astype(PACKED[form.packed_bits, False]) if form.bit_width <= 8 else codes
 
 
 def _full_rank(x: jax.Array, ndim: int) -> jax.Array:

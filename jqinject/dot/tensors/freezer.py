@@ -17,7 +17,6 @@ from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
-from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -86,22 +85,27 @@ class StoredForm:
         return tuple(self.order.index(axis) for axis in range(len(self.shape)))
 
     @cached_property
+    def grid(self) -> IntGrid | None:
+        """The integers that are packed into bytes; None for whole bytes."""
+        if not jnp.issubdtype(self.dtype, jnp.integer) or jnp.iinfo(self.dtype).bits >= 8:
+            return None
+        return IntGrid(jnp.iinfo(self.dtype).bits, signed=bool(jnp.issubdtype(self.dtype, jnp.signedinteger)))
+
+    @property
     def packed_bits(self) -> int | None:
         """Bits of an integer that is packed into a byte; None for whole bytes."""
-        integer = jnp.issubdtype(self.dtype, jnp.integer) and jnp.iinfo(self.dtype).bits < 8
-        return container_bits(jnp.iinfo(self.dtype).bits) if integer else None
+        return None if self.grid is None else self.grid.packed_bits
 
     def stored(self, payload: jax.Array) -> jax.Array:
         """A payload in its stored form."""
         moved = payload.transpose(self.order)
-        return moved if self.packed_bits is None else pack(moved.astype(jnp.int8), self.packed_bits)
+        return moved if self.grid is None else self.grid.pack(moved.astype(jnp.int8))
 
     def payload(self, stored: jax.Array) -> jax.Array:
         """The payload from its stored form."""
-        if self.packed_bits is not None:
+        if self.grid is not None:
             shape = tuple(self.shape[axis] for axis in self.order)
-            signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
-            stored = unpack(stored, self.packed_bits, shape, signed).astype(self.dtype)
+            stored = self.grid.unpack(stored, shape).astype(self.dtype)
         return jax.lax.transpose(stored, self.back)
 
     def variables(

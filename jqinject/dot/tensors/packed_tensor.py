@@ -15,7 +15,6 @@ from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.packing import pack, unpack
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -56,7 +55,7 @@ class _PackedCodes:
     """Minifloats of fewer than 8 bits, or of no dtype that backends convert to, as codes.
 
     Attributes:
-        codes: in bytes, two of them in one if they have at most 4 bits.
+        codes: in bytes, as their format packs them.
         scale: of the numbers, in a dtype of 8 bits where that is known.
         format: of the codes.
         shape: of the numbers.
@@ -168,8 +167,7 @@ def packed_tensor(x: Any) -> Any:
 
 
 def _packed_codes(x: FloatQuantTensor, form: FloatGrid) -> _PackedCodes:
-    codes = form.codes(x.minifloats())
-    codes = pack(codes, 4) if form.bit_width <= 4 else codes
+    codes = form.pack(form.codes(x.minifloats()))
     return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
 
 
@@ -184,9 +182,8 @@ def unpacked_tensor(x: Any) -> Any:
     if isinstance(x, _PackedGroups):
         return in_groups(unpacked_tensor(x.grouped), x.groups.size, x.dim, x.groups.length, x.piece)
     if isinstance(x, _PackedCodes):
-        codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
         scale = x.scale.astype(jnp.float32)
-        value = from_float_steps(x.format.decode(codes), scale, x.dtype)
+        value = from_float_steps(x.format.decode(x.format.unpack(x.codes, x.shape)), scale, x.dtype)
         return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):
         return x

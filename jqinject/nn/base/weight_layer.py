@@ -16,11 +16,12 @@ from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format
+from jqinject.nn.base.slots import GRAD, OUTPUT, SEEN, check_input_for_weight, hold_proxies, input_format, see
 from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
+    QuantTensor,
     as_array,
     grouped_integers,
     is_quantized,
@@ -169,7 +170,9 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
-        weight, proxy = getattr(self, self.weight_name)[...], self.weight_quant
+        if self not in SEEN:
+            see(self)
+        weight, proxy = getattr(self, self.weight_name)[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
         if not proxy.quant_metadata.requires_quant_input:
@@ -234,21 +237,35 @@ class QuantWeightLayer(WeightAxes[Out]):
             ValueError: the input has other features than the layer; a QuantTensor is to be returned, and input or
                 weight are not quantized.
         """
-        self._check_features(inputs)
-        input_quant, grad_quant, output_quant = self.input_quant, self.grad_quant, self.output_quant
+        attributes = vars(self)
+        features = attributes.get("in_features")
+        if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
+            self._check_features(inputs)
+        if self not in SEEN:
+            see(self)
+        input_quant, grad_quant, output_quant = map(
+            attributes.get, ("input_quant", "grad_quant", "output_quant")
+        )
         x = inputs if input_quant is None else input_quant(inputs)
-        weight = self._quantized_weight(x)
-        bias = self._quantized_bias(x, weight)
-        contraction = self._payload_contraction(x, weight)
+        weight, frozen = self._quantized_weight(x), self.frozen
+        bias = self.bias
+        if bias is not None:
+            bias = bias[...] if attributes.get("bias_quant") is None else self._quantized_bias(x, weight)
+        quantized = isinstance(weight, QuantTensor)
+        # Training contracts floats, which costs less than integers made anew at every step.
+        floats = frozen is None and not (
+            quantized and (weight._payload is not None or not weight.grid.is_integer)
+        )
+        contraction = None if floats and self.contraction == "auto" else self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
-        if contraction is not None and self.frozen is not None:
+        if contraction is not None and frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
-            parameters["promote_dtype"] = partial(_promoted, vars(self)["promote_dtype"])
+            parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
-            parameters[self.weight_name] = as_array(weight)
-        parameters["bias"] = as_array(bias)
-        array = as_array(x)
+            parameters[self.weight_name] = weight.value if quantized else weight
+        parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
+        array = x.value if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -268,13 +285,12 @@ class QuantWeightLayer(WeightAxes[Out]):
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
         asked, kind = self.contraction, "fp8" if getattr(weight, "kind", "") == "minifloats" else "int"
-        made = asked == "auto" and kind == "int" and self.frozen is None
-        if made and (
+        without_payload = (
             getattr(weight, "kept_payload", None) is None or getattr(x, "kept_payload", None) is None
-        ):
-            # Training contracts floats, which costs less than integers made anew at every step. Evaluation contracts
-            # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
-            # side, and a deep network carries that on.
+        )
+        if asked == "auto" and kind == "int" and self.frozen is None and without_payload:
+            # Evaluation contracts what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie
+            # fall on the other side, and a deep network carries that on. In training they are floats: see the call.
             return None
         if not self._contracts_as_flax():
             self._check_function(asked)
