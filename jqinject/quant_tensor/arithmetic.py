@@ -68,7 +68,8 @@ def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     zero = sum(zeros[1:], zeros[0]) if zeros else None
     bits = sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed)
     value, scale, signed = a.value + b.value, (a.scale + b.scale) / 2, a.signed or b.signed
-    return type(a)(value, scale, zero, bits, signed, training)
+    cls: Any = type(a)
+    return cls(value, scale, zero, bits, signed, training)
 
 
 def shift(a: Tensor, offset: Any) -> Tensor:
@@ -131,7 +132,8 @@ def product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Ten
             "quantizers (zero point 0), or decay one operand with `.value`."
         )
     left, right = same_kind(a.bit_width, b.bit_width)
-    return type(a)(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
+    cls: Any = type(a)
+    return cls(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ def _check_same_format(a: TensorFields, b: TensorFields) -> None:
 
 
 def _join(
-    parts: list[jax.Array], tensors: list[TensorFields], axis: int, training: bool, name: str
+    parts: list[jax.Array], tensors: Sequence[TensorFields], axis: int, training: bool, name: str
 ) -> jax.Array:
     """One metadata field of the result: joined if it varies along the axis, else the shared value, else the mean."""
     full = [full_rank(part, tensors[0].ndim) for part in parts]

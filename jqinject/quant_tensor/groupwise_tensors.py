@@ -51,7 +51,7 @@ class GroupwiseQuantTensor(QuantTensor):
 
     def _divide(self, grouped: Any, *groups: Any) -> None:
         """Store the arguments of a constructor; the last three are those of `Layout.of`."""
-        self._take(grouped, Layout.of(grouped.shape, *groups, type(self).__name__))
+        self._take(grouped, Layout.of(type(self).__name__, grouped.shape, *groups))
 
     grouped: Any = attribute("_grouped", "The same numbers as a quantized tensor with the two axes.")
     value_: jax.Array = attribute("grouped.value", "The dequantized numbers in groups.")
@@ -99,6 +99,26 @@ class GroupwiseQuantTensor(QuantTensor):
             groups: where they lie now.
         """
         return grouped._like(type(self), Layout(groups, groups.dim, self._layout.piece))
+
+    @classmethod
+    def of(
+        cls,
+        grouped: Any,
+        group_size: int,
+        group_dim: int,
+        length: int | None = None,
+        piece: int | None = None,
+    ) -> Self:
+        """Return a groupwise tensor from a tensor in groups; see `in_groups`.
+
+        Raises:
+            ValueError: it has no such groups.
+        """
+        shape = grouped.shape
+        if piece is None:
+            return grouped._like(cls, Layout.of(cls.__name__, shape, group_size, group_dim, length))
+        dim = group_dim % len(shape) - len(shape)
+        return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
 
 
 @final
@@ -246,11 +266,7 @@ def in_groups(
     Raises:
         ValueError: it has no such groups.
     """
-    cls, shape = grouped.partner, grouped.shape
-    if piece is None:
-        return grouped._like(cls, Layout.of(shape, group_size, group_dim, length, cls.__name__))
-    dim = group_dim % len(shape) - len(shape)
-    return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
+    return grouped.partner.of(grouped, group_size, group_dim, length, piece)
 
 
 def in_pieces(x: GroupwiseIntQuantTensor) -> GroupwiseIntQuantTensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -107,7 +107,7 @@ class IntegerOperand:
         return self if self.value is None else IntegerOperand(None, self.value, self.dtype)
 
 
-def has_integers(x: Any, in_groups: bool = False) -> TypeGuard[IntQuantTensor]:
+def has_integers(x: Any, in_groups: bool = False) -> bool:
     """Whether it is a tensor of integers that backends contract: at most 8 bits, not learned.
 
     Args:
