@@ -267,14 +267,6 @@ class WeightShapes(ExtendedInjector):
         return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
 
     @value
-    def reshaped_groupwise_shape(expanded_groupwise_shape, group_elements_axis):
-        """The shape of a weight whose groups are joined again, padding included."""
-        shape = list(expanded_groupwise_shape)
-        size = shape.pop(group_elements_axis)
-        shape[group_elements_axis - (group_elements_axis >= 0)] *= size
-        return tuple(shape)
-
-    @value
     def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
         """The shape of the scales of a weight's groups: 1 along the elements of each."""
         shape = list(expanded_groupwise_shape)
