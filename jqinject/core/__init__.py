@@ -1,6 +1,6 @@
 """Components of quantizers, built by hand or wired by name. `_protocols.py` shows how they fit together."""
 
-from jqinject.core._protocols import PackableResult as PackableResult
+from jqinject.core._protocols import Packable as Packable
 from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
@@ -13,7 +13,6 @@ from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.bit_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.bit_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.clamp import Abs as Abs
 from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import FloatClamp as FloatClamp
@@ -35,7 +34,6 @@ from jqinject.core.memory.clipping_range import RangeZeroPoint as RangeZeroPoint
 from jqinject.core.memory.clipping_range import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.memory.clipping_range import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quantizers.codebook_quant import CodebookQuant as CodebookQuant
-from jqinject.core.quantizers.codebook_quant import CommittedQuant as CommittedQuant
 from jqinject.core.quantizers.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quantizers.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
 from jqinject.core.quantizers.decoupled import (
@@ -46,17 +44,14 @@ from jqinject.core.quantizers.decoupled import ZeroWeightsWarning as ZeroWeights
 from jqinject.core.quantizers.float_quant import Float8Cast as Float8Cast
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
-from jqinject.core.quantizers.minifloat_quant import MinifloatQuant as MinifloatQuant
+from jqinject.core.quantizers.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
+from jqinject.core.quantizers.int_quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer
-from jqinject.core.quantizers.rescaling_int_quant import BinaryQuant as BinaryQuant
-from jqinject.core.quantizers.rescaling_int_quant import ClampedBinaryQuant as ClampedBinaryQuant
-from jqinject.core.quantizers.rescaling_int_quant import (
-    PrescaledRestrictIntQuant as PrescaledRestrictIntQuant,
-)
-from jqinject.core.quantizers.rescaling_int_quant import RescalingIntQuant as RescalingIntQuant
-from jqinject.core.quantizers.rescaling_int_quant import TernaryQuant as TernaryQuant
+from jqinject.core.quantizers.sign_quant import BinaryQuant as BinaryQuant
+from jqinject.core.quantizers.sign_quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quantizers.sign_quant import TernaryQuant as TernaryQuant
 from jqinject.core.rounding import BelowMask as BelowMask
 from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte

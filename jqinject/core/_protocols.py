@@ -39,7 +39,7 @@ import numpy as np
 
 
 @runtime_checkable
-class PackableResult(Protocol):
+class Packable(Protocol):
     """A result of a `tensor_quant` that knows its kind of QuantTensor."""
 
     def quant_tensor(self, *, training: bool) -> Any: ...
@@ -203,7 +203,7 @@ class StepStatistic(Protocol):
 class TensorQuant(Protocol):
     """`tensor_quant`: the assembled quantizer. It may state every fact of `facts.py`."""
 
-    def __call__(self, x: jax.Array, /) -> PackableResult: ...
+    def __call__(self, x: jax.Array, /) -> Packable: ...
 
 
 # A fact is an optional member of a protocol, looked up with what counts if it is missing: an `isinstance` of a protocol
@@ -301,7 +301,7 @@ def groups_of(component: Any) -> tuple[int, int] | None:
 
 def block_width(component: Any) -> int:
     """How many groups of a quantizer or a view share a scale, beside each other; 1 if unstated."""
-    for name in ("input_view_impl", "int_quant", "quantizer"):
+    for name in ("input_view_impl", "int_quant"):
         inner = getattr(component, name, None)
         if inner is not None:
             return block_width(inner)

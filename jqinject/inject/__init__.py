@@ -14,6 +14,5 @@ from jqinject.inject.names import declared_names as declared_names
 from jqinject.inject.names import requested_names as requested_names
 from jqinject.inject.overrides import check_lets as check_lets
 from jqinject.inject.overrides import check_overrides as check_overrides
-from jqinject.inject.overrides import overrides_given as overrides_given
 from jqinject.inject.resolver import resolve as resolve
 from jqinject.inject.tree import Node as Node

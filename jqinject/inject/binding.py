@@ -32,16 +32,18 @@ class Binding:
         base: the injector as given.
         overrides: the names redeclared on top of it; read-only.
         injector: the injector with the overrides applied.
+        overridden: what `let` redeclared on top of class statements, these overrides included; read-only.
 
     Raises:
         TypeError: `injector` is not an injector class.
         DependencyError: an override that no injector may declare.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_key", "base", "injector", "overrides")
+    __slots__ = ("__weakref__", "_hash", "_key", "base", "injector", "overridden", "overrides")
     base: Any
     overrides: Mapping[str, Any]
     injector: Any
+    overridden: Mapping[str, Any]
 
     def __init__(self, injector: Any, overrides: Mapping[str, Any] | None = None) -> None:
         if not isinstance(injector, InjectorMeta):
@@ -58,6 +60,7 @@ class Binding:
             ("base", injector),
             ("overrides", MappingProxyType(kept)),
             ("injector", applied),
+            ("overridden", MappingProxyType(applied.__overrides__)),
             ("_key", key),
             ("_hash", hash(key)),
         ):
@@ -69,7 +72,7 @@ class Binding:
 
     def declares(self, name: str) -> bool:
         """Whether the injector or an override declares the name."""
-        return name in self.injector
+        return name in self.injector.__dependencies__
 
     def let(self, **overrides: Any) -> "Binding":
         """A binding with more overrides; the new ones win."""

@@ -3,6 +3,7 @@
 import copyreg
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
 from jqinject.inject.errors import lines
@@ -35,6 +36,7 @@ _NOTHING_DECLARED = {
     "__declared__": {},
     "__defaults__": False,
     "__made_by__": (),
+    "__overrides__": {},
     "__around__": (),
     "__deciders__": (),
 }
@@ -49,6 +51,8 @@ class InjectorMeta(InjectorType):
     __declared__: Mapping[str, Spec]
     __defaults__: bool
     __made_by__: tuple[Any, ...]
+    __overrides__: Mapping[str, Any]
+    """The names that `let` redeclared on top of class statements, with the last value of each."""
     __around__: tuple["InjectorMeta", Mapping[str, Any]] | tuple[()]
     __deciders__: Sequence["InjectorMeta"]
     """The injectors that this one consists of: the first that declares a name decides it."""
@@ -144,20 +148,26 @@ def _check_names(class_name: str, names: Iterable[str]) -> None:
             )
 
 
-def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mapping[str, Any]) -> Any:
+def _make(
+    bases: tuple[InjectorMeta, ...],
+    made_by: tuple[Any, ...],
+    overrides: Mapping[str, Any],
+    own: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """A class made by a call, with the module and qualified name of its first base."""
     first = bases[0]
     place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
     metaclass = max((type(base) for base in bases), key=lambda found: len(type.mro(found)))
     cls = metaclass(first.__name__, bases, {**place, **own})
     type.__setattr__(cls, "__made_by__", made_by)
+    type.__setattr__(cls, "__overrides__", overrides)
     return cls
 
 
 def override(base: Any, overrides: Mapping[str, Any]) -> Any:
     """`base.let(**overrides)`."""
     _check_names(base.__name__, overrides)
-    made = _make((base,), ("let", base, dict(overrides)), overrides)
+    made = _make((base,), ("let", base, dict(overrides)), {**base.__overrides__, **overrides}, overrides)
     type.__setattr__(
         made, "__around__", base.__around__
     )  # what was read from another injector stays nested in it
@@ -175,7 +185,7 @@ def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
         )
     bases = (left,) if issubclass(left, right) else (left, right)
     try:
-        return _make(bases, ("and", left, right), {})
+        return _make(bases, ("and", left, right), {**right.__overrides__, **left.__overrides__})
     except TypeError as error:
         raise DependencyError(
             f"{left.__name__} & {right.__name__}: their bases stand in opposite orders ({error})"
@@ -184,7 +194,7 @@ def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
 
 def nest(cls: InjectorMeta, outer: InjectorMeta, given: dict[str, Any]) -> Any:
     """The nested injector `cls` with `outer` around it."""
-    nested = _make((cls,), ("nested", cls, outer, given), {})
+    nested = _make((cls,), ("nested", cls, outer, given), cls.__overrides__)
     type.__setattr__(nested, "__around__", (outer, given))
     return nested
 

@@ -65,7 +65,7 @@ def injector_key(injector: InjectorMeta) -> Hashable:
         overrides = {**injector.__made_by__[2], **overrides}
         injector = injector.__made_by__[1]
     made = injector.__made_by__
-    root: Hashable = (made[0], *(key_of(part) for part in made[1:])) if made else Same(injector)
+    root: Hashable = (made[0], *(key_of(part) for part in made[1:])) if made else injector
     return (
         (root, frozenset((name, key_of(value)) for name, value in overrides.items())) if overrides else root
     )

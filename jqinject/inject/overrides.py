@@ -18,27 +18,6 @@ Choices = tuple[tuple[str, Any], ...]
 Condition = tuple[Choices, tuple[str, ...]]  # choices, and the further names that they need
 
 
-def overrides_given(injector: Any) -> dict[str, Any]:
-    """The names that `let` redeclared on top of an injector's class statements, with the last value of each.
-
-    >>> from jqinject.inject import ExtendedInjector
-    >>> class Q(ExtendedInjector):
-    ...     bit_width = 8
-    >>> class Mine(Q.let(bit_width=4)):
-    ...     pass
-    >>> overrides_given(Q.let(bit_width=2).let(signed=True)), overrides_given(Mine)
-    ({'bit_width': 2, 'signed': True}, {})
-    """
-    made = injector.__made_by__
-    if not made:
-        return {}
-    if made[0] == "let":
-        return {**overrides_given(made[1]), **made[2]}
-    if made[0] == "and":
-        return {**overrides_given(made[2]), **overrides_given(made[1])}
-    return overrides_given(made[1])
-
-
 def check_overrides(
     injector: Any,
     overrides: Iterable[str],
@@ -135,9 +114,7 @@ def _declared_beside(injector: Any, overrides: set[str]) -> set[str]:
     """The names that class statements declare, or that `let` declares other than the overrides."""
     lets = _top_lets(injector)
     bodies = [cls for cls in injector.__deciders__ if cls not in lets]
-    return {name for cls in bodies for name in cls.__declared__} | (
-        set(overrides_given(injector)) - overrides
-    )
+    return {name for cls in bodies for name in cls.__declared__} | (set(injector.__overrides__) - overrides)
 
 
 def _top_lets(injector: Any) -> list[Any]:

@@ -93,10 +93,6 @@ def is_component(name: str, cls: type) -> bool:
         or isinstance(cls, InjectorType)
         or cls.__module__ == "builtins"
         or issubclass(cls, (np.generic, np.dtype, enum.Enum))
-        or _is_scalar_type(cls)
+        # What stands for a dtype, like `jnp.int8`: a class with a dtype, compared by value.
+        or (type(cls).__eq__ is not type.__eq__ and isinstance(getattr(cls, "dtype", None), np.dtype))
     )
-
-
-def _is_scalar_type(cls: type) -> bool:
-    """Whether `cls` stands for a dtype, like `jnp.int8`: a class with a dtype, compared by value."""
-    return type(cls).__eq__ is not type.__eq__ and isinstance(getattr(cls, "dtype", None), np.dtype)

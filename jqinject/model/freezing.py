@@ -192,7 +192,7 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
     """Restore the float weights of a model that was frozen with `keep_masters=True`, in training mode.
 
     Weights whose float numbers are gone, such as those of `jqinject.formats.load`, may begin at their low-bit numbers
-    instead: they are then quantized by the same scales, committed (`jqinject.core.CommittedQuant`), to the same
+    instead: they are then quantized by the same scales, committed (`commit`), to the same
     numbers, until training moves them.
 
     Args:

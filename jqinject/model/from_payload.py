@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import CommittedQuant
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import in_two_levels
@@ -18,7 +17,7 @@ from jqinject.model.site_freezing import put_in_place
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.slots import warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import TableGrid
+from jqinject.ops import Codebook
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant import (
@@ -158,7 +157,7 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
     overrides: dict[str, Any] = {}
     if groups is not None:
         overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
-    if isinstance(form.format, TableGrid):
+    if isinstance(form.format, Codebook):
         by_group = {} if groups is None else {"scaling_per_output_type": ScalingPerOutputType.GROUP}
         return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.format}
     if form.format is not None:
@@ -201,15 +200,12 @@ def _keep_scales(
     """Commit a quantizer to the scales and zero points of frozen numbers."""
     inner, _ = _scaled(numbers, form)
     proxy.commit(layer)
-    quantizer = proxy.tensor_quant
-    assert isinstance(quantizer, CommittedQuant), "made by commit"
-    zero = None
-    if "zero_point" in numbers:
-        zero = inner.zero_point + (2 ** (form.bit_width - 1) if form.signed else 0)
-    for held, found in ((quantizer.committed_scale, inner.scale), (quantizer.committed_zero_point, zero)):
-        if held is None or found is None:
-            continue
-        shape = held.get_value().shape
+    assert proxy.record is not None, "made by commit"
+    kept, chosen = dict(proxy.record[...]), {"scale": inner.scale}
+    if "zero_point" in kept and "zero_point" in numbers:
+        chosen["zero_point"] = inner.zero_point + (2 ** (form.bit_width - 1) if form.signed else 0)
+    for name, found in chosen.items():
+        shape = kept[name].shape
         padded = found.reshape((1,) * (len(shape) - found.ndim) + found.shape)
         if len(padded.shape) != len(shape) or any(
             n not in (1, m) for n, m in zip(padded.shape, shape, strict=True)
@@ -218,4 +214,5 @@ def _keep_scales(
                 f"unfreeze: {path} has scales of {tuple(found.shape)}, its quantizer {tuple(shape)}.\n"
                 "  cure: load_state of a float checkpoint, into a model that was not frozen"
             )
-        held.set_value(jnp.broadcast_to(padded, shape).astype(np.float32))
+        kept[name] = jnp.broadcast_to(padded, shape).astype(np.float32)
+    proxy.record.set_value(kept)

@@ -20,6 +20,7 @@ from jqinject.ops.float8_cast import from_float8 as from_float8
 from jqinject.ops.float8_cast import to_float8 as to_float8
 from jqinject.ops.float_grid import FloatGrid as FloatGrid
 from jqinject.ops.grid import NF4 as NF4
+from jqinject.ops.grid import Codebook as Codebook
 from jqinject.ops.grid import Grid as Grid
 from jqinject.ops.grid import IntGrid as IntGrid
 from jqinject.ops.grid import TableGrid as TableGrid

@@ -1,6 +1,7 @@
 """Proxies of what flows through a model: activations, gradients, and accumulators that are truncated."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, final
 
 import jax
@@ -15,7 +16,7 @@ from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, report
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import QuantMetadata
-from jqinject.proxy.links import NAME, ContractsInput, check_range, declared_transform, transformed
+from jqinject.proxy.links import PRE_TRANSFORM, check_range, declared_transform, transformed
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
 
@@ -27,12 +28,11 @@ class FlowProxy(QuantProxyFromInjector):
         transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
     """
 
-    made_from_parameters = False
     pre_transform: Any = None
     transform_axes: tuple[int, ...] = (-1,)
-    reads = QuantProxyFromInjector.reads | {NAME}
+    reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
-    def _declare(
+    def _declare_transform(
         self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
     ) -> None:
         transform = declared_transform(self.binding, stack, trace, handed)
@@ -40,8 +40,9 @@ class FlowProxy(QuantProxyFromInjector):
             return
         self._check_transform(transform, layer)
         vars(self)["pre_transform"] = transform
-        if isinstance(layer, ContractsInput) and layer.input_axes != (-1,):
-            vars(self)["transform_axes"] = layer.input_axes
+        axes = getattr(layer, "input_axes", self.transform_axes)
+        if axes != self.transform_axes:
+            vars(self)["transform_axes"] = axes
 
     def _check_transform(self, transform: Any, layer: Any) -> None:
         """Raise if the layer does not undo a transform."""
@@ -177,8 +178,9 @@ class GradQuantProxyFromInjector(FlowProxy):
     def _check_transform(self, transform: Any, layer: Any) -> None:
         if not getattr(layer, "rotates_both_operands", False):
             raise TypeError(
-                f"{self.binding.base.__name__} declares {NAME} = {transform!r}, and only a product whose operands both "
-                "go through it undoes it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
+                f"{self.binding.base.__name__} declares {PRE_TRANSFORM} = {transform!r}, and only a product whose "
+                "operands both go through it undoes it.\n"
+                "  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
             )
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
@@ -257,12 +259,6 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     role = "accumulator"
 
     quantizes_activations = True
-    made_from_parameters = False
-
-    @property
-    def is_narrow_range(self) -> bool:
-        """Whether one integer of the result is left out."""
-        return bool(self.quant_metadata.narrow_range)
 
     def __call__(self, x: IntQuantTensor) -> IntQuantTensor:
         """Requantize.
@@ -308,4 +304,4 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         return result.quant_tensor(training=self.training)
 
     def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
-        return said  # the sign is that of what comes in
+        return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

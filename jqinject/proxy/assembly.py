@@ -10,12 +10,64 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core import QuantStat
+from jqinject.core._protocols import grid_of, has_zero_point
+from jqinject.core.component import InnerModule
 from jqinject.core.state import RecordPart, state_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
+
+
+class Committed(InnerModule):
+    """A quantizer and the scale that it has now, as an assembly makes them; a proxy holds both.
+
+    Args:
+        quantizer: the quantizer.
+        record: its scale and zero point.
+    """
+
+    def __init__(self, quantizer: Any, record: QuantStat) -> None:
+        self.quantizer = nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
+        self.record = record
+
+    @classmethod
+    def of(cls, quantizer: Any, x: jax.Array) -> Committed:
+        """With the scale and the zero point, float32, that a quantizer has for a weight.
+
+        Raises:
+            TypeError: the quantizer does not round to nearest on a grid that it knows.
+        """
+        if grid_of(quantizer) is None:
+            raise TypeError(
+                f"{type(quantizer).__name__} does not round to nearest on a grid that it knows, so what was chosen for "
+                "it cannot be kept.\n  cure: float_to_int_impl_type = 'round'; a quantizer of your own states its "
+                "`grid` and `by_scale` (jqinject.core._protocols)"
+            )
+        result = quantizer(x)
+        numbers = {"scale": jnp.asarray(result.scale, jnp.float32)}
+        if has_zero_point(quantizer):
+            numbers["zero_point"] = jnp.asarray(result.zero_point, jnp.float32)
+        return cls(quantizer, QuantStat(numbers))
+
+
+def by_record(quantizer: Any, record: QuantStat, x: jax.Array, keep: bool = False) -> Any:
+    """A tensor quantized by a scale and zero point that do not follow it; no gradient reaches these.
+
+    Numbers that are on the grid stay as they are, to the bit of their codes: loading, cloning, freezing and training
+    start from what was chosen. The gradient goes straight through to `x` as in the quantizer itself.
+
+    Args:
+        quantizer: whose grid it is.
+        record: of the proxy.
+        x: the tensor.
+        keep: whether the result has the payload.
+    """
+    numbers = record[...]
+    scale = jax.lax.stop_gradient(numbers["scale"])
+    return quantizer.by_scale(x, scale, numbers.get("zero_point"), keep)
 
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
@@ -179,12 +231,8 @@ def write(variable: Any, value: Any) -> None:
     )  # random keys cannot be cast to themselves
     # A copy: on CPU `jnp.asarray` may look at the caller's own NumPy memory, which the caller may write to later.
     array = value if same else jnp.array(value, dtype=held.dtype)
-    if (
-        isinstance(held, jax.Array)
-        and is_concrete(held)
-        and is_concrete(array)
-        and array.sharding != held.sharding
-    ):
+    placed = isinstance(held, jax.Array) and is_concrete(held) and is_concrete(array)
+    if placed and array.sharding != held.sharding:
         array = placed_as(array, held)
     variable.set_value(array)
 
@@ -234,11 +282,8 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
     """
     deterministic = use_running_average
     if isinstance(old, nnx.Module):
-        modes = [
-            vars(m)["deterministic"]
-            for _, m in nnx.iter_modules(old, graph=True)
-            if "deterministic" in vars(m)
-        ]
+        found = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
+        modes = [attributes["deterministic"] for attributes in found if "deterministic" in attributes]
         deterministic = modes[0] if modes else use_running_average
     if use_running_average or deterministic:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)

@@ -9,25 +9,16 @@ What an injector and its quantizer say about the numbers that they make.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from jqinject.core import PackableResult, Quantized, components_in
-from jqinject.core._protocols import groups_of, needs_input_format
-from jqinject.inject import (
-    Binding,
-    ExtendedInjector,
-    check_declarations,
-    check_overrides,
-    declared_names,
-    overrides_given,
-    reach_of,
-    requested_names,
-)
+from jqinject.core import Packable, Quantized, components_in
+from jqinject.inject import Binding, check_overrides, declared_names
 from jqinject.ops import IntGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -43,26 +34,7 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def checked_quantizer(quantizer: Any, name: str) -> None:
-    """Check what an injector assembles as `tensor_quant`: a component, or None for no quantization.
-
-    Args:
-        quantizer: what was assembled.
-        name: the injector's.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if quantizer is not None and (isinstance(quantizer, type) or not callable(quantizer)):
-        shown = f"the class {quantizer.__name__}" if isinstance(quantizer, type) else f"{quantizer!r:.80}"
-        raise TypeError(
-            f"{name}: tensor_quant must be a component that quantizes, or None for no quantization, got {shown}.\n"
-            "  cure: leave it to the quantizer, and override what it is made of (bit_width, scaling_impl, ...); or "
-            "declare a class of your own whose instances return a Quantized"
-        )
-
-
-def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
+def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
@@ -73,15 +45,22 @@ def packable(result: Any, quantizer: Any, signed: bool) -> PackableResult:
     Raises:
         TypeError: it is not a result.
     """
-    if isinstance(result, PackableResult):
+    if isinstance(result, Packable):
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result
         return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
-    got = f"{type(result).__name__} of {len(result)}" if isinstance(result, tuple | list) else _shown(result)
+    shape = getattr(result, "shape", None)
+    more = (
+        f" of {len(result)}"
+        if isinstance(result, tuple | list)
+        else f" of shape {shape}"
+        if shape is not None
+        else ""
+    )
     raise TypeError(
         f"tensor_quant = {type(quantizer).__name__} must return a Quantized, or (value, scale, zero_point, bit_width), "
-        f"got {got}.\n  cure: return Quantized(value, scale, None, IntGrid(bit_width))"
+        f"got {type(result).__name__}{more}.\n  cure: return Quantized(value, scale, None, IntGrid(bit_width))"
     )
 
 
@@ -108,98 +87,52 @@ def _own_parts(quantizer: Any) -> str:
     return f", with your {', '.join(found)}" if found else ""
 
 
-def _shown(result: Any) -> str:
-    shape = getattr(result, "shape", None)
-    return f"{type(result).__name__}" + (f" of shape {shape}" if shape is not None else "")
-
-
-_METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
+METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
 _GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
-_DECLARED = (
-    "signed",
-    "narrow_range",
-    "float_to_int_impl_type",
-    "requires_input_scale",
-    "quantize_zero_point",
-)
-_NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
 
-def asks_for_layers(binding: Binding) -> bool:
-    """Whether anything in the wiring asks for a layer, or for its parameters."""
-    read = reach_of(binding.injector, module=(), tracked_parameter_list=()).names
-    return not read.isdisjoint(("module", "tracked_parameter_list"))
+def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
+    """The names that a proxy and its quantizer read, as it is wired.
 
-
-@dataclass(frozen=True)
-class DeclaredInjector:
-    """An injector with its overrides.
-
-    Attributes:
-        binding: both as one.
-        names: everything overridden: by keywords, by `let`, in a binding.
-        overrides: those of them given as keywords.
-        where: what the user called and the prefix of these.
+    Args:
+        proxy: the proxy.
+        quantizer: what was assembled.
+        traced: the names that were asked for meanwhile.
     """
+    read, binding = traced | proxy.reads, proxy.binding
+    if binding.declares("proxy_class"):
+        binding.resolve("proxy_class", trace=read)
+    if quantizer is not None and not is_ours(type(quantizer)):
+        read |= METADATA | _GROUPS
+    if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
+        read |= declared_names(binding.base)  # any of which it may read when it is called
+    return read
 
-    binding: Binding
-    names: tuple[str, ...]
-    overrides: Mapping[str, Any]
-    where: tuple[str, str]
 
-    @classmethod
-    def of(
-        cls,
-        injector: type[ExtendedInjector] | Binding,
-        overrides: Mapping[str, Any] | None,
-        offered: Mapping[str, Any] | None,
-        where: tuple[str, str],
-    ) -> DeclaredInjector:
-        """See `QuantProxyFromInjector` for the arguments."""
-        binding = injector if isinstance(injector, Binding) else Binding(injector)
-        binding = binding.let(**overrides) if overrides else binding
-        names = tuple(overrides_given(binding.injector))
-        if offered:
-            asked = requested_names(binding.injector) - set(names)
-            taken = {name: value for name, value in offered.items() if name in asked}
-            binding = binding.let(**taken) if taken else binding
-        return cls(binding, names, overrides or {}, where)
+def check_names(
+    binding: Binding,
+    names: Iterable[str],
+    keywords: Mapping[str, Any] | None,
+    where: tuple[str, str],
+    *,
+    known: Set[str] = frozenset(),
+    read: Set[str] | None = None,
+    handed: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Reject overrides that are unknown, or that nothing reads; see `jqinject.inject.check_overrides`.
 
-    def check_known(self, traced: set[str]) -> None:
-        """Reject unknown names.
-
-        Args:
-            traced: the names that were asked for so far.
-        """
-        self._check(_NAMES | traced, None, {})
-
-    def check_read(self, proxy: Any, quantizer: Any, traced: set[str], handed: Mapping[str, Any]) -> None:
-        """Reject names that neither the quantizer, as it is wired, nor the proxy reads.
-
-        Args:
-            proxy: the proxy.
-            quantizer: what was assembled.
-            traced: the names that were asked for meanwhile.
-            handed: what the assembly was handed.
-        """
-        if self.names:
-            read = traced | proxy.reads
-            if self.binding.declares("proxy_class"):
-                self.binding.resolve("proxy_class", trace=read)
-            if quantizer is not None and not is_ours(type(quantizer)):
-                read |= _METADATA | _GROUPS
-            if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
-                read |= declared_names(self.binding.base)  # any of which it may read when it is called
-            self._check(frozenset(), read, handed)
-        check_declarations(self.binding.injector, known=_NAMES | traced)
-
-    def _check(
-        self, known: frozenset[str] | set[str], read: set[str] | None, handed: Mapping[str, Any]
-    ) -> None:
-        check = partial(check_overrides, self.binding.injector, known=known, read=read, given=handed)
-        where, prefix = self.where
-        check([name for name in self.names if name in self.overrides], where=where, prefix=prefix)
-        check([name for name in self.names if name not in self.overrides])
+    Args:
+        binding: the injector with its overrides.
+        names: everything overridden: by keywords, by `let`, in a binding.
+        keywords: those of them given as keywords.
+        where: what the user called and the prefix of these.
+        known: names that count as known.
+        read: the names that are read; None checks only that the names are known.
+        handed: what the assembly was handed.
+    """
+    check = partial(check_overrides, binding.injector, known=known, read=read, given=handed)
+    check([name for name in names if name in (keywords or {})], where=where[0], prefix=where[1])
+    check([name for name in names if name not in (keywords or {})])
 
 
 @dataclass(frozen=True)
@@ -226,30 +159,6 @@ class QuantMetadata:
     whole_zero_points: bool = True
     requires_quant_input: bool = False
 
-    def with_facts(self, quantizer: Any, binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
-        """The same with the facts of the quantizer; for the groups of a user's own quantizer that does not state them,
-        the injector's declaration counts.
-
-        Raises:
-            ValueError: it is not declared whether the integers have a sign.
-        """
-        groups = groups_of(quantizer)
-        if groups is None and binding.declares("group_size") and not is_ours(type(quantizer)):
-            size = _resolved(binding, "group_size", layers)
-            groups = None if size is None else (size, _resolved(binding, "group_dim", layers))
-        if quantizer is not None and self.signed is None:
-            raise ValueError(
-                f"{binding.base.__name__} does not say whether its integers have a sign.\n"
-                "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
-            )
-        size, dim = (None, None) if groups is None else groups
-        return replace(
-            self,
-            group_size=size,
-            group_dim=dim,
-            requires_quant_input=needs_input_format(quantizer),
-        )
-
     def joined(self, packed: Any, shape: tuple[int, ...], proxy: Any) -> Any:
         """A tensor whose groups lie along two axes, or cross explicit shards, as a QuantTensor without those axes.
 
@@ -274,15 +183,19 @@ class QuantMetadata:
         return in_groups(packed, fitting, dim, shape[dim], None if cut is None else cut.piece)
 
 
+def declared(binding: Binding, name: str, layers: tuple[Any, ...], otherwise: Any = None) -> Any:
+    """What an injector declares under a name, for the layers that it serves."""
+    if not binding.declares(name):
+        return otherwise
+    return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
+
+
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
     """What an injector declares of its integers, for the layers that it serves; None for what it does not declare."""
-    said: dict[str, Any] = {}
-    for name in _DECLARED:
-        if binding.declares(name):
-            said[name] = _resolved(binding, name, layers)
+    flags: dict[str, bool | None] = {}
     for name in ("signed", "narrow_range"):
-        flag = said.get(name)
-        unsaid = name not in said or (flag is None and name == "signed")
+        flag = declared(binding, name, layers)
+        unsaid = flag is None and (name == "signed" or not binding.declares(name))
         if not (
             unsaid or isinstance(flag, bool | np.bool_)
         ):  # 'False' would count as true, and None as false
@@ -290,18 +203,13 @@ def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadat
                 f"{binding.base.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
                 f"  cure: {name} = True or {name} = False"
             )
-        said[name] = None if unsaid else bool(flag)
-    rounding = said.get("float_to_int_impl_type")
+        flags[name] = None if unsaid else bool(flag)
+    rounding = declared(binding, "float_to_int_impl_type", layers)
     # Zero points of a `scale_shift_zero_point_impl` are what it makes of a distance.
     shifted = binding.declares("scale_shift_zero_point_impl")
     return QuantMetadata(
-        signed=said["signed"],
-        narrow_range=said["narrow_range"],
+        **flags,
         rounding_mode=None if rounding is None else str(rounding).upper(),
-        requires_input_scale=bool(said.get("requires_input_scale")),
-        whole_zero_points=not shifted and bool(said.get("quantize_zero_point", True)),
+        requires_input_scale=bool(declared(binding, "requires_input_scale", layers)),
+        whole_zero_points=not shifted and bool(declared(binding, "quantize_zero_point", layers, True)),
     )
-
-
-def _resolved(binding: Binding, name: str, layers: tuple[Any, ...]) -> Any:
-    return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)

@@ -5,8 +5,8 @@ Which layers a proxy serves, kept outside of both.
 A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
 original. The truth is the model: the layers that hold the proxy. What stands here is a weak index of it, filled
 
-* by who hands a proxy to a layer: when a layer is built, and when it takes over a shared proxy (`link`);
-* by walks of a model, which see all layers in their order (`relink`);
+* by the proxy, for the layer that it is made for;
+* by who has found layers, in their order: a walk of a model, or one that takes over a shared proxy (`relink`);
 * by the first read through a layer of a copy (`complete`, called by the layer's slots). NNX makes copies, by `clone`,
   `merge`, pickling or a transformation, without a word to the layer, so that the first read is the first sight of one.
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,15 +55,6 @@ class Links:
 
 
 LINKS: weakref.WeakKeyDictionary[nnx.Module, Links] = weakref.WeakKeyDictionary()
-
-
-def link(proxy: nnx.Module, layer: Any) -> None:
-    """Note that `layer` holds `proxy`; does nothing if that is known."""
-    links = LINKS.get(proxy)
-    if links is None:
-        LINKS[proxy] = Links(layer)
-    elif not links.knows(layer):
-        links.layers.append(weakref.ref(layer))
 
 
 def complete(proxy: Any, layer: Any) -> Links:
@@ -184,19 +175,7 @@ def _attributes(proxy: Any) -> list[str]:
     ]
 
 
-NAME = "pre_transform"
-
-
-@runtime_checkable
-class ContractsInput(Protocol):
-    """A layer that contracts its input.
-
-    Attributes:
-        input_axes: the axes of the input that are contracted, in the order in which the weight has them.
-    """
-
-    @property
-    def input_axes(self) -> tuple[int, ...]: ...
+PRE_TRANSFORM = "pre_transform"
 
 
 def transform_of(quantizer: Any) -> Any:
@@ -215,16 +194,16 @@ def transform_of(quantizer: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _declared(binding: Binding) -> Any:
-    return binding.resolve(NAME) if binding.declares(NAME) else None
+    return binding.resolve(PRE_TRANSFORM) if binding.declares(PRE_TRANSFORM) else None
 
 
 def declared_transform(
     binding: Binding, stack: tuple[int, ...], trace: set[str], given: Mapping[str, Any]
 ) -> Transform | None:
-    """The transform that an injector declares; None without one.
+    """The transform that an injector declares; None if it declares that there is none.
 
     Args:
-        binding: the injector.
+        binding: the injector, which declares one.
         stack: sizes of the leading axes that the layer is stacked along; each layer's transform has its own numbers.
         trace: takes the names that are read.
         given: what an assembly is handed.
@@ -232,19 +211,14 @@ def declared_transform(
     Raises:
         TypeError: what is declared is no transform.
     """
-    if not binding.declares(NAME):
-        return None
-    found = binding.resolve(NAME, trace=trace, **given)
+    found = binding.resolve(PRE_TRANSFORM, trace=trace, **given)
     sized = isinstance(found, Sized | SizedChain)
     made = found.made() if sized else found
     if made is not None and (not isinstance(made, Transform) or (isinstance(made, nnx.Module) and not sized)):
-        what = (
-            "holds numbers, so each quantizer needs its own"
-            if isinstance(made, nnx.Module)
-            else "is no transform"
-        )
+        own = isinstance(made, nnx.Module)
+        what = "holds numbers, so each quantizer needs its own" if own else "is no transform"
         raise TypeError(
-            f"{binding.base.__name__}: {NAME} = {found!r:.80} {what}.\n"
+            f"{binding.base.__name__}: {PRE_TRANSFORM} = {found!r:.80} {what}.\n"
             "  cure: jqinject.core.transforms.Hadamard(), or Sized(ChannelScale, channels)"
         )
     if stack and isinstance(made, nnx.Module):

@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core._protocols import Factors
+from jqinject.proxy.assembly import by_record
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.binding import note_quantizer
 from jqinject.proxy.links import first_parameters
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor.array_methods import attribute
 
 
 class InputFormat(NamedTuple):
@@ -79,6 +82,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     """
 
     role = "weight"
+    parameter = "weight"
 
     def __call__(self, x: jax.Array, quant_input: Any = None) -> QuantTensor | jax.Array:
         """Quantize a weight.
@@ -149,7 +153,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         return None if kept is None else InputFormat(*kept)
 
     def commit(self, *layers: Any) -> None:
-        """Keep the scales that the weights have now, whatever becomes of the weights (`jqinject.core.CommittedQuant`).
+        """Keep the scales that the weights have now, whatever becomes of the weights (`record`).
 
         Args:
             layers: as for `init_tensor_quant`.
@@ -157,8 +161,8 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         Raises:
             TypeError: the quantizer does not round to nearest on a grid that it knows.
         """
-        if self.is_quant_enabled:
-            self._commit(True, layers)
+        if self.is_quant_enabled and not self.committed:
+            self._assemble_for(self._known(layers), committed=True)
 
     def release(self, *layers: Any) -> None:
         """Measure scales of the weights as they are again: the reverse of `commit`.
@@ -166,17 +170,16 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         Args:
             layers: as for `init_tensor_quant`.
         """
-        self._commit(False, layers)
+        if self.committed:
+            self._assemble_for(self._known(layers), committed=False)
 
-    def _commit(self, committed: bool, layers: tuple[Any, ...]) -> None:
-        if committed == self.committed:
-            return
-        self.committed = committed
-        try:
-            self._assembled_again(*layers)
-        except Exception:
-            self.committed = not committed
-            raise
+    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+        """The committed scale after the weight's channels are multiplied; see `core._protocols.Rescales`."""
+        assert self.record is not None, "committed"
+        numbers = self.record[...]
+        if "zero_point" in numbers:
+            factors.check_signs()
+        return {"scale": factors.times(numbers["scale"])}
 
     def sample(self, force_eval: bool = True) -> Any:
         """Quantize the weight as it is, without changing state; None if quantization is off."""
@@ -190,14 +193,13 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         if quant_input is None and self.requires_quant_input:
             quant_input = layer.input_format()
         quantizer = nnx.clone(self.tensor_quant, graph=True)
+        if self.record is not None:
+            return by_record(quantizer, self.record, layer.weight.get_value())
         return quantizer(layer.weight.get_value(), *self._more(quant_input))
 
     def _more(self, quant_input: Any) -> InputFormat | tuple[()]:
         """What the quantizer is called with beside the weight."""
         return () if quant_input is None else input_format_of(quant_input, self.binding.base.__name__)
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return [layer.weight for layer in layers]
 
 
 @final
@@ -206,9 +208,6 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
 
     Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be
     added to the integer accumulator. Else the quantizer is assembled from the bias, as that of a weight.
-
-    Attributes:
-        requires_input_scale: whether the scale comes in with the input.
 
     Example:
         >>> import jax.numpy as jnp
@@ -222,13 +221,12 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     """
 
     role = "bias"
-
+    parameter = "bias"
     reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
 
-    @property
-    def requires_input_scale(self) -> bool:
-        """Whether the scale comes in with the input."""
-        return self.quant_metadata.requires_input_scale
+    requires_input_scale: bool = attribute(
+        "quant_metadata.requires_input_scale", "Whether it comes with the input."
+    )
 
     def __call__(
         self,
@@ -269,8 +267,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         input."""
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
-        biases = self._tracked_parameters((first_parameters(self),))
-        return self._pack(self._look(biases[0].get_value())) if biases else None
+        bias = first_parameters(self).bias
+        return None if bias is None else self._pack(self._look(bias.get_value()))
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
         """The integer that stands for 0; None without a bias, or if quantization is off."""
@@ -313,6 +311,3 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         if weight_scale is None and of_weight.ndim > 1:
             of_weight = of_weight.reshape(-1)  # the bias has one axis
         return of_weight * (of_input.reshape(()) if of_input.ndim else of_input)
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return [layer.bias for layer in layers if layer.bias is not None]

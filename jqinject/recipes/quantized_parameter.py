@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import CommittedQuant, RangeScaling
+from jqinject.core import RangeScaling
 from jqinject.core._protocols import grid_of
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -63,9 +63,7 @@ class QuantizedParameter:
     @property
     def by_reciprocal(self) -> bool:
         """Whether the quantizer multiplies by the reciprocal of its scale: with a symmetric range (`RangeScaling`)."""
-        own = self.proxy.tensor_quant
-        quantizer = getattr(own, "quantizer", own)  # a committed one
-        ranged = isinstance(getattr(quantizer, "scaling_impl", None), RangeScaling)
+        ranged = isinstance(getattr(self.proxy.tensor_quant, "scaling_impl", None), RangeScaling)
         return ranged and not self.proxy.has_zero_point and self.grid.is_integer
 
     @property
@@ -128,12 +126,9 @@ class QuantizedParameter:
             ValueError: numbers that share a scale are given several.
         """
         self.proxy.commit(self.holder)
-        quantizer = self.proxy.tensor_quant
-        assert isinstance(quantizer, CommittedQuant), "made by commit"
-        held = quantizer.committed_zero_point
-        for variable, full in ((quantizer.committed_scale, scale), (held, zero_point)):
-            if variable is not None:
-                variable.set_value(self._as_held(full, variable.get_value()))
+        record, full = self.proxy.record, {"scale": scale, "zero_point": zero_point}
+        assert record is not None, "made by commit"
+        record.set_value({name: self._as_held(full[name], held) for name, held in record[...].items()})
         self.holder.weight.set_value(values.astype(self.value.dtype))
         for kept, full in zip(self.measure(values), (scale, zero_point), strict=True):
             if not bool(jnp.allclose(kept, full, rtol=1e-6, atol=0)):

@@ -8,7 +8,6 @@ from jqinject.inject import (
     Binding,
     ExtendedInjector,
     check_overrides,
-    overrides_given,
     reach_of,
     resolve,
     this,
@@ -138,17 +137,15 @@ def test_what_an_injector_that_is_handed_out_points_to_counts_as_read():
     check_overrides(Q, {"inner_depth": 2}, read=trace)
 
 
-def test_overrides_given():
+def test_what_is_overridden():
     class Mine(Q.let(kind="large")):
         exact = True
 
-    assert overrides_given(Mine) == {}
-    assert overrides_given(Mine.let(exact=False).let(kind="small")) == {"exact": False, "kind": "small"}
-    assert overrides_given(Inner.let(kind=2) & Q.let(kind=3, exact=True)) == {"kind": 2, "exact": True}
-    assert overrides_given(Binding(Q.let(exact=True), {"kind": "large"}).injector) == {
-        "exact": True,
-        "kind": "large",
-    }
+    assert Binding(Mine).overridden == {}
+    assert Binding(Mine.let(exact=False).let(kind="small")).overridden == {"exact": False, "kind": "small"}
+    assert Binding(Inner.let(kind=2) & Q.let(kind=3, exact=True)).overridden == {"kind": 2, "exact": True}
+    assert Binding(Mine & Q.let(kind="large")).overridden == {"kind": "large"}
+    assert Binding(Q.let(exact=True), {"kind": "large"}).overridden == {"exact": True, "kind": "large"}
 
 
 def test_reach():

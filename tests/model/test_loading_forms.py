@@ -141,8 +141,8 @@ def test_committed_scales_of_zero_are_refused():
     model = Model()
     model.layer.weight_quant.commit()
     state = nnx.to_pure_dict(nnx.state(model))
-    state["layer"]["weight_quant"]["tensor_quant"]["committed_scale"] *= 0
-    assert "committed_scale: is a scale, and no scale is 0" in _refused(model, state)
+    state["layer"]["weight_quant"]["record"]["scale"] *= 0
+    assert "layer.weight_quant.record.scale: is a scale, and no scale is 0" in _refused(model, state)
 
 
 def test_the_range_of_zeros_is_loaded():

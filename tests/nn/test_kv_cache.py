@@ -17,6 +17,7 @@ from jqinject.quant import (
 )
 from jqinject.quant_tensor import IntQuantTensor
 from tests.brevitas_defaults import ATTENTION
+from tests.quant._own_format import Log2ActPerRow
 
 BATCH, LENGTH, SIZE = 2, 4, 8
 X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, SIZE))
@@ -73,6 +74,7 @@ CACHES = {
         ("uint8", 1, 2),
     ),
     "6-bit floats": (dict.fromkeys(ROWS, Fp6e2m3OCPActPerTensorFloat), ("uint8", 4), ("uint8", 4)),
+    "a format of one's own": (dict.fromkeys(ROWS, Log2ActPerRow), ("uint8", 2), ("uint8", 2)),
     "keys alone": ({**ROWS, "v_quant": None}, ("int8", 4), ("float32", 4)),
     "a learned width has no payload": (
         {"k_transposed_bit_width_impl_type": "parameter"},

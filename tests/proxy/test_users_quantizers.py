@@ -166,6 +166,8 @@ def test_what_a_layer_says_of_itself(layer, bits):
 class Counting(QuantProxyFromInjector):
     """A proxy of the user's own: it counts its calls in the state."""
 
+    parameter = "weight"
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.calls = QuantStat(jnp.zeros((), jnp.int32))
@@ -173,9 +175,6 @@ class Counting(QuantProxyFromInjector):
     def __call__(self, x):
         self.calls[...] += 1
         return self._pack(self.tensor_quant(x)) if self.is_quant_enabled else x
-
-    def _tracked_parameters(self, layers):
-        return [layer.weight for layer in layers]
 
 
 def test_a_proxy_class_of_ones_own():

@@ -30,6 +30,7 @@ from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.integers import squared_errors
 from jqinject.recipes.statistics import Statistics
+from tests.quant._own_format import Log2WeightPerGroup
 
 FORMATS = {
     "int4 groups": quant.Int4WeightPerGroupAbsMax.let(group_size=16),
@@ -39,6 +40,7 @@ FORMATS = {
     "mx": quant.MXFloat4e2m1Weight,
     "nvfp4": quant.NVFP4Weight,
     "nf4": quant.NF4WeightPerGroupFloat.let(group_size=16),
+    "a format of one's own": Log2WeightPerGroup,
 }
 SOLVERS = [GPTQ(), GPFQ(), Qronos(), Clip()]
 OF_INTEGERS = [AutoRound(steps=20), LearnedRounding(steps=50)]

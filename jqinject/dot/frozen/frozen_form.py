@@ -13,7 +13,7 @@ import numpy as np
 
 from jqinject.dot.frozen.frozen_groups import wide_metadata
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import FloatGrid, TableGrid
+from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
 
@@ -41,7 +41,7 @@ class FrozenForm:
     whole_zero_point: bool
     groups: Groups | None = None
     cut: Cut | None = None
-    format: FloatGrid | TableGrid | None = None
+    format: FloatGrid | Codebook | None = None
     bit_width: int = 8
     signed: bool = True
     names: tuple[str, ...] = ("scale", "value")

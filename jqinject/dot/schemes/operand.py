@@ -15,9 +15,9 @@ from jqinject.core import (
     BitWidthConst,
     CeilSte,
     DynamicOverSubChannelBlockView,
+    FloatQuant,
     Identity,
     IntQuant,
-    MinifloatQuant,
     NonzeroRange,
     PowerOfTwoRestrictValue,
     RangeScaling,
@@ -31,7 +31,7 @@ from jqinject.core import (
 from jqinject.core._protocols import has_zero_point
 from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
-from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, overrides_given, value
+from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, value
 from jqinject.ops.float8_cast import float8_dtype
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
@@ -111,8 +111,7 @@ class OperandProxy(InnerModule):
                 f"{where[0]}: dequant_mode must be one of {', '.join(map(repr, DEQUANT_MODES))}; got {mode!r}"
             )
         self.contracts_payload = mode == "output"
-        given = overrides_given(binding.injector)
-        check_overrides(binding.injector, given, read=read, given=handed, where=where[0])
+        check_overrides(binding.injector, binding.overridden, read=read, given=handed, where=where[0])
 
     @property
     def has_zero_point(self) -> bool:
@@ -172,10 +171,10 @@ class InRange(ExtendedInjector):
     group_size = None
     group_padding = False
 
-    @choices(RescalingIntQuant, MinifloatQuant)
+    @choices(RescalingIntQuant, FloatQuant)
     def tensor_quant(q_dtype: Any) -> Any:
         """Integers without a `q_dtype`."""
-        return RescalingIntQuant if q_dtype is None else MinifloatQuant
+        return RescalingIntQuant if q_dtype is None else FloatQuant
 
     @choices(Identity, DynamicOverSubChannelBlockView)
     def input_view_impl(group_size: Any) -> Any:
@@ -228,12 +227,12 @@ class OperandInjector(InRange):
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
     random_bits = value(checked_rng_type)
 
-    @choices(RescalingIntQuant, MinifloatQuant)
+    @choices(RescalingIntQuant, FloatQuant)
     def tensor_quant(bits: Any) -> Any:
         """None for no quantization."""
         if checked_bits(bits) is None:
             return None
-        return RescalingIntQuant if isinstance(bits, int) else MinifloatQuant
+        return RescalingIntQuant if isinstance(bits, int) else FloatQuant
 
     @value
     def bit_width(bits: Any, preserve_zero: Any) -> int:

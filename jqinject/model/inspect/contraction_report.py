@@ -22,7 +22,7 @@ from jqinject.model.inspect.weight_numbers import note_of_transform
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import FloatGrid, TableGrid
+from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.ops.sharding import is_split
@@ -252,7 +252,7 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     if layer.contraction == "float":
         return "contraction='float'"
     form = _float_format(layer)
-    if isinstance(form, TableGrid):
+    if isinstance(form, Codebook):
         return "no backend contracts indices into a table: runs dequantized"
     if form is not None and _has_groups(layer):
         return f"{form} with a scale for each group: runs dequantized"
@@ -296,7 +296,7 @@ def _crossing(layer: Any) -> str:
     return f"{across}, an explicit one: the weight is gathered for each use" if gathers else ""
 
 
-def _float_format(layer: QuantWeightLayer) -> FloatGrid | TableGrid | None:
+def _float_format(layer: QuantWeightLayer) -> FloatGrid | Codebook | None:
     """The minifloat format of the layer's weight, or its codebook; None if it has neither."""
     if layer.frozen is not None:
         return layer.frozen.form.format

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import CommittedQuant, QuantStat
+from jqinject.core import QuantStat
+from jqinject.core._protocols import grid_of, has_zero_point, number_format, scale_dtype
+from jqinject.core.component import InnerModule
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.program import dotted, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
@@ -20,22 +22,24 @@ from jqinject.quant_tensor import as_array
 
 
 @final
-class SolvedQuant(CommittedQuant):
+class SolvedQuant(InnerModule):
     """Return the quantized weight that a solver chose, whatever weight it is called with.
 
     Args:
-        committed: the weight's quantizer, with the scales that the solver chose.
-        weight: the weight that it chose, on the quantizer's grid.
+        quantizer: the weight's quantizer, whose scale is committed.
+        weight: the weight that the solver chose, on the quantizer's grid.
     """
 
-    def __init__(self, committed: CommittedQuant, weight: jax.Array) -> None:
-        self.quantizer = committed.quantizer
-        self.committed_scale = committed.committed_scale
-        self.committed_zero_point = nnx.data(committed.committed_zero_point)
+    def __init__(self, quantizer: Any, weight: jax.Array) -> None:
+        self.quantizer = nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
         self.weight = QuantStat(weight)
+        self.has_zero_point = has_zero_point(quantizer)
+        self.scale_dtype, self.grid = scale_dtype(quantizer), grid_of(quantizer)
+        self.format = number_format(quantizer)
 
-    def _quantized(self, x: jax.Array, keep: bool) -> Any:
-        return super()._quantized(self.weight.get_value(), keep)
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool) -> Any:
+        """See the quantizer."""
+        return self.quantizer.by_scale(self.weight.get_value(), scale, zero_point, keep)
 
 
 def solved_weights(model: nnx.Module) -> Mapping[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]:

@@ -31,7 +31,7 @@ from jqinject.proxy import DistantWeight, WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
 
 SHOWN = 50
-COMMITTED = ("tensor_quant", "committed_scale")
+COMMITTED = ("record", "scale")
 
 
 def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:

@@ -20,7 +20,6 @@ LEARNED = "value"
 RECORD = "record"
 COLLECTED = ("buffer", "running_stats")
 OF_SCALES = (LEARNED, *COLLECTED)
-STORED_SCALES = ("scale", "committed_scale")
 COUNTERS = ("counter", "count", "countdown")
 
 
@@ -61,7 +60,7 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
             found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
         elif path in scales and _least(value) < 0:
             found.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
-        elif (path in divisors or path[-1] in STORED_SCALES) and _least(abs(jnp.asarray(value))) == 0:
+        elif (path in divisors or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
             found.append(f"{dotted(path)}: is a scale, and no scale is 0")
         elif path[-1] == "amax_history" and not _least(value) >= 0:
             found.append(

@@ -267,41 +267,43 @@ def rescaled_state(proxy: QuantProxyFromInjector, factors: np.ndarray | None) ->
     Raises:
         ValueError: a component learned something that cannot follow; the text begins with its path.
     """
-    quantizer = proxy.tensor_quant
+    quantizer, record = proxy.tensor_quant, proxy.record
     layers, fresh = proxy.assembled_anew()  # what differs from it was learned
-    if not isinstance(quantizer, nnx.Module):
+    if record is None and not isinstance(quantizer, nnx.Module):
         return []
     factors = factors if len(layers) == 1 else None
     channels = None if factors is None else ChannelFactors(factors, groups_of(quantizer))
+    if record is not None:  # what the quantizer itself learned does not count until it is released
+        return [(RecordPart(record, "scale"), _changes(proxy, channels, "record")["scale"])]
     borrowed, untrained = borrowed_paths(quantizer, layers), variables_of(fresh)
     variables = {path: v for path, v in variables_of(quantizer).items() if path not in borrowed}
     owners = {path: path[: -2 if isinstance(v, RecordPart) else -1] for path, v in variables.items()}
     learned = {owners[path] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
     state: RescaledState = []
     for path in sorted(learned, key=str):
-        try:
-            changes = _changes(walk(quantizer, path), channels)
-        except ValueError as error:
-            raise ValueError(
-                f"{'.'.join(('tensor_quant', *map(str, path)))}: what it learned or collected cannot follow the "
-                f"weight: {error}.\n  cure: fold the batch norm before training and calibration, or take one scale per "
-                "output channel; jqinject.reassemble(model) discards what quantizers learned"
-            ) from None
+        changes = _changes(walk(quantizer, path), channels, ".".join(("tensor_quant", *map(str, path))))
         own = ((below[-1], v) for below, v in variables.items() if owners[below] == path)
         state += [(v, changes.get(name, v.get_value())) for name, v in own]
     return state
 
 
-def _changes(component: Any, channels: ChannelFactors | None) -> dict[str, jax.Array]:
+def _changes(component: Any, channels: ChannelFactors | None, name: str) -> dict[str, jax.Array]:
     """The Variables of a component that change, by name."""
     if getattr(component, "is_scale_free", False):
         return {}
-    if channels is None:
-        raise ValueError("its tensor is not only multiplied, or several layers share it")
-    rescaled = getattr(component, "rescaled", None)
-    if rescaled is None:
-        raise ValueError(f"{type(component).__name__} does not know how")
-    return rescaled(channels)
+    try:
+        if channels is None:
+            raise ValueError("its tensor is not only multiplied, or several layers share it")
+        rescaled = getattr(component, "rescaled", None)
+        if rescaled is None:
+            raise ValueError(f"{type(component).__name__} does not know how")
+        return rescaled(channels)
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: what it learned or collected cannot follow the weight: {error}.\n  cure: fold the batch norm "
+            "before training and calibration, or take one scale per output channel; jqinject.reassemble(model) "
+            "discards what quantizers learned"
+        ) from None
 
 
 def _is_equal(variable: Any, other: Any) -> bool:

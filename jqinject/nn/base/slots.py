@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,7 +88,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
     size, dim = proxy.quant_metadata.group_size, proxy.quant_metadata.group_dim
     # Groups without padding are refused where they do not fill the axis.
     padded = getattr(getattr(proxy.tensor_quant, "input_view_impl", None), "group_padding", True)
-    if size is None or dim is None or len(summed) < 2 or not padded:
+    if len(summed) < 2 or not padded:
         return
     shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
     axis = dim % len(shape)
@@ -118,6 +119,17 @@ def _sample(proxy: Any) -> Any:
     return traced if static else proxy.sample()
 
 
+# Layers all of whose slots were read, since a call reads proxies from `vars`.
+SEEN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def see(layer: Any) -> None:
+    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call."""
+    for slot in slots_of(type(layer)):
+        getattr(layer, slot.name)
+    SEEN.add(layer)
+
+
 @dataclass(frozen=True)
 class Slot:
     """One place for a quantizer on a layer, and the attribute that holds its proxy.
@@ -134,7 +146,7 @@ class Slot:
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
-        keyword: the argument of the layer; empty if it is called as the attribute.
+        argument: the argument of the layer; if empty, it is called as the attribute.
     """
 
     name: str
@@ -142,7 +154,10 @@ class Slot:
     proxy_class: type[QuantProxyFromInjector]
     what: str
     of_parameter: bool = False
-    keyword: str = ""
+    argument: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "argument", self.argument or self.name)
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
@@ -160,6 +175,7 @@ class Slot:
         return held
 
     def __set__(self, layer: Any, proxy: Any) -> None:
+        SEEN.discard(layer)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
         known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
@@ -173,12 +189,7 @@ class Slot:
 
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
-        return replace(self, name=name, keyword=self.argument)
-
-    @property
-    def argument(self) -> str:
-        """The argument of the layer."""
-        return self.keyword or self.name
+        return replace(self, name=name)
 
 
 WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
@@ -297,9 +308,11 @@ def make_proxy(
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
         )
     binding = given if isinstance(given, Binding) else Binding(given)
-    if channel_shape is not None and _is_per_channel(binding.let(**overrides), layer):
-        offered = {**(offered or {}), CHANNEL_SHAPE: channel_shape}
     named = binding.let(**overrides) if overrides else binding
+    if channel_shape is not None and named.declares("scaling_per_output"):
+        shares = named.resolve("scaling_per_output", module=layer)
+        if chooses(shares, ScalingPerOutputType.CHANNEL):
+            offered = {**(offered or {}), CHANNEL_SHAPE: channel_shape}
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
     called = (
@@ -308,7 +321,7 @@ def make_proxy(
     )
     make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
     proxy = make(offered=offered)
-    if slot is WEIGHT:
+    if slot is WEIGHT and proxy.group_size is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
@@ -387,13 +400,6 @@ def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"
         )
-
-
-def _is_per_channel(binding: Binding, layer: Any) -> bool:
-    per_output = "scaling_per_output"
-    return binding.declares(per_output) and chooses(
-        binding.resolve(per_output, module=layer), ScalingPerOutputType.CHANNEL
-    )
 
 
 def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AbsMax, AbsMaxRange, AbsMinMax, CommittedQuant, MinMaxRange, NegativeMinOrZero
+from jqinject.core import AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero
 from jqinject.core._protocols import groups_of
 from jqinject.nn.frozen.freeze_layer import compiled_numbers
 from jqinject.nn.frozen.in_slices import FEWEST, MOST, cutting_of, is_sliceable, put
-from jqinject.proxy import stack_of
+from jqinject.proxy import Committed, stack_of
 
 LARGE, OF_SLICE = 2**22, 2**19  # bytes
 ALIGNED = 64  # bytes; JAX takes such memory without a copy on a CPU
@@ -49,15 +49,12 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         return compiled_numbers(state, part, None, graphdef, *static)
 
     dtype = layer.weight.dtype
-    proxy.tensor_quant = nnx.data(CommittedQuant(proxy.tensor_quant, jnp.asarray(extremes, dtype)))
+    proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, dtype)).record
     (graphdef, state), _ = jax.eval_shape(partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
     state, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state), True
     for i in range(cutting.number):
         own = nnx.clone(proxy)
-        for variable in jax.tree.leaves(
-            own.tensor_quant, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-        ):
-            variable.set_value(cutting.of_scale(variable.get_value(), i))
+        cutting.cut_record(own, i)
         part = jnp.asarray(cutting.of_host(array, i), dtype)
         (_, found), fits = numbers(own, part)
         state, valid = jax.block_until_ready((_put_all(i, state, found), valid & fits))
@@ -85,7 +82,7 @@ def _is_large(array: Any) -> bool:
 
 
 def _scale(proxy: Any, x: Any) -> jax.Array:
-    return CommittedQuant(proxy.tensor_quant, x).committed_scale.get_value()
+    return Committed.of(proxy.tensor_quant, x).record[...]["scale"]
 
 
 def _extremes(array: np.ndarray, scale: tuple[int, ...]) -> np.ndarray | None:

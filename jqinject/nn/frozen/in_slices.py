@@ -12,29 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import (
-    CodebookQuant,
-    CommittedQuant,
-    FloatQuant,
-    MinifloatQuant,
-    RescalingIntQuant,
-)
+from jqinject.core import CodebookQuant, FloatQuant, RescalingIntQuant
 from jqinject.core._protocols import grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
+from jqinject.proxy import Committed
 from jqinject.quant_tensor import is_concrete
 
 OF_SLICE = 2**17  # bytes
 FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
-ELEMENTWISE = (
-    CodebookQuant,
-    CommittedQuant,
-    FloatQuant,
-    MinifloatQuant,
-    RescalingIntQuant,
-)
+ELEMENTWISE = (CodebookQuant, FloatQuant, RescalingIntQuant)
 # What has an element for each of the weight's, or sums some; everything else is of the whole weight.
 CUT = ("value", "sums")
 
@@ -64,25 +53,22 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
         kept: axes that are not cut: sums are taken over them.
     """
     quantizer = proxy.tensor_quant
-    if not is_sliceable(quantizer):
+    if proxy.record is None and not is_sliceable(quantizer):
         return None
-    measured = quantizer if isinstance(quantizer, CommittedQuant) else CommittedQuant(quantizer, weight)
-    cutting = cutting_of(weight.shape, measured.committed_scale.shape, groups_of(measured), kept, number)
+    record = Committed.of(quantizer, weight).record if proxy.record is None else proxy.record
+    cutting = cutting_of(weight.shape, record[...]["scale"].shape, groups_of(quantizer), kept, number)
     if cutting is None:
         return None
     found, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
     if not isinstance(found, tuple):
         return None
     state = found[1]
-    proxy.tensor_quant = nnx.data(_of_any_shape(measured))
+    proxy._hold(Committed(_of_any_shape(quantizer), record))
     graphdef, held = nnx.split(proxy, graph=True)
 
     def part(i: Any) -> Any:
         copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, held))
-        quant = copy.tensor_quant
-        for variable in (quant.committed_scale, quant.committed_zero_point):
-            if variable is not None:
-                variable.set_value(cutting.of_scale(variable.get_value(), i))
+        cutting.cut_record(copy, i)
         made, valid = make(copy, cutting.of_weight(weight, i))
         return {name: _as_bits(made[1][name].get_value()) for name in CUT if name in made[1]}, valid
 
@@ -115,7 +101,7 @@ def _of_any_shape(component: Any) -> Any:
             changed[name] = DynamicOverSubChannelBlockView(
                 part.group_size, part.group_dim, block_width=part.block_width, block_dim=part.block_dim
             )
-        elif name in ("quantizer", "int_quant") and isinstance(part, Component):
+        elif name == "int_quant" and isinstance(part, Component):
             changed[name] = _of_any_shape(part)
     if not isinstance(component, nnx.Module):
         return type(component).of_parts(**dict(parts_of(component)) | changed)
@@ -159,6 +145,10 @@ class Cutting(NamedTuple):
         if self.along is None or scale.ndim <= self.along or scale.shape[self.along] == 1:
             return scale
         return jax.lax.dynamic_slice_in_dim(scale, i * self.size, self.size, self.along)
+
+    def cut_record(self, proxy: Any, i: Any) -> None:
+        """Give a committed proxy the scales of the i-th slice."""
+        proxy.record.set_value({name: self.of_scale(held, i) for name, held in proxy.record[...].items()})
 
 
 def cutting_of(

@@ -27,7 +27,7 @@ Quantizers = Mapping[str, Any]
 Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
 
 
-class Result(NamedTuple):
+class CellOutput(NamedTuple):
     """What a step makes.
 
     Attributes:
@@ -228,7 +228,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         parameters: Parameters,
         carry: Any,
         projected: Mapping[str, jax.Array],
-    ) -> Result:
+    ) -> CellOutput:
         """One step.
 
         Args:

@@ -11,9 +11,9 @@ from jqinject.nn.recurrent._cell import (
     SIGMOID,
     TANH,
     Activation,
+    CellOutput,
     Quantizers,
     QuantRecurrentCell,
-    Result,
     Slot,
     quantized,
     value_of,
@@ -49,7 +49,7 @@ class QuantLSTMStep(QuantRecurrentCell):
         quantizers: Quantizers,
         sums: tuple[jax.Array, jax.Array | None, jax.Array, jax.Array],
         memory: jax.Array,
-    ) -> Result:
+    ) -> CellOutput:
         """The new states from the sums of the gates: input, forget (None where it is coupled), cell, output."""
         of_input, of_forget, of_cell, of_output = sums
         i = self._gate(quantizers, "input", of_input)
@@ -67,7 +67,7 @@ class QuantLSTMStep(QuantRecurrentCell):
         c = as_array(new_memory)
         shown = value_of(quantizers, "hidden_state_tanh_quant", self.activation_fn(c))
         output = quantized(quantizers, "io_quant", o * shown)
-        return Result((c, as_array(output)), output, new_memory)
+        return CellOutput((c, as_array(output)), output, new_memory)
 
     def _gate(self, quantizers: Quantizers, gate: str, x: jax.Array) -> jax.Array:
         x = value_of(quantizers, f"{gate}_acc_quant", x)

@@ -16,9 +16,9 @@ from jqinject.nn.base.slots import flax_arguments
 from jqinject.nn.recurrent._cell import (
     ORTHOGONAL,
     CellArguments,
+    CellOutput,
     Parameters,
     Quantizers,
-    Result,
     set_bias,
     sigmoid,
     tanh,
@@ -151,7 +151,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         parameters: Parameters,
         carry: tuple[jax.Array, jax.Array],
         projected: Mapping[str, jax.Array],
-    ) -> Result:
+    ) -> CellOutput:
         """One step; see `QuantRecurrentCell.step`."""
         memory, hidden = carry
 
@@ -248,7 +248,7 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         parameters: Parameters,
         carry: tuple[jax.Array, jax.Array],
         projected: Mapping[str, jax.Array],
-    ) -> Result:
+    ) -> CellOutput:
         """One step; see `QuantRecurrentCell.step`."""
         memory, hidden = carry
         sums = jnp.split(projected["dense_i"] + self._affine("dense_h", parameters, hidden), 4, axis=-1)

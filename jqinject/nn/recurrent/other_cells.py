@@ -18,10 +18,10 @@ from jqinject.nn.recurrent._cell import (
     SIGMOID,
     TANH,
     CellArguments,
+    CellOutput,
     Parameters,
     Quantizers,
     QuantRecurrentCell,
-    Result,
     quantized,
     set_bias,
     sigmoid,
@@ -122,14 +122,14 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
 
     def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
-    ) -> Result:
+    ) -> CellOutput:
         """One step; see `QuantRecurrentCell.step`."""
         total = projected["dense_i"] + self._affine("dense_h", parameters, carry)
         if self.residual:
             total += carry
         total = value_of(quantizers, "gate_acc_quant", total)
         output = quantized(quantizers, "io_quant", self.activation_fn(total))
-        return Result(as_array(output), output)
+        return CellOutput(as_array(output), output)
 
 
 @final
@@ -223,7 +223,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
 
     def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
-    ) -> Result:
+    ) -> CellOutput:
         """One step; see `QuantRecurrentCell.step`."""
         of_input = jnp.split(projected["dense_i"], 3, axis=-1)
         of_hidden = jnp.split(self._affine("dense_h", parameters, carry), 3, axis=-1)
@@ -235,7 +235,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         total = value_of(quantizers, "new_acc_quant", of_input[2] + r * hidden)
         n = value_of(quantizers, "new_tanh_quant", self.activation_fn(total))
         output = quantized(quantizers, "io_quant", (1.0 - z) * n + z * carry)
-        return Result(as_array(output), output)
+        return CellOutput(as_array(output), output)
 
     def _gate(self, quantizers: Quantizers, gate: str, x: jax.Array) -> jax.Array:
         x = value_of(quantizers, f"{gate}_acc_quant", x)

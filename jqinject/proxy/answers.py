@@ -1,0 +1,211 @@
+"""What a proxy says of its quantizer: declared facts, the range, and the numbers that it makes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jqinject.core import AmaxScaling
+from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
+from jqinject.core.component import InnerModule
+from jqinject.inject import Binding
+from jqinject.ops import FloatGrid
+from jqinject.proxy.binding import QuantMetadata
+from jqinject.proxy.links import ranges_in
+from jqinject.quant_tensor.array_methods import attribute
+
+
+class Answers(InnerModule):
+    """Abstract: holds a quantizer and answers for it.
+
+    Attributes:
+        binding: the injector and the overrides.
+        tensor_quant: the quantizer; None if the injector says so (no quantization).
+        quant_metadata: what the injector declares of the numbers.
+        disable_quant: set it to let the tensor through as it is.
+        quantizes_activations: whether it is used on what flows, so that its range can be collected (it then answers the
+            protocol of `core.StaticRange` for the components that the quantizer holds).
+        measured: for errors about scales of the tensor at hand: what they depend on, what they are made from, and the
+            call that returns them.
+    """
+
+    binding: Binding
+    tensor_quant: Any
+    quant_metadata: QuantMetadata
+    disable_quant: bool = False
+    quantizes_activations: ClassVar[bool] = False
+    measured: ClassVar[tuple[str, str, str]] = ("", "", "")
+
+    is_signed: bool | None = attribute("quant_metadata.signed", "Whether the integers have a sign.")
+    is_narrow_range: bool | None = attribute(
+        "quant_metadata.narrow_range", "Whether the range leaves out one integer."
+    )
+    rounding_mode: str | None = attribute(
+        "quant_metadata.rounding_mode", "In capitals; None if a component rounds."
+    )
+    group_size: int | None = attribute(
+        "quant_metadata.group_size", "Elements that share a scale; None without groups."
+    )
+    group_dim: int | None = attribute(
+        "quant_metadata.group_dim", "The axis that is cut into groups; None without."
+    )
+    requires_quant_input: bool = attribute(
+        "quant_metadata.requires_quant_input", "Whether the input's format counts."
+    )
+    has_whole_zero_points: bool = attribute(
+        "quant_metadata.whole_zero_points", "Whether zero points are integers."
+    )
+
+    @property
+    def is_quant_enabled(self) -> bool:
+        """Whether a tensor is quantized on its way through."""
+        return self.tensor_quant is not None and not self.disable_quant
+
+    def has_range(self) -> bool | None:
+        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and while
+        quantization is off."""
+        used = self.is_quant_enabled and self.quantizes_activations
+        held = ranges_in(self.tensor_quant) if used else []
+        return all(component.has_range() for component in held) if held else None
+
+    def begin_calibration(self) -> None:
+        """Switch to training mode and start to collect anew."""
+        self.set_attributes(use_running_average=False, raise_if_not_found=False)
+        for component in ranges_in(self.tensor_quant):
+            component.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the range."""
+        for component in ranges_in(self.tensor_quant):
+            component.end_calibration()
+
+    @property
+    def amax_history(self) -> AmaxScaling | None:
+        """The scaling that records amaxes (`.newest`, `.amax_history`); None if the scale does not come from them."""
+        return amax_history(self.tensor_quant)
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether its numbers may have a zero point other than 0."""
+        return has_zero_point(self.tensor_quant)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the scale is that of the tensor at hand."""
+        return is_dynamic(self.tensor_quant)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
+        return scale_dtype(self.tensor_quant)
+
+    # The numbers. Each answer is None if quantization is off.
+
+    def sample(self, force_eval: bool = True) -> Any:
+        """Return a QuantTensor of the quantizer that shows what its numbers are; None if it makes none by itself.
+
+        Args:
+            force_eval: as eval mode would, also in training mode.
+        """
+        return None
+
+    def scale(self, force_eval: bool = True) -> jax.Array | None:
+        """Return the float per integer step, float32.
+
+        Args:
+            force_eval: the scale that eval mode would use, also in training mode.
+
+        Raises:
+            RuntimeError: it is made from the tensor at hand.
+        """
+        return self._asked("scale", force_eval)
+
+    def zero_point(self, force_eval: bool = True) -> jax.Array | None:
+        """Return the integer that stands for 0, float32.
+
+        Args:
+            force_eval: the zero point that eval mode would use, also in training mode.
+
+        Raises:
+            RuntimeError: it is made from the tensor at hand.
+        """
+        return self._asked("zero_point", force_eval)
+
+    def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
+        """Return the bits of one number.
+
+        Args:
+            force_eval: the bit width that eval mode would use, also in training mode.
+        """
+        return self._asked("bit_width", force_eval)
+
+    def _asked(self, name: str, *how: Any) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        if name != "bit_width" and self._is_measured():
+            what, which, call = self.measured
+            raise RuntimeError(
+                f"the {name.replace('_', ' ')} of {self.binding.base.__name__} depends on the {what}: it is made from "
+                f"{which} at hand.\n  cure: {call}.{name}"
+            )
+        return getattr(self.sample(*how), name, None)
+
+    def _is_measured(self) -> bool:
+        """Whether scale and zero point are made from the tensor that is quantized."""
+        return False
+
+    # Minifloats; an AttributeError where the numbers are others. A format does not depend on the mode.
+
+    def exponent_bit_width(self, force_eval: bool = True) -> Any:
+        """Bits of the exponent of a minifloat: an int, or an array if learned."""
+        return self._of_minifloat("exponent_bit_width")
+
+    def mantissa_bit_width(self, force_eval: bool = True) -> Any:
+        """Bits of the mantissa of a minifloat, without the implicit 1: an int, or an array if learned."""
+        return self._of_minifloat("mantissa_bit_width")
+
+    def exponent_bias(self, force_eval: bool = True) -> Any:
+        """What is subtracted from the exponent field of a minifloat."""
+        return self._of_minifloat("exponent_bias")
+
+    def is_saturating(self, force_eval: bool = True) -> Any:
+        """Whether what is too large becomes the largest minifloat."""
+        return self._of_minifloat("saturating")
+
+    def inf_values(self, force_eval: bool = True) -> Any:
+        """Mantissas that mean inf together with the largest exponent; None if there are none."""
+        return self._of_minifloat("inf_values")
+
+    def nan_values(self, force_eval: bool = True) -> Any:
+        """Mantissas that mean nan together with the largest exponent; None if there are none."""
+        return self._of_minifloat("nan_values")
+
+    @property
+    def is_ocp(self) -> bool:
+        """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
+        form = self._minifloat()
+        return isinstance(form, FloatGrid) and form.is_ocp
+
+    @property
+    def is_fnuz(self) -> bool:
+        """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
+        form = self._minifloat()
+        return isinstance(form, FloatGrid) and form.is_fnuz
+
+    def _minifloat(self) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        said = number_format(self.tensor_quant)
+        form = getattr(self.sample(), "format", None) if said is None else said
+        return form if isinstance(form, FloatGrid) else None
+
+    def _of_minifloat(self, name: str) -> Any:
+        form = self._minifloat()
+        if form is None and self.is_quant_enabled:
+            raise AttributeError(
+                f"{self.binding.base.__name__} makes no minifloats: it has no exponent, mantissa, or codes for inf and "
+                "nan.\n  cure: proxy.bit_width(), proxy.scale() and proxy.zero_point() describe integers"
+            )
+        return None if form is None else getattr(form, name)
