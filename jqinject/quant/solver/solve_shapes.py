@@ -172,6 +172,12 @@ def _number_of_axes(layer: Any) -> int:
     return len(layer.weight_shape)
 
 
+@value
+def block_width(group_size=None):
+    """How many groups beside each other share a scale: the second length of a block, or 1."""
+    return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
+
+
 class Shapes(ExtendedInjector):
     """What statistics reduce, and how they see the tensor, in every role."""
 
@@ -194,6 +200,7 @@ class WeightShapes(ExtendedInjector):
     channel_axes = value(lambda output_channel_dim: len(as_tuple(output_channel_dim)))
     input_view_impl = by_output(core.Identity, core.Identity, core.OverSubChannelBlockView)
     group_dim = weight_group_dim
+    block_width = block_width
     block_dim = value(lambda module: as_tuple(_channel_dim(module))[-1])
     # the scales that a nested injector quantizes, which says so by declaring either name
     upstream_shape = value(
@@ -272,15 +279,6 @@ class WeightShapes(ExtendedInjector):
         shape = list(expanded_groupwise_shape)
         shape[group_elements_axis] = 1
         return tuple(shape)
-
-
-class BlockWidth(ExtendedInjector):
-    """Groups beside each other that share a scale, of weights and of activations."""
-
-    @value
-    def block_width(group_size=None):
-        """How many groups beside each other share a scale: the second length of a block, or 1."""
-        return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
 
 
 class ActShapes(ExtendedInjector):
