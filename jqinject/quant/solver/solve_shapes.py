@@ -68,9 +68,7 @@ def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | tuple[int, ...]:
     """How many channels a layer's weight has along its channel axis, or along each of several."""
-    if isinstance(output_channel_dim, int):
-        return layer.weight_shape[output_channel_dim]
-    sizes = tuple(map(layer.weight_shape.__getitem__, output_channel_dim))
+    sizes = tuple(map(layer.weight_shape.__getitem__, as_tuple(output_channel_dim)))
     return sizes[0] if len(sizes) == 1 else sizes
 
 
