@@ -87,7 +87,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
     size, dim = proxy.quant_metadata.group_size, proxy.quant_metadata.group_dim
     # Groups without padding are refused where they do not fill the axis.
     padded = getattr(getattr(proxy.tensor_quant, "input_view_impl", None), "group_padding", True)
-    if len(summed) < 2 or not padded:
+    if size is None or dim is None or len(summed) < 2 or not padded:
         return
     shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
     axis = dim % len(shape)
@@ -308,7 +308,7 @@ def make_proxy(
     )
     make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
     proxy = make(offered=offered)
-    if slot is WEIGHT and proxy.group_size is not None:
+    if slot is WEIGHT and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
