@@ -13,7 +13,6 @@ from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.bit_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.bit_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.clamp import Abs as Abs
 from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import FloatClamp as FloatClamp
@@ -45,17 +44,14 @@ from jqinject.core.quantizers.decoupled import ZeroWeightsWarning as ZeroWeights
 from jqinject.core.quantizers.float_quant import Float8Cast as Float8Cast
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
-from jqinject.core.quantizers.minifloat_quant import MinifloatQuant as MinifloatQuant
+from jqinject.core.quantizers.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
+from jqinject.core.quantizers.int_quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer
-from jqinject.core.quantizers.rescaling_int_quant import BinaryQuant as BinaryQuant
-from jqinject.core.quantizers.rescaling_int_quant import ClampedBinaryQuant as ClampedBinaryQuant
-from jqinject.core.quantizers.rescaling_int_quant import (
-    PrescaledRestrictIntQuant as PrescaledRestrictIntQuant,
-)
-from jqinject.core.quantizers.rescaling_int_quant import RescalingIntQuant as RescalingIntQuant
-from jqinject.core.quantizers.rescaling_int_quant import TernaryQuant as TernaryQuant
+from jqinject.core.quantizers.sign_quant import BinaryQuant as BinaryQuant
+from jqinject.core.quantizers.sign_quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quantizers.sign_quant import TernaryQuant as TernaryQuant
 from jqinject.core.rounding import BelowMask as BelowMask
 from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte

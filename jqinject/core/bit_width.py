@@ -7,7 +7,7 @@ and mantissa bits, the largest mantissa, and the exponent bias.
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ class BitWidthParameter(InnerModule):
     Args:
         bit_width: initial bit width, `min_bit_width` to 32.
         min_bit_width: the minimum.
-        restrict_bit_width_impl: which values are allowed; None means whole numbers, `IntRestrictValue()`.
+        restrict_bit_width_impl: which values are allowed.
         override_pretrained_bit_width: keep the initial value when a checkpoint is loaded.
 
     Raises:
@@ -97,7 +97,7 @@ class BitWidthParameter(InnerModule):
 
     bit_width: InitVar[int]
     min_bit_width: int = 2
-    restrict_bit_width_impl: Restrict | None = None
+    restrict_bit_width_impl: Restrict = IntRestrictValue()
     override_pretrained_bit_width: bool = False
     bit_width_offset: QuantParam = field(init=False)
     is_learned = True
@@ -113,26 +113,19 @@ class BitWidthParameter(InnerModule):
                 f"{where}: bit_width={width} is less than min_bit_width={least}. Start with at least {least}, or lower "
                 "min_bit_width."
             )
-        restrict = self.restrict_bit_width_impl or IntRestrictValue()
-        vars(self).update(restrict_bit_width_impl=restrict, min_bit_width=least)
-        offset = restrict.restrict_init_float(float(width)) - self.bit_width_base
+        vars(self).update(min_bit_width=least)
+        offset = self.restrict_bit_width_impl.restrict_init_float(float(width)) - self.bit_width_base
         vars(self).update(bit_width_offset=QuantParam(float_array(offset)))
-
-    @property
-    def restriction(self) -> Restrict:
-        """Which values are allowed."""
-        assert self.restrict_bit_width_impl is not None
-        return self.restrict_bit_width_impl
 
     @property
     def bit_width_base(self) -> float:
         """Added to the offset: the minimum bit width in the restriction's domain."""
-        return self.restriction.restrict_init_float(float(self.min_bit_width))
+        return self.restrict_bit_width_impl.restrict_init_float(float(self.min_bit_width))
 
     def __call__(self) -> jax.Array:
         """The bit width, a float32 scalar."""
         offset = abs_binary_sign_grad(self.bit_width_offset.get_value())
-        return self.restriction(offset + self.bit_width_base)
+        return self.restrict_bit_width_impl(offset + self.bit_width_base)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component: a constant `bit_width` becomes the offset.
@@ -205,10 +198,6 @@ class RemoveBitwidthParameter(InnerModule):
         return kept if self.override_pretrained_bit_width and entries else dict(entries)
 
 
-class _BitsToRemove(Protocol):
-    def __call__(self) -> int | jax.Array: ...
-
-
 @component
 class MsbClampBitWidth(Component):
     """A bit width derived from another: `clamp(|b - bits to remove|, min, max)`, with a straight-through clamp.
@@ -223,7 +212,7 @@ class MsbClampBitWidth(Component):
         6.0
     """
 
-    bit_width_to_remove_impl: _BitsToRemove
+    bit_width_to_remove_impl: BitWidth
     min_overall_bit_width: int
     max_overall_bit_width: int
 
@@ -256,17 +245,18 @@ class ExponentWidthConst:
     """
 
     bit_width: int
+    _range = "exponent_bit_width", 1, MOST_EXPONENT_BITS
 
     def __post_init__(self) -> None:
-        checked_width("exponent_bit_width", self.bit_width, 1, MOST_EXPONENT_BITS)
+        name, least, most = self._range
+        checked_width(name, self.bit_width, least, most)
 
     def __call__(self) -> int:
         """The bit width."""
         return self.bit_width
 
 
-@dataclass(frozen=True)
-class MantissaWidthConst:
+class MantissaWidthConst(ExponentWidthConst):
     """A constant number of mantissa bits, without the implicit 1.
 
     Args:
@@ -281,18 +271,10 @@ class MantissaWidthConst:
         0
     """
 
-    bit_width: int
-
-    def __post_init__(self) -> None:
-        checked_width("mantissa_bit_width", self.bit_width, 0, MOST_MANTISSA_BITS)
-
-    def __call__(self) -> int:
-        """The bit width."""
-        return self.bit_width
+    _range = "mantissa_bit_width", 0, MOST_MANTISSA_BITS
 
 
-@dataclass(frozen=True)
-class StaticMaxMantissa:
+class StaticMaxMantissa(MantissaWidthConst):
     """The largest mantissa for a constant number of bits, `2 - 2**-m`.
 
     Args:
@@ -303,12 +285,7 @@ class StaticMaxMantissa:
         1.875
     """
 
-    bit_width: int
-
-    def __post_init__(self) -> None:
-        checked_width("mantissa_bit_width", self.bit_width, 0, MOST_MANTISSA_BITS)
-
-    def __call__(self, mantissa_bit_width: Any = None) -> float:
+    def __call__(self, mantissa_bit_width: Any = None) -> float:  # type: ignore[override]
         """The largest mantissa, whatever the argument."""
         return max_mantissa(self.bit_width)
 

@@ -10,7 +10,6 @@ form (`np.bool_` becomes `bool`), or raises. `fields` applies several to the att
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,28 +56,26 @@ def optional(check: Check) -> Check:
     return lambda value, where, name: None if value is None else check(value, where, name)
 
 
-def between(low: float, high: float, kind: Check | None = None) -> Check:
+def between(low: float, high: float, kind: Check | None = None, why: str = ".") -> Check:
     """Return a check of a number between two bounds, inclusive.
 
     Args:
         low, high: the bounds; infinite ones are open.
         kind: the check before that of the range, such as `integer`; None means `number`.
+        why: how the error text ends.
 
     Example:
         >>> between(0, math.inf)(-1.0, "MeanSigmaStd", "sigma")
         Traceback (most recent call last):
         ValueError: MeanSigmaStd: sigma must be at least 0, got -1.0.
     """
+    expected = f"at least {low}" if math.isinf(high) else f"at most {high}"
+    expected = expected if math.isinf(low) or math.isinf(high) else f"in {low} .. {high}"
 
     def check(value: Any, where: str, name: str) -> Any:
         plain = (kind or number)(value, where, name)
         if not low <= plain <= high:
-            expected = (
-                f"in {low} .. {high}"
-                if math.isfinite(low) and math.isfinite(high)
-                else (f"at least {low}" if math.isfinite(low) else f"at most {high}")
-            )
-            raise ValueError(f"{where}: {name} must be {expected}, got {value!r}.")
+            raise ValueError(f"{where}: {name} must be {expected}, got {value!r}{why}")
         return plain
 
     return check
@@ -216,11 +213,11 @@ def positive(value: Any, where: str, name: str) -> None:
     """
     if isinstance(value, Tracer):
         return
-    found = np.asarray(value, np.float32)
-    if not np.all(np.isfinite(found)):
+    values = np.asarray(value, np.float32)
+    if not np.all(np.isfinite(values)):
         raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
-    if not np.all(found > 0):
-        shown = found.item() if found.ndim == 0 else float(found.min())
+    if not np.all(values > 0):
+        shown = float(values.min())
         raise ValueError(
             f"{where}: {name} must be positive, got {shown}: it is the size of a step. "
             "For a scale that may be negative use SignedFloatRestrictValue (restrict_scaling_type = 'signed_fp')."
@@ -249,46 +246,20 @@ def bit_width(value: Any, where: str, *, least: int = 1) -> int:
         TypeError: when it is not an integer.
         ValueError: when it is not in `least` .. 32.
     """
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"{where}: bit_width must be an int, got {value!r} of type {type(value).__name__}. "
-            "Write bit_width = 8; for a learned bit width use BitWidthParameter."
-        )
-    if not least <= value <= 32:
-        raise ValueError(f"{where}: bit_width must be in {least} .. 32, got {value}.")
-    return int(value)
+    try:
+        return between(least, 32, integer)(value, where, "bit_width")
+    except TypeError as error:
+        cure = "Write bit_width = 8; for a learned bit width use BitWidthParameter."
+        raise TypeError(f"{error} {cure}") from None
 
 
-def positive_steps(value: Any, where: str) -> int:
-    """`collect_stats_steps` as a Python int.
-
-    Raises:
-        TypeError: when it is not an integer.
-        ValueError: when it is less than 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: collect_stats_steps must be an int, got {value!r}.")
-    if value < 1:
-        raise ValueError(
-            f"{where}: collect_stats_steps must be at least 1, got {value}: the scale is made from "
-            "the statistics of "
-            "that many training steps. For a scale without statistics use ParameterScaling."
-        )
-    return int(value)
-
-
-def at_least(value: Any, least: int, where: str, name: str) -> int:
-    """A count as a Python int.
-
-    Raises:
-        TypeError: when it is not an integer.
-        ValueError: when it is less than `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name} must be an int, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{where}: {name} must be at least {least}, got {value}.")
-    return int(value)
+positive_steps = between(
+    1,
+    math.inf,
+    integer,
+    ": the scale is made from the statistics of that many training steps. For a scale without statistics use "
+    "ParameterScaling.",
+)
 
 
 def momentum(value: Any, where: str, name: str) -> float | None:
@@ -325,15 +296,10 @@ def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
         TypeError: when it is not a sequence of integers.
         ValueError: when a size is negative.
     """
-    try:
-        result = tuple(operator.index(size) for size in value)
-    except TypeError:
-        raise TypeError(
-            f"{where}: {name} must be a tuple of ints such as () or (1, 64), got {value!r}."
-        ) from None
-    if any(size < 0 for size in result):
-        raise ValueError(f"{where}: {name} has a negative size: {result}.")
-    return result
+    sizes = integers(value, where, name)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{where}: {name} has a negative size: {sizes}.")
+    return sizes
 
 
 def minimum(value: Any, where: str, name: str) -> float | None:
@@ -351,40 +317,24 @@ def minimum(value: Any, where: str, name: str) -> float | None:
 
 def initial_value(
     init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
-) -> np.ndarray:
-    """An initial value as a float32 NumPy array of the given shape.
+) -> Any:
+    """An initial value of the given shape, float32: a NumPy array, or a traced one as it is.
 
     Raises:
         ValueError: when the shape differs, or a number is not finite.
     """
-    value = np.array(init, dtype=np.float32)
-    if not np.all(np.isfinite(value)):
+    traced = isinstance(init, Tracer)
+    value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
+    if not (traced or np.all(np.isfinite(value))):
         raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
     if array_shape is None or value.shape == array_shape:
         return value
     if value.shape != ():
         raise ValueError(
-            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a "
-            "number, or an array of "
-            f"exactly that shape: {init_name}.reshape({array_shape})."
+            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a number, or an array "
+            f"of exactly that shape: {init_name}.reshape({array_shape})."
         )
-    return np.full(array_shape, value, dtype=np.float32)
-
-
-def traced_initial_value(
-    init: jax.Array, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
-) -> jax.Array:
-    """Like `initial_value`, for a traced array.
-
-    Raises:
-        ValueError: when the shape differs.
-    """
-    value = init.astype(jnp.float32)
-    if array_shape is None or value.shape == array_shape:
-        return value
-    if value.shape != ():
-        raise ValueError(f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}.")
-    return jnp.full(array_shape, value)
+    return (jnp if traced else np).full(array_shape, value)
 
 
 def statistic_shape(
@@ -405,8 +355,7 @@ def statistic_shape(
             return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(wanted))])
         raise ValueError(
             f"{where}: the statistic has shape {stat.shape}, {name} is {wanted}. Over channels use "
-            "OverOutputChannelView(permute_dims=...) with the output channel first and "
-            "stats_reduce_dim=1; over the "
+            "OverOutputChannelView(permute_dims=...) with the output channel first and stats_reduce_dim=1; over the "
             "whole tensor stats_reduce_dim=None and shape ()."
         )
     return stat.reshape(wanted)

@@ -20,7 +20,6 @@ from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
 from jqinject.ops import clamp, exp2, log2
 from jqinject.ops.minifloat import check_codes, max_float
-from jqinject.ops.reductions import magnitude
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class TensorClamp:
         return clamp.tensor_clamp(x, min_val, max_val)
 
 
-@dataclass(frozen=True)
-class ClampBeforeRounding:
+class ClampBeforeRounding(TensorClamp):
     """Clamps as `TensorClamp`; in an `IntQuant`, numbers beyond a bound before rounding count as clamped already.
 
     The values are the same, the gradient of a number within half a step beyond a bound is not: it goes to the bound.
@@ -65,20 +63,12 @@ class ClampBeforeRounding:
     Source: LSQ, `round(clamp(x / s))`.
     """
 
-    is_nearest = True
-    passes_gradient = False
     clamps_first = True
 
-    def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
-        """Clamp `x` to `min_val` .. `max_val`."""
-        return clamp.tensor_clamp(x, min_val, max_val)
 
-
-@dataclass(frozen=True)
-class TensorClampSte:
+class TensorClampSte(TensorClamp):
     """Clamp; the gradient goes straight through to `x`. See `jqinject.ops.tensor_clamp_ste`."""
 
-    is_nearest = True
     passes_gradient = True
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
@@ -87,8 +77,8 @@ class TensorClampSte:
 
 
 @dataclass(frozen=True)
-class ScalarClampMinSte:
-    """`max(x, min_val)` with gradient 1.
+class ClampMin:
+    """`max(x, min_val)`; no gradient where it clamps.
 
     Args:
         min_val: lower bound.
@@ -101,26 +91,31 @@ class ScalarClampMinSte:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
+        return clamp.tensor_clamp(x, self.min_val, float("inf"))
+
+
+class ScalarClampMinSte(ClampMin):
+    """`max(x, min_val)` with gradient 1.
+
+    Args:
+        min_val: lower bound.
+    """
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Clamp `x` from below."""
         return clamp.scalar_clamp_min_ste(x, self.min_val)
 
 
-@dataclass(frozen=True)
-class ScalarSignedClampMinSte:
+class ScalarSignedClampMinSte(ClampMin):
     """Keep `x` at least `min_val` away from zero, with gradient 1. See `jqinject.ops.signed_clamp_min_ste`.
 
     Args:
         min_val: lower bound of the magnitude; its sign is ignored.
     """
 
-    min_val: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, min_val=check.bound)
-        object.__setattr__(self, "min_val", abs(self.min_val))
-
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp the magnitude of `x` from below."""
-        return clamp.signed_clamp_min_ste(x, self.min_val)
+        return clamp.signed_clamp_min_ste(x, abs(self.min_val))
 
 
 @dataclass(frozen=True)
@@ -142,15 +137,14 @@ class ScalarClamp:
 
     def __post_init__(self) -> None:
         check.fields(self, min_val=check.bound, max_val=check.bound)
-        check.ordered(self.min_val, self.max_val, "ScalarClamp", ("min_val", "max_val"))
+        check.ordered(self.min_val, self.max_val, type(self).__name__, ("min_val", "max_val"))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
         return clamp.tensor_clamp(x, self.min_val, self.max_val)
 
 
-@dataclass(frozen=True)
-class ScalarClampSte:
+class ScalarClampSte(ScalarClamp):
     """Clamp to fixed bounds with gradient 1.
 
     Args:
@@ -158,40 +152,9 @@ class ScalarClampSte:
         max_val: upper bound.
     """
 
-    min_val: float
-    max_val: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, min_val=check.bound, max_val=check.bound)
-        check.ordered(self.min_val, self.max_val, "ScalarClampSte", ("min_val", "max_val"))
-
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
         return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
-
-
-@dataclass(frozen=True)
-class ClampMin:
-    """`max(x, min_val)`; no gradient where it clamps.
-
-    Args:
-        min_val: lower bound.
-    """
-
-    min_val: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, min_val=check.bound)
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Clamp `x` from below."""
-        return clamp.tensor_clamp(x, self.min_val, float("inf"))
-
-
-_VALUES = {
-    **dict.fromkeys(("inf_values", "nan_values"), check.optional(lambda codes, where, name: tuple(codes))),
-    "max_available_float": check.optional(check.above_zero),
-}  # the checks of what FloatClamp and FloatSaturate know about codes
 
 
 def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, end: float | None) -> Any:
@@ -203,7 +166,44 @@ def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
 
 
 @dataclass(frozen=True)
-class FloatClamp:
+class FloatSaturate:
+    """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
+
+    Args:
+        signed: whether there are negative numbers.
+        inf_values, nan_values: as of `FloatClamp`.
+        max_available_float: largest number; None if all codes are numbers.
+
+    Example:
+        >>> FloatSaturate()(jnp.array([500.0, -jnp.inf, jnp.nan]), 4, 1.875, 7)
+        Array([ 480., -480.,   nan], dtype=float32)
+    """
+
+    signed: bool = True
+    inf_values: tuple[str, ...] | None = None
+    nan_values: tuple[str, ...] | None = None
+    max_available_float: float | None = None
+    saturating = True
+
+    def __post_init__(self) -> None:
+        codes = check.optional(lambda values, where, name: tuple(values))
+        check.fields(self, signed=check.flag, inf_values=codes, nan_values=codes)
+        check.fields(self, max_available_float=check.optional(check.above_zero))
+
+    def bounds(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
+        """The least and the largest number."""
+        largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        return -largest if self.signed else 0.0, largest
+
+    def __call__(
+        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+    ) -> jax.Array:
+        """`x` clamped, float32."""
+        return TensorClamp()(x, *self.bounds(exponent_bit_width, max_mantissa, exponent_bias))
+
+
+@dataclass(frozen=True)
+class FloatClamp(FloatSaturate):
     """Clamp to the largest minifloat, or, without saturation, turn larger values into inf or nan.
 
     nan stays nan. Infinities become inf if the format has it, else nan.
@@ -228,15 +228,11 @@ class FloatClamp:
     """
 
     tensor_clamp_impl: Clamp | None = None
-    signed: bool = True
-    inf_values: tuple[str, ...] | None = None
-    nan_values: tuple[str, ...] | None = None
-    max_available_float: float | None = None
     saturating: bool = True
 
     def __post_init__(self) -> None:
         check.fields(self, tensor_clamp_impl=check.optional(check.component), saturating=check.flag)
-        check.fields(self, signed=check.flag, **_VALUES)
+        super().__post_init__()
         check_codes(None, self.inf_values, self.nan_values, self.saturating)
 
     @property
@@ -248,8 +244,7 @@ class FloatClamp:
         self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
     ) -> jax.Array:
         """`x` clamped, float32."""
-        largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
-        least = -largest if self.signed else 0.0
+        least, largest = self.bounds(exponent_bit_width, max_mantissa, exponent_bias)
         clamp = self.tensor_clamp_impl or TensorClamp()
         y = clamp(x, min_val=least, max_val=largest)
         above = x > largest if not self.saturating else jnp.isposinf(x)
@@ -257,51 +252,6 @@ class FloatClamp:
         if self.inf_values is None:
             return jnp.where(above | below, jnp.nan, y)
         return jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, y))
-
-
-@dataclass(frozen=True)
-class FloatSaturate:
-    """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
-
-    Args:
-        signed: whether there are negative numbers.
-        inf_values, nan_values: as of `FloatClamp`.
-        max_available_float: largest number; None if all codes are numbers.
-
-    Example:
-        >>> FloatSaturate()(jnp.array([500.0, -jnp.inf, jnp.nan]), 4, 1.875, 7)
-        Array([ 480., -480.,   nan], dtype=float32)
-    """
-
-    signed: bool = True
-    inf_values: tuple[str, ...] | None = None
-    nan_values: tuple[str, ...] | None = None
-    max_available_float: float | None = None
-    saturating = True
-
-    def __post_init__(self) -> None:
-        check.fields(self, signed=check.flag, **_VALUES)
-
-    def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
-    ) -> jax.Array:
-        """`x` clamped, float32."""
-        largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
-        return TensorClamp()(x, min_val=-largest if self.signed else 0.0, max_val=largest)
-
-
-@dataclass(frozen=True)
-class Abs:
-    """`|x|`, with the derivative 0 at 0.
-
-    Example:
-        >>> Abs()(jnp.array([-1.0, 2.0]))
-        Array([1., 2.], dtype=float32)
-    """
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """The magnitude."""
-        return magnitude(jnp.asarray(x))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ goes to the number where the mask is True, and nowhere else.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +39,18 @@ from jqinject.core.state import QuantParam
 from jqinject.ops import ste
 
 
+class _StraightThrough:
+    """Abstract: rounds each number, with gradient 1: `elementwise` without the gradient, `_rounded` with it."""
+
+    _rounded: ClassVar[Callable[[ArrayLike], jax.Array]]
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return type(self)._rounded(x)
+
+
 @dataclass(frozen=True)
-class RoundSte:
+class RoundSte(_StraightThrough):
     """Round to nearest, ties to even. See `jqinject.ops.round_ste`.
 
     Example:
@@ -47,66 +59,52 @@ class RoundSte:
     """
 
     is_nearest = True
-    elementwise = staticmethod(ste.nearest)
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Round `x`."""
-        return ste.round_ste(x)
+    elementwise, _rounded = staticmethod(ste.nearest), staticmethod(ste.round_ste)
 
 
 @dataclass(frozen=True)
-class CeilSte:
+class CeilSte(_StraightThrough):
     """Round up. See `jqinject.ops.ceil_ste`."""
 
-    elementwise = staticmethod(jax.lax.ceil)
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Round `x`."""
-        return ste.ceil_ste(x)
+    elementwise, _rounded = staticmethod(jax.lax.ceil), staticmethod(ste.ceil_ste)
 
 
 @dataclass(frozen=True)
-class FloorSte:
+class FloorSte(_StraightThrough):
     """Round down. See `jqinject.ops.floor_ste`."""
 
-    elementwise = staticmethod(jax.lax.floor)
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Round `x`."""
-        return ste.floor_ste(x)
+    elementwise, _rounded = staticmethod(jax.lax.floor), staticmethod(ste.floor_ste)
 
 
 @dataclass(frozen=True)
-class RoundToZeroSte:
+class RoundToZeroSte(_StraightThrough):
     """Round towards zero. See `jqinject.ops.round_to_zero_ste`."""
 
-    elementwise = staticmethod(ste.toward_zero)
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Round `x`."""
-        return ste.round_to_zero_ste(x)
+    elementwise, _rounded = staticmethod(ste.toward_zero), staticmethod(ste.round_to_zero_ste)
 
 
 @dataclass(frozen=True)
-class DPURoundSte:
+class DPURoundSte(_StraightThrough):
     """Round to nearest; ties of negative numbers go up. See `jqinject.ops.dpu_round_ste`."""
 
-    elementwise = staticmethod(ste.nearest_ties_up_below_zero)
-
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Round `x`."""
-        return ste.dpu_round_ste(x)
+    elementwise, _rounded = staticmethod(ste.nearest_ties_up_below_zero), staticmethod(ste.dpu_round_ste)
 
 
 @dataclass(frozen=True)
-class RoundHalfToZeroSte:
+class RoundHalfToZeroSte(_StraightThrough):
     """Round to nearest; ties go to the integer nearer to zero. See `jqinject.ops.round_half_to_zero_ste`."""
 
-    elementwise = staticmethod(ste.nearest_ties_to_zero)
+    elementwise, _rounded = staticmethod(ste.nearest_ties_to_zero), staticmethod(ste.round_half_to_zero_ste)
 
-    def __call__(self, x: ArrayLike) -> jax.Array:
-        """Round `x`."""
-        return ste.round_half_to_zero_ste(x)
+
+def _set_view(self: Any, deterministic: bool | None = None) -> None:
+    """Switch between training and evaluation.
+
+    Args:
+      deterministic: round to whole numbers, without chance; None keeps what is set.
+    """  # indented as `nnx.view_info` expects it
+    if deterministic is not None:
+        self.deterministic = deterministic
 
 
 @component
@@ -162,14 +160,7 @@ class StochasticRoundSte(InnerModule):
             return ste.round_ste(x)
         return ste.stochastic_round_ste(x, self.stream(), self.noise_sharing_axes, self.random_bits)
 
-    def set_view(self, deterministic: bool | None = None) -> None:
-        """Switch between training and evaluation.
-
-        Args:
-          deterministic: round to nearest instead of stochastically; None keeps what is set.
-        """
-        if deterministic is not None:
-            self.deterministic = deterministic
+    set_view = _set_view
 
 
 @component
@@ -197,16 +188,24 @@ class RoundToOddSte(Component):
         return 2.0 * self.halves_to_int_impl(0.5 * (x - 1.0)) + 1.0
 
 
-class LearnedRound(Protocol):
-    """`learned_round_impl`: from the learned number to the share of a step, and how it enters."""
+class LearnedRound(ABC):
+    """Abstract `learned_round_impl`: from the learned number to the share of a step, and how it enters."""
 
-    def share(self, value: jax.Array, hard: bool) -> jax.Array: ...
-    def round_to(self, x: jax.Array, share: jax.Array) -> jax.Array: ...
-    def start_at(self, fraction: jax.Array) -> jax.Array: ...
+    @abstractmethod
+    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+        """The share of a step that the learned number means; that of evaluation if `hard`."""
+
+    @abstractmethod
+    def start_at(self, fraction: jax.Array) -> jax.Array:
+        """The learned number whose share is `fraction`."""
+
+    def round_to(self, x: jax.Array, share: jax.Array) -> jax.Array:
+        """`floor(x) + share`."""
+        return ste.floor_ste(x) + share
 
 
 @dataclass(frozen=True)
-class LearnedRoundHardSigmoid:
+class LearnedRoundHardSigmoid(LearnedRound):
     """A stretched sigmoid, clipped to 0 and 1 so that both are reached.
 
     Args:
@@ -240,11 +239,7 @@ class LearnedRoundHardSigmoid:
         stretched = jax.nn.sigmoid(value) * width + self.learned_round_gamma
         inside = (stretched >= 0) & (stretched <= 1)
         share = jnp.where(inside, stretched, jax.lax.stop_gradient(jnp.clip(stretched, 0.0, 1.0)))
-        return _steps(share > 0.5) if hard else share
-
-    def round_to(self, x: jax.Array, share: jax.Array) -> jax.Array:
-        """`floor(x) + share`."""
-        return ste.floor_ste(x) + share
+        return (share > 0.5).astype(jnp.float32) if hard else share
 
     def start_at(self, fraction: jax.Array) -> jax.Array:
         """The number whose share is `fraction`, so that rounding starts at the weights."""
@@ -253,7 +248,7 @@ class LearnedRoundHardSigmoid:
 
 
 @dataclass(frozen=True)
-class LearnedRoundSigmoid:
+class LearnedRoundSigmoid(LearnedRound):
     """A sigmoid, steeper at lower temperatures.
 
     Args:
@@ -274,11 +269,11 @@ class LearnedRoundSigmoid:
 
     def share(self, value: jax.Array, hard: bool) -> jax.Array:
         """The fraction to round up, between 0 and 1; 0 or 1 if `hard`."""
-        return _steps(value > 0) if hard else jax.nn.sigmoid(value / self.learned_round_temperature)
-
-    def round_to(self, x: jax.Array, share: jax.Array) -> jax.Array:
-        """`floor(x) + share`."""
-        return ste.floor_ste(x) + share
+        return (
+            (value > 0).astype(jnp.float32)
+            if hard
+            else jax.nn.sigmoid(value / self.learned_round_temperature)
+        )
 
     def start_at(self, fraction: jax.Array) -> jax.Array:
         """The number whose share is `fraction`, as close as a sigmoid gets."""
@@ -287,7 +282,7 @@ class LearnedRoundSigmoid:
 
 
 @dataclass(frozen=True)
-class LearnedRoundIdentity:
+class LearnedRoundIdentity(LearnedRound):
     """A shift of up to half a step before rounding to nearest, in training and evaluation.
 
     Source: Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent" (SignRound), 2023.
@@ -309,10 +304,6 @@ class LearnedRoundIdentity:
     def start_at(self, fraction: jax.Array) -> jax.Array:
         """No shift: to nearest."""
         return jnp.zeros_like(fraction)
-
-
-def _steps(up: jax.Array) -> jax.Array:
-    return up.astype(jnp.float32)
 
 
 class LearnedRoundSte(InnerModule):
@@ -372,14 +363,7 @@ class LearnedRoundSte(InnerModule):
         """The fraction of a step that each weight is rounded up by, of the weight's shape."""
         return self.learned_round_impl.share(self.value.get_value(), self.deterministic)
 
-    def set_view(self, deterministic: bool | None = None) -> None:
-        """Switch between training and evaluation.
-
-        Args:
-          deterministic: round to whole numbers; None keeps what is set.
-        """
-        if deterministic is not None:
-            self.deterministic = deterministic
+    set_view = _set_view
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ class Hadamard(Transform):
                     f"Hadamard: one sign for each of the {block_size} channels of a block, got {len(signs)}"
                 )
         if block_size is not None:
-            block_size = check.at_least(block_size, 1, "Hadamard", "block_size")
+            block_size = check.between(1, float("inf"), check.integer)(block_size, "Hadamard", "block_size")
             hadamard.table_size(block_size)
         self.block_size, self.signs = block_size, signs
         self.factor_dtype = None if factor_dtype is None else np.dtype(factor_dtype)

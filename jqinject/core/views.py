@@ -6,9 +6,9 @@ Here is also the one place that applies a view where groups may cross shards: `i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +40,12 @@ class MergingView(ABC):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
-        viewed = _transposed(x, [axis for axes in self.merged(x.shape) for axis in axes])
-        for place, axes in enumerate(self.merged(x.shape)):
+        merged = self.merged(x.shape)
+        order = [axis for axes in merged for axis in axes]
+        viewed = x if order == sorted(order) else jnp.transpose(x, order)
+        for place, axes in enumerate(merged):
             viewed = merge_axes(viewed, place, place + len(axes))
         return viewed
-
-
-def _transposed(x: jax.Array, order: Sequence[int]) -> jax.Array:
-    return x if list(order) == list(range(x.ndim)) else jnp.transpose(x, order)
 
 
 @dataclass(frozen=True)
@@ -55,32 +53,30 @@ class _Permuting(MergingView):
     """Base of views that permute axes before they merge them."""
 
     permute_dims: tuple[int, ...] | None = None
+    ends: ClassVar[tuple[int, ...]] = (1,)
+    """Where the axes of the view end, but the last."""
 
     def __post_init__(self) -> None:
         check.fields(self, permute_dims=check.optional(check.integers))
 
-    def ordered(self, shape: tuple[int, ...], least: int) -> tuple[int, ...]:
-        """The axes of a tensor in the view's order.
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """For each axis of the view, the tensor axes that it merges, in order."""
+        return self._merged(len(shape), self.permute_dims, self.ends)
 
-        Raises:
-            ValueError: it has fewer than `least`, or others than those that are permuted.
-        """
-        return _ordered(len(shape), self.permute_dims, least, type(self).__name__)
-
-
-def _ordered(ndim: int, permute_dims: tuple[int, ...] | None, least: int, where: str) -> tuple[int, ...]:
-    """The axes of a tensor in the view's order."""
-    if ndim < least:
-        some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
-        raise ValueError(f"{where} needs an array of {some}.")
-    if permute_dims is None:
-        return tuple(range(ndim))
-    if sorted(permute_dims) != list(range(ndim)):
-        raise ValueError(
-            f"{where}: permute_dims={permute_dims} does not permute the {ndim} axes of the array. "
-            f"Write a permutation of {tuple(range(ndim))}, the axis of the channels first."
-        )
-    return permute_dims
+    def _merged(
+        self, ndim: int, order: tuple[int, ...] | None, ends: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], ...]:
+        least, where = max(map(abs, ends)), type(self).__name__
+        if ndim < least:
+            some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
+            raise ValueError(f"{where} needs an array of {some}.")
+        axes = tuple(range(ndim)) if order is None else order
+        if sorted(axes) != list(range(ndim)):
+            raise ValueError(
+                f"{where}: permute_dims={order} does not permute the {ndim} axes of the array. "
+                f"Write a permutation of {tuple(range(ndim))}, the axis of the channels first."
+            )
+        return tuple(axes[start:end] for start, end in zip((0, *ends), (*ends, None), strict=True))
 
 
 @dataclass(frozen=True)
@@ -127,9 +123,8 @@ class OverOutputChannelView(_Permuting):
 
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The axes of the channels, and the rest."""
-        permute_dims, channel_axes = self.layout(shape)
-        order = _ordered(len(shape), permute_dims, channel_axes, type(self).__name__)
-        return order[:channel_axes], order[channel_axes:]
+        order, channel_axes = self.layout(shape)
+        return self._merged(len(shape), order, (channel_axes,))
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
         """The permutation of a tensor of this shape (None if not permuted), and how many axes hold channels.
@@ -153,7 +148,6 @@ class OverOutputChannelView(_Permuting):
         return (*channels, *others), len(channels)
 
 
-@dataclass(frozen=True)
 class OverBatchOverTensorView(_Permuting):
     """Examples first, the rest flat: `(batch, n)`.
 
@@ -165,13 +159,7 @@ class OverBatchOverTensorView(_Permuting):
         (8, 250)
     """
 
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The batch, and the rest."""
-        order = self.ordered(shape, 1)
-        return order[:1], order[1:]
 
-
-@dataclass(frozen=True)
 class OverBatchOverOutputChannelView(_Permuting):
     """Examples, channels, the rest flat: `(batch, channels, n)`.
 
@@ -183,13 +171,9 @@ class OverBatchOverOutputChannelView(_Permuting):
         (8, 10, 25)
     """
 
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The batch, the channels, and the rest."""
-        order = self.ordered(shape, 2)
-        return order[:1], order[1:2], order[2:]
+    ends = (1, 2)
 
 
-@dataclass(frozen=True)
 class OverOutputFeaturesView(_Permuting):
     """The last axis kept, everything before it flat: `(n, features)`.
 
@@ -201,10 +185,7 @@ class OverOutputFeaturesView(_Permuting):
         (80, 25)
     """
 
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The rest, and the features."""
-        order = self.ordered(shape, 1)
-        return order[:-1], order[-1:]
+    ends = (-1,)
 
 
 @dataclass(frozen=True)
@@ -241,7 +222,7 @@ class GroupingView(ABC):
         """Group size and grouped axis."""
         return self.group_size, self.group_dim
 
-    def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
+    def blocks(self, x: jax.Array) -> Blocks | None:
         """The blocks of an unviewed tensor, once viewed; None if each group is one.
 
         Raises:
@@ -259,9 +240,7 @@ class GroupingView(ABC):
                 "  cure: group_size = an int, for groups along one axis; or block_dim = the other axis"
             )
         place = along % ndim
-        return Blocks(
-            self.block_width, place + (place > cut), elements_axis(cut), padding and self.group_padding
-        )
+        return Blocks(self.block_width, place + (place > cut), elements_axis(cut), self.group_padding)
 
     def __post_init__(self) -> None:
         """Check the fields; `group_size` may hold both lengths of a block."""
@@ -280,9 +259,9 @@ class GroupingView(ABC):
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
 
-    @abstractmethod
     def is_seen(self, x: jax.Array) -> bool:
-        """Whether a tensor is already in groups."""
+        """Whether a tensor is already in groups; a view of any shape cannot know."""
+        return False
 
     def cut(self, x: jax.Array) -> Cut | None:
         """How to cut a tensor without a reshape, which would gather it; None if not needed."""
@@ -424,7 +403,3 @@ class DynamicOverSubChannelBlockView(GroupingView):
         if not self.group_padding:
             check_divides(x.shape[self.group_dim], self.group_size, where)
         return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
-
-    def is_seen(self, x: jax.Array) -> bool:
-        """Never: it takes any shape."""
-        return False

@@ -9,7 +9,7 @@ from flax import nnx
 from jqinject.nn.base.override_keywords import QuantCheckpointOverrides
 from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD, hold_proxies
-from jqinject.ops.packing import saved_codes, saved_floats, saved_integers
+from jqinject.ops.packing import saved
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -108,26 +108,25 @@ def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
             "QuantCheckpoint: act_quant is switched off or does not quantize, so nothing would be kept small.\n"
             "  cure: an act_quant of at most 8 bits, such as Fp8e4m3ActPerTensorCurrent or Int8ActPerTensorFloat"
         )
-    bits = _few_bits(quantized.bit_width)
+    _check_few_bits(quantized.bit_width)
     # Not `.int()`, which looks at the whole tensor first: a quantizer's own output lies on its grid.
     value = jax.lax.stop_gradient(quantized.value)
     integers = jnp.round(pre_round_integers(value, quantized.scale, quantized.zero_point))
     payload = jax.lax.stop_gradient(integers).astype("int8" if quantized.signed else "uint8")
-    return saved_integers(x, payload, quantized.scale, quantized.zero_point, bits, quantized.signed)
+    return saved(x, payload, quantized.scale, quantized.zero_point, quantized.grid)
 
 
 def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
-    _few_bits(quantized.bit_width)
+    _check_few_bits(quantized.bit_width)
     form = quantized.format
     assert not form.is_learned, "a learned format has no constant bits"
-    if form.bit_width == MOST_BITS and jnp.issubdtype(quantized.q_dtype, jnp.floating):
-        return saved_floats(x, quantized.payload(), quantized.scale)
-    return saved_codes(x, quantized.codes(), quantized.scale, form)
+    floats = form.packed_bits is None and jnp.issubdtype(quantized.q_dtype, jnp.floating)
+    return saved(x, quantized.payload() if floats else quantized.codes(), quantized.scale, None, form)
 
 
-def _few_bits(bits: Any) -> int:
+def _check_few_bits(bits: Any) -> None:
     if isinstance(bits, int) and bits <= MOST_BITS:
-        return bits
+        return
     learned = "a learned number of bits" if not isinstance(bits, int) else f"{bits} bits"
     raise ValueError(
         f"QuantCheckpoint: act_quant quantizes to {learned}; what is kept has at most {MOST_BITS} constant bits.\n"

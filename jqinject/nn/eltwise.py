@@ -14,9 +14,8 @@ from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, is_quantized
+from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, is_quantized, on_integers
 from jqinject.quant_tensor.arithmetic import add
-from jqinject.quant_tensor.shaping import is_on_integers
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -149,7 +148,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
                 returned, and nothing is quantized.
         """
         operands = self._quantized(input), self._quantized(other)
-        if self.input_quant is not None and all(map(is_on_integers, operands)):
+        if self.input_quant is not None and all(map(on_integers, operands)):
             return self._output(add(*operands, same_quantizer=True))
         return self._output(operands[0] + operands[1])
 

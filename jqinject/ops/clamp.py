@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
@@ -46,13 +47,16 @@ def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
             shape = jnp.broadcast_shapes(shape, given.shape)
             like = given if given.shape == shape else like
     return jax.lax.select(
-        which if which.shape == shape else _filled(which, shape, bool, like),
+        which if which.shape in (shape, ()) else _filled(which, shape, bool, like),
         x if isinstance(x, jax.Array) and x.shape == shape else _filled(x, shape, dtype, like),
         y if isinstance(y, jax.Array) and y.shape == shape else _filled(y, shape, dtype, like),
     )
 
 
 def _filled(x: ArrayLike, shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
+    if not isinstance(x, jax.Array) and isinstance(like, jax.core.Tracer):
+        # One number, repeated by stride 0: part of the program, where it stays one number.
+        return sharded_as(cast(jax.Array, np.broadcast_to(np.asarray(x, dtype), shape)), like)
     return sharded_as(jnp.broadcast_to(jnp.asarray(x, dtype), shape), like)
 
 
@@ -77,19 +81,20 @@ def no_change(x: jax.Array) -> SymbolicZero:
     return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
-def known_zeros(like: jax.Array, dtype: Any = None) -> jax.Array:
+def known_zeros(like: jax.Array, dtype: Any = None, number: float = 0.0) -> jax.Array:
     """Zeros that are part of a program, instead of being made by it; laid out over devices as another array.
 
     Args:
         like: an array.
         dtype: None for its own.
+        number: another number.
 
     Example:
         >>> known_zeros(jnp.ones(2))
         Array([0., 0.], dtype=float32)
     """
     with jax.ensure_compile_time_eval():
-        zeros = jnp.zeros(like.shape, dtype or like.dtype)
+        zeros = jnp.full(like.shape, number, dtype or like.dtype)
     return varying_with(sharded_as(zeros, like), like)
 
 

@@ -124,11 +124,12 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
     inside = None if how.straight else bounded(place, low, high) == place
     parts = []
     if along_x is not None:
-        along_x = jax.lax.optimization_barrier(along_x)
-        parts.append(along_x if inside is None else along_x * inside.astype(jnp.float32))
+        if inside is not None:
+            along_x = jax.lax.optimization_barrier(along_x) * inside.astype(jnp.float32)
+        parts.append(along_x)
     if along_scale is not None:
         if inside is None:
-            slope = centered - jax.lax.clamp(-LARGEST, steps, LARGEST)
+            slope = jax.lax.clamp(-LARGEST, centered - steps, LARGEST)
         else:
             slope = choose(inside, centered - steps, centered)
         parts.append(slope * along_scale)

@@ -22,12 +22,15 @@ cuBLAS, "1D block scaling" (round up).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
+from jqinject.ops.clamp import no_change
 from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of
@@ -91,12 +94,12 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8(jnp.array([0.3, 1000.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    return _payload(x, scale, dtype)[0]
+    # Of a Python float under `grad`, a Python float is left.
+    return _payload(jnp.asarray(jax.lax.stop_gradient(x)), scale, dtype)[0]
 
 
 def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """The payload, and a mask of the finite elements of `x`."""
-    x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
     rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
     largest = float8_max(dtype)
@@ -164,13 +167,27 @@ def quantize_float8(
         >>> quantize_float8(jnp.float32(500), jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
         (Array(448., dtype=float32), Array(448, dtype=float8_e4m3fn))
     """
+    return _quantize(q_dtype, dq_dtype, jnp.asarray(x), scale)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _quantize(q_dtype: Any, dq_dtype: Any, x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
     payload, finite = _payload(x, scale, q_dtype)
     product = payload.astype(jnp.float32) * scale
     largest = float(jnp.finfo(dq_dtype).max)
     value = jax.lax.clamp(-largest, product, largest)  # as in `from_float8`: finite numbers stay finite
     if np.dtype(q_dtype) == _WITH_INF:
         value = jax.lax.select(finite, value, product)
-    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
+    return value.astype(dq_dtype), payload
+
+
+def _quantize_jvp(q_dtype: Any, dq_dtype: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    value, payload = _quantize(q_dtype, dq_dtype, *primals)
+    change = no_change(value) if isinstance(tangents[0], SymbolicZero) else tangents[0].astype(dq_dtype)
+    return (value, payload), (change, no_change(payload))
+
+
+_quantize.defjvp(_quantize_jvp, symbolic_zeros=True)
 
 
 def float8_factor(amax: jax.Array, largest: float, dtype: Any, power_of_two: bool) -> jax.Array:

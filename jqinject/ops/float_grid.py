@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.clamp import bounded
-from jqinject.ops.grid import Rounding, narrowest, with_learned
+from jqinject.ops.grid import Grid, Rounding, narrowest
 from jqinject.ops.minifloat import (
     MOST_EXPONENT_BITS,
     MOST_MANTISSA_BITS,
@@ -24,14 +24,12 @@ from jqinject.ops.minifloat import (
     max_mantissa,
     to_float_grid,
 )
-from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.ops.power import exp2
 from jqinject.ops.ste import nearest
 
 
-@with_learned("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 @dataclass(frozen=True)
-class FloatGrid:
+class FloatGrid(Grid):
     """A minifloat format.
 
     A number is `(-1)**sign * mantissa * 2**(field - bias)` with the mantissa in [1, 2), or for the exponent field 0
@@ -67,10 +65,10 @@ class FloatGrid:
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
     max_available_float: float | None = None
-    is_integer = is_table = False
+    learnable = ("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 
     def __post_init__(self) -> None:
-        for name in ("exponent_bit_width", "mantissa_bit_width", "exponent_bias"):
+        for name in self.learnable:
             if isinstance(width := getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(width))
         exponent, mantissa, bias = self.widths
@@ -111,11 +109,6 @@ class FloatGrid:
         return self.exponent_bit_width, self.mantissa_bit_width, self.exponent_bias
 
     @property
-    def is_learned(self) -> bool:
-        """Whether a width is an array."""
-        return not all(isinstance(width, int | float) for width in self.widths)
-
-    @property
     def bit_width(self) -> Any:
         """Bits of one number."""
         return self.exponent_bit_width + self.mantissa_bit_width + int(self.signed)
@@ -124,16 +117,7 @@ class FloatGrid:
     def largest(self) -> Any:
         """The largest number."""
         exponent, mantissa, bias = self.widths
-        if self.is_learned:
-            all_codes = max_float(exponent, max_mantissa(mantissa), bias)
-            return (
-                all_codes
-                if self.max_available_float is None
-                else jnp.minimum(all_codes, self.max_available_float)
-            )
-        beyond = 2**exponent - 1 - bias > 127
-        all_codes = math.inf if beyond else max_float(exponent, max_mantissa(mantissa), bias)
-        return all_codes if self.max_available_float is None else min(all_codes, self.max_available_float)
+        return max_float(exponent, max_mantissa(mantissa), bias, self.max_available_float)
 
     @property
     def bounds(self) -> tuple[Any, Any]:
@@ -173,9 +157,9 @@ class FloatGrid:
 
     def _is_one_of(self, *dtypes: Any) -> bool:
         """Whether it has the widths and the codes of one of these, wherever its numbers end."""
-        if self.is_learned or not self.signed:
-            return False
-        return any(_widths_and_codes(self) == _widths_and_codes(self.of_dtype(dtype)) for dtype in dtypes)
+        return not self.is_learned and any(
+            _codes(self) == _codes(DTYPE_GRIDS[np.dtype(name)]) for name in dtypes
+        )
 
     def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
         """The minifloats, float32; those that are too large become the largest."""
@@ -200,11 +184,26 @@ class FloatGrid:
             >>> FloatGrid(2, 1).decode(jnp.array([0, 2, 15, 1], jnp.uint8))
             Array([ 0. ,  1. , -6. ,  0.5], dtype=float32)
         """
-        return (
-            _decoded(payload, self)
-            if jnp.issubdtype(payload.dtype, jnp.integer)
-            else payload.astype(jnp.float32)
-        )
+        if jnp.issubdtype(payload.dtype, jnp.floating):
+            return payload.astype(jnp.float32)
+        mantissa, bias, sign_bit = self.mantissa_bit_width, self.exponent_bias, self._sign_bit
+        wide = payload.astype(jnp.uint32)
+        magnitude = wide & jnp.uint32(sign_bit - 1)
+        normal = (magnitude << (23 - mantissa)) + jnp.uint32(127 - bias << 23)
+        if 2**self.exponent_bit_width - 1 - bias > 127:
+            normal = jnp.where(magnitude >> mantissa > 127 + bias, jnp.uint32(_INF_BITS), normal)
+        subnormal = magnitude.astype(jnp.float32) * np.float32(self.smallest_subnormal)
+        is_normal = magnitude >= 2**mantissa
+        value = jnp.where(is_normal, jax.lax.bitcast_convert_type(normal, jnp.float32), subnormal)
+        largest, nan, inf = self._last_codes
+        if inf is not None:
+            value = jnp.where(magnitude == inf, jnp.inf, value)
+        if self.signed:
+            value = jnp.where(wide & jnp.uint32(sign_bit) > 0, -value, value)
+        if nan == sign_bit:
+            return jnp.where(wide == nan, jnp.nan, value) if self.signed else value
+        is_nan = magnitude > largest
+        return jnp.where(is_nan if inf is None else is_nan & (magnitude != inf), jnp.nan, value)
 
     def codes(self, steps: jax.Array) -> jax.Array:
         """Sign, exponent field and mantissa as one unsigned integer, of `code_dtype`.
@@ -219,20 +218,47 @@ class FloatGrid:
             >>> FloatGrid(2, 1).codes(jnp.array([0.0, 1.0, -6.0, 0.5]))
             Array([ 0,  2, 15,  1], dtype=uint8)
         """
-        return _encoded(steps, self)
+        mantissa, bias = self.mantissa_bit_width, self.exponent_bias
+        bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(steps).astype(jnp.float32), jnp.uint32)
+        magnitude, sign = bits & jnp.uint32(2**31 - 1), bits >> 31
+        # To nearest, ties to even; the implicit bit of a format without a mantissa is odd.
+        dropped = 23 - mantissa
+        odd = (magnitude >> dropped) & 1 if mantissa else jnp.uint32(1)
+        normal = (magnitude + jnp.uint32(2 ** (dropped - 1) - 1) + odd) >> dropped
+        is_small = magnitude < np.float32(2.0 ** (1 - bias)).view(np.uint32)
+        small = jax.lax.bitcast_convert_type(magnitude, jnp.float32) * np.float32(1 / self.smallest_subnormal)
+        small = jnp.round(jnp.where(is_small, small, 0.0)).astype(jnp.uint32)
+        codes = jnp.where(is_small, small, normal - jnp.uint32(127 - bias << mantissa))
+        largest, nan, inf = self._last_codes
+        codes = jnp.minimum(codes, jnp.uint32(largest))
+        signs = sign * self._sign_bit
+        codes = jnp.where(codes > 0, codes | signs, 0) if self.signed else jnp.where(sign > 0, 0, codes)
+        inf_codes = jnp.uint32(nan if inf is None else inf)
+        inf_codes = inf_codes | signs if self.signed and inf is not None else inf_codes
+        codes = jnp.where(magnitude == _INF_BITS, inf_codes, codes)
+        return jnp.where(magnitude > _INF_BITS, jnp.uint32(nan), codes).astype(self.code_dtype)
 
-    def pack(self, payload: jax.Array) -> jax.Array:
-        """A payload, or codes, of at most 8 bits in bytes."""
-        if jnp.issubdtype(payload.dtype, jnp.floating):
-            payload = jax.lax.bitcast_convert_type(payload, f"uint{self.bit_width}")
-        return pack(payload, container_bits(self.bit_width))
+    @property
+    def _sign_bit(self) -> int:
+        """The code of negative 0."""
+        return 1 << (self.exponent_bit_width + self.mantissa_bit_width)
 
-    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The payload that `pack` has packed."""
-        codes = unpack(packed, container_bits(self.bit_width), shape, signed=False)
-        if jnp.issubdtype(self.storage, jnp.integer):
-            return codes
-        return jax.lax.bitcast_convert_type(codes.astype(f"uint{self.bit_width}"), self.storage)
+    @cached_property
+    def _last_codes(self) -> tuple[int, int, int | None]:
+        """The codes, without a sign, of the largest number, of nan and of inf.
+
+        That of nan is that of negative 0 if the format has no other, that of inf None if it is stored as nan. If a
+        number has the same code, the code means the number.
+        """
+        bits = self.mantissa_bit_width
+        mantissa, exponent = math.frexp(self.largest)
+        largest = (exponent - 1 + self.exponent_bias << bits) + int((2 * mantissa - 1) * 2**bits)
+        top = (2**self.exponent_bit_width - 1) << bits
+        nans, infs = (
+            [top + int(code, 2) for code in codes or () if top + int(code, 2) > largest]
+            for codes in (self.nan_values, self.inf_values)
+        )
+        return largest, nans[0] if nans else self._sign_bit, infs[0] if infs else None
 
     def known(self) -> FloatGrid:
         """The grid with its current widths as constants, if these are not traced.
@@ -267,9 +293,8 @@ def _dtype_of(form: FloatGrid) -> np.dtype | None:
     return None
 
 
-def _widths_and_codes(form: FloatGrid) -> tuple[Any, ...]:
-    nan = None if form.nan_values is None else frozenset(form.nan_values)
-    return (*form.widths, form.inf_values, nan)
+def _codes(form: FloatGrid) -> tuple[Any, ...]:
+    return (*form.widths, form.signed, form.inf_values, frozenset(form.nan_values or ()))
 
 
 def _ieee(exponent: int, mantissa: int) -> FloatGrid:
@@ -298,98 +323,3 @@ DTYPE_GRIDS: Mapping[np.dtype, FloatGrid] = {
 NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
 
 _INF_BITS = 0x7F800000
-
-
-def _encoded(x: jax.Array, form: FloatGrid) -> jax.Array:
-    """See `FloatGrid.codes`."""
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    magnitude, sign = bits & jnp.uint32(2**31 - 1), bits >> 31
-    codes = jnp.minimum(_nearest_code(magnitude, form), jnp.uint32(_largest_code(form)))
-    sign_bit = _sign_bit(form)
-    codes = jnp.where(codes > 0, codes | sign * sign_bit, 0) if form.signed else jnp.where(sign > 0, 0, codes)
-    special = _special_codes(form)
-    inf = jnp.uint32(special.nan if special.inf is None else special.inf)
-    if form.signed and special.inf is not None:
-        inf = inf | sign * sign_bit
-    codes = jnp.where(magnitude == _INF_BITS, inf, codes)
-    return jnp.where(magnitude > _INF_BITS, jnp.uint32(special.nan), codes).astype(form.code_dtype)
-
-
-def _nearest_code(magnitude: jax.Array, form: FloatGrid) -> jax.Array:
-    """The codes of the nearest magnitudes, ties to even, in a format without a largest number.
-
-    Args:
-        magnitude: the bits of float32 numbers without their signs.
-        form: the format.
-    """
-    mantissa, bias = form.mantissa_bit_width, form.exponent_bias
-    dropped = 23 - mantissa
-    # The implicit bit of a format without a mantissa is odd.
-    odd = (magnitude >> dropped) & 1 if mantissa else jnp.uint32(1)
-    normal = (magnitude + jnp.uint32(2 ** (dropped - 1) - 1) + odd) >> dropped
-    steps = jax.lax.bitcast_convert_type(magnitude, jnp.float32) * np.float32(1 / form.smallest_subnormal)
-    least_normal = np.float32(2.0 ** (1 - bias)).view(np.uint32)
-    subnormal = jnp.round(jnp.where(magnitude < least_normal, steps, 0.0)).astype(jnp.uint32)
-    return jnp.where(magnitude < least_normal, subnormal, normal - jnp.uint32(127 - bias << mantissa))
-
-
-def _decoded(codes: jax.Array, form: FloatGrid) -> jax.Array:
-    """The numbers that codes stand for, float32."""
-    wide = codes.astype(jnp.uint32)
-    mantissa, bias = form.mantissa_bit_width, form.exponent_bias
-    magnitude = wide & jnp.uint32(_sign_bit(form) - 1)
-    normal = (magnitude << (23 - mantissa)) + jnp.uint32(127 - bias << 23)
-    if 2**form.exponent_bit_width - 1 - bias > 127:
-        normal = jnp.where(magnitude >> mantissa > 127 + bias, jnp.uint32(_INF_BITS), normal)
-    subnormal = magnitude.astype(jnp.float32) * np.float32(form.smallest_subnormal)
-    is_normal = magnitude >= 2**mantissa
-    value = jnp.where(is_normal, jax.lax.bitcast_convert_type(normal, jnp.float32), subnormal)
-    special = _special_codes(form)
-    if special.inf is not None:
-        value = jnp.where(magnitude == special.inf, jnp.inf, value)
-    if form.signed:
-        value = jnp.where(wide & jnp.uint32(_sign_bit(form)) > 0, -value, value)
-    return jnp.where(_means_nan(wide, magnitude, special, form), jnp.nan, value)
-
-
-class _SpecialCodes(NamedTuple):
-    """The codes, without a sign, that are not numbers.
-
-    Attributes:
-        nan: the code of nan; that of negative 0 if the format has no other.
-        inf: the code of inf; None if it is stored as nan.
-        least: the least magnitude above the numbers.
-    """
-
-    nan: int
-    inf: int | None
-    least: int
-
-
-def _largest_code(form: FloatGrid) -> int:
-    """The code of the largest number of a format."""
-    mantissa, exponent = math.frexp(form.largest)
-    fraction = int((2 * mantissa - 1) * 2**form.mantissa_bit_width)
-    return (exponent - 1 + form.exponent_bias << form.mantissa_bit_width) + fraction
-
-
-def _special_codes(form: FloatGrid) -> _SpecialCodes:
-    """The codes of a format that are not numbers."""
-    top = (2**form.exponent_bit_width - 1) << form.mantissa_bit_width
-    largest = _largest_code(form)
-    # If a number has the same code, the code means the number.
-    infs = [top + int(code, 2) for code in form.inf_values or () if top + int(code, 2) > largest]
-    nans = [top + int(code, 2) for code in form.nan_values or () if top + int(code, 2) > largest]
-    return _SpecialCodes(nans[0] if nans else _sign_bit(form), infs[0] if infs else None, largest + 1)
-
-
-def _means_nan(wide: jax.Array, magnitude: jax.Array, special: _SpecialCodes, form: FloatGrid) -> jax.Array:
-    if special.nan == _sign_bit(form):
-        return (wide == special.nan) if form.signed else jnp.zeros(wide.shape, bool)
-    above = magnitude >= special.least
-    return above if special.inf is None else above & (magnitude != special.inf)
-
-
-def _sign_bit(form: FloatGrid) -> int:
-    return 1 << (form.exponent_bit_width + form.mantissa_bit_width)

@@ -12,15 +12,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.clamp import bounded
-from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.ops.power import max_int, min_int
 from jqinject.ops.sharding import taken
 from jqinject.ops.ste import nearest
@@ -28,107 +27,127 @@ from jqinject.ops.ste import nearest
 Rounding = Callable[[jax.Array], jax.Array]
 
 
-class Grid(Protocol):
-    """What can be asked of a number format; see `IntGrid`, `FloatGrid` and `TableGrid`."""
+class Grid(abc.ABC):
+    """Abstract: a number format. A format of your own derives from `Codebook`.
 
-    @property
-    def is_integer(self) -> bool:
-        """Whether its numbers are all integers of a range."""
-        ...
+    Grids are frozen dataclasses, compared by value. The fields that `learnable` names are leaves of a pytree where they
+    are arrays; all else is static.
 
-    @property
-    def is_table(self) -> bool:
-        """Whether its numbers are those of a table."""
-        ...
+    Attributes:
+        bit_width: bits of one number: an int, or an array if learned.
+        signed: whether there are numbers below 0.
+        bounds: the least and the greatest number.
+        largest: the largest magnitude.
+        storage: the dtype of a payload.
+        dtype: the JAX dtype whose numbers are exactly these; None if there is none.
+        is_integer: whether its numbers are all integers of a range.
+        is_table: whether its numbers are looked up by code.
+        learnable: names of the fields that may be arrays.
+    """
+
+    bit_width: Any
+    signed: Any
+    bounds: Any
+    largest: Any
+    storage: Any
+    dtype: Any = None
+    is_integer: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
+    learnable: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.learnable:
+            jax.tree_util.register_pytree_with_keys(cls, _flatten, partial(_unflatten, cls))
+        else:
+            jax.tree_util.register_static(cls)
 
     @property
     def is_learned(self) -> bool:
         """Whether a width is learned: an array."""
-        ...
+        return any(not isinstance(getattr(self, name), int | float) for name in self.learnable)
 
-    @property
-    def bit_width(self) -> Any:
-        """Bits of one number: an int, or an array if learned."""
-        ...
-
-    @property
-    def signed(self) -> bool:
-        """Whether there are numbers below 0."""
-        ...
-
-    @property
-    def bounds(self) -> tuple[Any, Any]:
-        """The least and the greatest number."""
-        ...
-
-    @property
-    def largest(self) -> Any:
-        """The largest magnitude."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype | None:
-        """The JAX dtype whose numbers are exactly these; None if there is none."""
-        ...
-
-    @property
-    def storage(self) -> np.dtype:
-        """The dtype of a payload."""
-        ...
-
+    @abc.abstractmethod
     def round(self, steps: jax.Array, rounding: Rounding = nearest, /) -> jax.Array:
         """Numbers of the grid, float32, clamped to its bounds; nan stays nan."""
-        ...
 
-    def encode(self, steps: jax.Array, /) -> jax.Array:
-        """The payload of numbers of the grid; no gradient."""
-        ...
+    def encode(self, steps: jax.Array) -> jax.Array:
+        """The payload of numbers of the grid, in `storage`; no gradient."""
+        return jax.lax.stop_gradient(steps).astype(self.storage)
 
-    def decode(self, payload: jax.Array, /) -> jax.Array:
+    def decode(self, payload: jax.Array) -> jax.Array:
         """The numbers of a payload, float32."""
-        ...
+        return payload.astype(jnp.float32)
 
-    def pack(self, payload: jax.Array, /) -> jax.Array:
-        """A payload of at most 8 bits in bytes, along the last axis; see `jqinject.ops.packing.pack`."""
-        ...
+    @property
+    def packed_bits(self) -> int | None:
+        """Bits that a number takes in packed bytes, 2 or 4; None if it fills whole bytes."""
+        return next((bits for bits in (2, 4) if self.bit_width <= bits), None)
 
-    def unpack(self, packed: jax.Array, shape: tuple[int, ...], /) -> jax.Array:
-        """The payload of this shape that `pack` has packed."""
-        ...
+    def pack(self, payload: jax.Array) -> jax.Array:
+        """A payload in bytes: numbers of at most 4 bits share one, along the last axis; others are left as they are.
+
+        Args:
+            payload: any shape; the last axis is padded to whole bytes.
+
+        Returns:
+            uint8, the last axis `ceil(n * packed_bits / 8)` long; a scalar gets an axis.
+
+        Example:
+            >>> IntGrid(4).pack(jnp.array([1, -1, 7], jnp.int8))
+            Array([241,   7], dtype=uint8)
+        """
+        bits = self.packed_bits
+        if bits is None:
+            return payload
+        if jnp.issubdtype(payload.dtype, jnp.floating):
+            payload = jax.lax.bitcast_convert_type(payload, f"uint{self.bit_width}")
+        raw = payload.astype(jnp.uint8).reshape(payload.shape or (1,)) & jnp.uint8(2**bits - 1)
+        share = 8 // bits
+        raw = jnp.pad(raw, [*[(0, 0)] * (raw.ndim - 1), (0, -raw.shape[-1] % share)])
+        groups = raw.reshape(*raw.shape[:-1], raw.shape[-1] // share, share)
+        packed = groups[..., 0]
+        for place in range(1, share):
+            packed = packed | (groups[..., place] << jnp.uint8(bits * place))
+        return packed
+
+    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The payload that `pack` has packed; of minifloats in less than a byte their codes, which `decode` takes too.
+
+        Args:
+            packed: uint8; or a payload of whole bytes.
+            shape: of the payload.
+
+        Example:
+            >>> grid = IntGrid(4)
+            >>> grid.unpack(grid.pack(jnp.array([1, -1, 7], jnp.int8)), (3,))
+            Array([ 1, -1,  7], dtype=int8)
+        """
+        bits = self.packed_bits
+        if bits is None:
+            return packed
+        shifts = jnp.arange(8 // bits, dtype=jnp.uint8) * jnp.uint8(bits)
+        groups = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
+        codes = groups.reshape(*packed.shape[:-1], packed.shape[-1] * shifts.size)
+        if self.is_integer and self.signed:
+            half = jnp.uint8(2 ** (bits - 1))
+            codes = jax.lax.bitcast_convert_type((codes ^ half) - half, jnp.int8)
+        return codes[..., : shape[-1]] if shape else codes[0]
 
 
-T = TypeVar("T", bound=type)
+def _flatten(grid: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    """The learned widths, with their names; and what is static."""
+    values = {field.name: getattr(grid, field.name) for field in fields(grid)}
+    learned = tuple(name for name in grid.learnable if not isinstance(values[name], int | float))
+    leaves = [(jax.tree_util.GetAttrKey(name), values.pop(name)) for name in learned]
+    return leaves, (learned, tuple(values.items()))
 
 
-def with_learned(*widths: str) -> Callable[[T], T]:
-    """Register a grid as a pytree: those of its widths that are not Python numbers are leaves, all else is static.
-
-    Args:
-        widths: names of fields.
-    """
-
-    def registered(cls: T) -> T:
-        names = [field.name for field in fields(cls)]
-
-        def flatten(grid: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-            learned = tuple(name for name in widths if not isinstance(getattr(grid, name), int | float))
-            static = tuple((name, getattr(grid, name)) for name in names if name not in learned)
-            return [(jax.tree_util.GetAttrKey(name), getattr(grid, name)) for name in learned], (
-                learned,
-                static,
-            )
-
-        def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
-            grid = object.__new__(cls)
-            learned, static = aux
-            for name, held in (*static, *zip(learned, leaves, strict=True)):
-                object.__setattr__(grid, name, held)
-            return grid
-
-        jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-        return cls
-
-    return registered
+def _unflatten(cls: type, aux: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
+    grid = object.__new__(cls)
+    learned, static = aux
+    for name, width in (*static, *zip(learned, leaves, strict=True)):
+        object.__setattr__(grid, name, width)
+    return grid
 
 
 def narrowest(bit_width: int, kind: str) -> np.dtype:
@@ -141,9 +160,8 @@ def narrowest(bit_width: int, kind: str) -> np.dtype:
     return np.dtype(next(f"{kind}{bits}" for bits in (8, 16, 32) if bit_width <= bits))
 
 
-@with_learned("bit_width")
 @dataclass(frozen=True)
-class IntGrid:
+class IntGrid(Grid):
     """The integers of a bit width.
 
     Attributes:
@@ -165,7 +183,7 @@ class IntGrid:
     signed: bool = True
     narrow_range: bool = False
     is_integer = True
-    is_table = False
+    learnable = ("bit_width",)
 
     def __post_init__(self) -> None:
         if isinstance(self.bit_width, np.integer):
@@ -179,15 +197,10 @@ class IntGrid:
                 )
 
     @property
-    def is_learned(self) -> bool:
-        """Whether the bit width is an array."""
-        return not isinstance(self.bit_width, int | float)
-
-    @property
     def bounds(self) -> tuple[Any, Any]:
         """The least and the greatest integer."""
-        given = self.signed, self.narrow_range, self.bit_width
-        return min_int(*given), max_int(*given)
+        form = self.signed, self.narrow_range, self.bit_width
+        return min_int(*form), max_int(*form)
 
     @property
     def largest(self) -> Any:
@@ -213,22 +226,6 @@ class IntGrid:
         low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
         return bounded(rounding(steps), low, high)
 
-    def encode(self, steps: jax.Array) -> jax.Array:
-        """The integers in `storage`; no gradient."""
-        return jax.lax.stop_gradient(steps).astype(self.storage)
-
-    def decode(self, payload: jax.Array) -> jax.Array:
-        """The integers in float32."""
-        return payload.astype(jnp.float32)
-
-    def pack(self, payload: jax.Array) -> jax.Array:
-        """Integers of at most 8 bits in bytes."""
-        return pack(payload, container_bits(self.bit_width))
-
-    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The integers that `pack` has packed."""
-        return unpack(packed, container_bits(self.bit_width), shape, self.signed)
-
     def __str__(self) -> str:
         return f"{self.bit_width}-bit {'signed' if self.signed else 'unsigned'} integers"
 
@@ -238,7 +235,7 @@ MOST_COMPARED = 32
 """Values of a table that each number is compared with; in larger tables the place is found by halving."""
 
 
-class Codebook(abc.ABC):
+class Codebook(Grid):
     """Numbers that are looked up by code: the base of `TableGrid`, and of a number format of your own.
 
     A format derives from it as a frozen dataclass, states `bit_width` (1 to 8) and defines `decode` and `encode`; all
@@ -259,14 +256,8 @@ class Codebook(abc.ABC):
         ((0.0, 9.0), Array([4., 9.], dtype=float32))
     """
 
-    is_integer = is_learned = False
     is_table = True
-    dtype = None
     storage = np.dtype(np.uint8)
-    bit_width: Any
-
-    def __init_subclass__(cls) -> None:
-        jax.tree_util.register_static(cls)
 
     @abc.abstractmethod
     def decode(self, payload: jax.Array) -> jax.Array:
@@ -276,10 +267,23 @@ class Codebook(abc.ABC):
     def encode(self, steps: jax.Array) -> jax.Array:
         """The codes of the nearest numbers, uint8; no gradient."""
 
-    @property
+    @cached_property
     def table(self) -> np.ndarray:
-        """The number of each code, float32, in the order of codes."""
-        return table_of(self)
+        """The number of each code, float32, in the order of codes.
+
+        Raises:
+            ValueError: the format has no 1 to 8 bits, or numbers that are not finite.
+        """
+        name, bits = type(self).__name__, self.bit_width
+        if not (isinstance(bits, int) and 1 <= bits <= 8):
+            raise ValueError(f"{name}: bit_width must be 1 to 8, got {bits!r}: codes are stored in bytes")
+        with jax.ensure_compile_time_eval():
+            table = np.asarray(self.decode(jnp.arange(2**bits, dtype=jnp.uint8)), np.float32)
+        if not np.isfinite(table).all():
+            raise ValueError(
+                f"{name}.decode: every code must stand for a finite number, got {table.tolist()!r:.120}"
+            )
+        return table
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -300,37 +304,8 @@ class Codebook(abc.ABC):
         """The nearest numbers; nan stays nan. The numbers have one way to round."""
         return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
 
-    def pack(self, payload: jax.Array) -> jax.Array:
-        """Codes in bytes."""
-        return pack(payload, container_bits(self.bit_width))
-
-    def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The codes that `pack` has packed."""
-        return unpack(packed, container_bits(self.bit_width), shape, signed=False)
-
     def __str__(self) -> str:
         return f"{self.bit_width}-bit {type(self).__name__}"
-
-
-@cache
-def table_of(grid: Codebook) -> np.ndarray:
-    """The number of each code of a format, float32.
-
-    Raises:
-        ValueError: the format has no 1 to 8 bits, or numbers that are not finite.
-    """
-    name = type(grid).__name__
-    if not (isinstance(grid.bit_width, int) and 1 <= grid.bit_width <= 8):
-        raise ValueError(
-            f"{name}: bit_width must be 1 to 8, got {grid.bit_width!r}: codes are stored in bytes"
-        )
-    with jax.ensure_compile_time_eval():
-        table = np.asarray(grid.decode(jnp.arange(2**grid.bit_width, dtype=jnp.uint8)), np.float32)
-    if not np.isfinite(table).all():
-        raise ValueError(
-            f"{name}.decode: every code must stand for a finite number, got {table.tolist()!r:.120}"
-        )
-    return table
 
 
 @dataclass(frozen=True)
@@ -372,7 +347,7 @@ class TableGrid(Codebook):
         """Bits of one index."""
         return (len(self.values) - 1).bit_length()
 
-    @property
+    @cached_property
     def table(self) -> np.ndarray:
         """The values, float32."""
         return np.asarray(self.values, np.float32)

@@ -90,18 +90,6 @@ def to_float_grid(
 
 
 @jax.custom_jvp
-def _float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    steps = divide(x, scale)
-    return jnp.where(jnp.isfinite(x), jnp.clip(steps, -_LARGEST, _LARGEST), steps)
-
-
-@_float_steps.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    (_, scale), (dx, dscale) = primals, tangents
-    steps = _float_steps(*primals)
-    return steps, (dx - steps * dscale) / scale
-
-
 def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
     """`x / scale` for a minifloat; finite numbers stay finite: one that is too large saturates, an infinity does not.
 
@@ -116,7 +104,15 @@ def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
         >>> float_steps(jnp.array([3e38, jnp.inf]), jnp.float32(1e-3)).tolist()
         [3.4028234663852886e+38, inf]
     """
-    return _float_steps(x, scale)
+    steps = divide(x, scale)
+    return jnp.where(jnp.isfinite(x), jnp.clip(steps, -_LARGEST, _LARGEST), steps)
+
+
+@float_steps.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (_, scale), (dx, dscale) = primals, tangents
+    steps = float_steps(*primals)
+    return steps, (dx - steps * dscale) / scale
 
 
 def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -152,13 +148,16 @@ def max_mantissa(mantissa_bit_width: Any) -> Any:
     return 2.0 - exp2(-mantissa_bit_width)
 
 
-def max_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
-    """The largest number of a minifloat all of whose codes are numbers: `max_mantissa * 2**(2**e - 1 - bias)`.
+def max_float(
+    exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, max_available_float: float | None = None
+) -> Any:
+    """The largest number of a minifloat: `max_mantissa * 2**(2**e - 1 - bias)`, at most `max_available_float`.
 
     Args:
         exponent_bit_width: e.
         max_mantissa: the largest mantissa, including the implicit 1; see `ops.max_mantissa`.
         exponent_bias: subtracted from the exponent field.
+        max_available_float: the largest number; None if all codes are numbers.
 
     Returns:
         A Python float if all are Python numbers, else a float32 array, differentiable.
@@ -167,10 +166,13 @@ def max_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) ->
         >>> max_float(4, 1.875, 7), max_float(2, 1.5, 1)
         (480.0, 6.0)
     """
-    if all(isinstance(given, int | float) for given in (exponent_bit_width, max_mantissa, exponent_bias)):
-        return math.ldexp(max_mantissa, 2**exponent_bit_width - 1 - int(exponent_bias))
-    largest = 2**exponent_bit_width if isinstance(exponent_bit_width, int) else exp2(exponent_bit_width)
-    return max_mantissa * exp2(largest - 1.0 - exponent_bias)
+    end = math.inf if max_available_float is None else max_available_float
+    if all(isinstance(width, int | float) for width in (exponent_bit_width, max_mantissa, exponent_bias)):
+        exponent = 2**exponent_bit_width - 1 - int(exponent_bias)
+        return min(math.ldexp(max_mantissa, exponent) if exponent < 1024 else math.inf, end)
+    fields = 2**exponent_bit_width if isinstance(exponent_bit_width, int) else exp2(exponent_bit_width)
+    largest = max_mantissa * exp2(fields - 1.0 - exponent_bias)
+    return largest if max_available_float is None else jnp.minimum(largest, end)
 
 
 def max_available_float(
@@ -203,13 +205,10 @@ def max_available_float(
     """
     check_codes(mantissa_bit_width, inf_values, nan_values, saturating)
     codes = [int(code, 2) for code in (*(nan_values or ()), *(inf_values or ()))]
-    top = 2**exponent_bit_width - 1 - exponent_bias
     steps = 2**mantissa_bit_width
-    if not codes:
-        return math.ldexp(2 * steps - 1, top - mantissa_bit_width)
-    if min(codes) == 0:  # the largest exponent has no numbers left
-        return math.ldexp(2 * steps - 1, top - 1 - mantissa_bit_width)
-    return math.ldexp(steps + min(codes) - 1, top - mantissa_bit_width)
+    last = (2**exponent_bit_width - 1) * steps + min(codes, default=steps) - 1
+    field, fraction = divmod(last, steps)
+    return math.ldexp(steps + fraction, field - exponent_bias - mantissa_bit_width)
 
 
 def check_codes(

@@ -14,14 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.sharding import max_over, names_of, varying_axes
 
-AMAX, SEEN, SCALE = 0, 1, 2
-"""What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""
-SLOT_SIZE = 3
+SLOT_SIZE = 2
+"""What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none."""
 
 
 @jax.custom_batching.custom_vmap
@@ -81,12 +79,6 @@ def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
 @mapped_beside.defjvp
 def _mapped_beside_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> Any:
     return mapped_beside(*primals), tangents[0]
-
-
-def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
-    """The report of a tensor: `(amax, 1, scale)` along a new last axis."""
-    one = jnp.broadcast_to(np.float32(1), amax.shape)
-    return jnp.stack([amax, one, jnp.broadcast_to(scale, amax.shape)], axis=-1)
 
 
 def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Pack codes of few bits into bytes, and save them for the backward pass.
+"""Save numbers of few bits for the backward pass.
 
 Rematerialisation keeps the arrays that its policy names and recomputes the rest. Here the name is on a payload packed
 into unsigned integers: integers have no cotangent, so the payload is not differentiated, and later values are
@@ -80,76 +80,14 @@ def _bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(dtype).bits}"))
 
 
-def container_bits(bit_width: int) -> int:
-    """Bits that one number takes when packed: 2, 4 or 8.
-
-    Example:
-        >>> [container_bits(bits) for bits in (1, 2, 3, 4, 5, 8)]
-        [2, 2, 4, 4, 8, 8]
-    """
-    return next(bits for bits in (2, 4, 8) if bit_width <= bits)
-
-
-def pack(payload: jax.Array, bits: int) -> jax.Array:
-    """Integers of at most `bits` bits in two's complement, `8 / bits` of them in a uint8, along the last axis.
-
-    Args:
-        payload: int8 or uint8, any shape; the last axis is padded to whole bytes.
-        bits: 2, 4 or 8.
-
-    Returns:
-        uint8, the last axis `ceil(n * bits / 8)` long; a scalar gets an axis.
-
-    Example:
-        >>> pack(jnp.array([1, -1, 7], jnp.int8), 4)
-        Array([241,   7], dtype=uint8)
-    """
-    raw = payload.astype(jnp.uint8).reshape(payload.shape or (1,))
-    share = 8 // bits
-    if share == 1:
-        return raw
-    raw = raw & jnp.uint8(2**bits - 1)
-    length = -(-raw.shape[-1] // share) * share
-    raw = jnp.pad(raw, [(0, 0)] * (raw.ndim - 1) + [(0, length - raw.shape[-1])])
-    groups = raw.reshape(*raw.shape[:-1], length // share, share)
-    packed = groups[..., 0]
-    for place in range(1, share):
-        packed = packed | (groups[..., place] << jnp.uint8(bits * place))
-    return packed
-
-
-def unpack(packed: jax.Array, bits: int, shape: tuple[int, ...], signed: bool) -> jax.Array:
-    """The integers that `pack` has packed, as int8, or as uint8 if they are unsigned.
-
-    Args:
-        packed: uint8.
-        bits: as given to `pack`.
-        shape: shape of the payload.
-        signed: whether its highest bit is a sign.
-
-    Example:
-        >>> unpack(pack(jnp.array([1, -1, 7], jnp.int8), 4), 4, (3,), True)
-        Array([ 1, -1,  7], dtype=int8)
-    """
-    share = 8 // bits
-    if share > 1:
-        shifts = jnp.arange(share, dtype=jnp.uint8) * jnp.uint8(bits)
-        groups = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
-        packed = groups.reshape(*packed.shape[:-1], packed.shape[-1] * share)
-    if signed:
-        half = jnp.uint8(2 ** (bits - 1))
-        packed = jax.lax.bitcast_convert_type((packed ^ half) - half, jnp.int8)
-    return packed[..., : shape[-1]] if shape else packed[0]
-
-
 _PLACES = np.array([0, 4], np.uint8)
 
 
 def pack_halves(codes: jax.Array, axis: int) -> jax.Array:
     """Codes of at most 4 bits, two in a byte: those of an axis's first half low, those of its second half high.
 
-    Unlike `pack`, which takes neighbours of the last axis, it leaves the other axes as they lie, which compiled loops
-    like.
+    Unlike `Grid.pack`, which takes neighbours of the last axis, it leaves the other axes as they lie, which compiled
+    loops like.
 
     Args:
         codes: unsigned integers below 16, with at least one axis.
@@ -213,68 +151,33 @@ def _with_first_gradient_of_jvp(primals: tuple[jax.Array, jax.Array], tangents: 
     return primals[0], tangents[1]
 
 
-def saved_integers(
-    x: jax.Array, payload: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: int, signed: bool
+def saved(
+    x: jax.Array, payload: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: Any
 ) -> jax.Array:
-    """`(payload - zero_point) * scale`, kept for the backward pass as packed payload, scale and zero point.
+    """`(number - zero_point) * scale`, kept for the backward pass as packed payload, scale and zero point.
 
     Args:
         x: the float array that the payload was made from; it receives the gradient, everywhere.
-        payload: int8 or uint8 of the shape of `x`.
-        scale: float per integer step, broadcasts to `x`; no gradient.
-        zero_point: the integer that stands for 0, broadcasts to `x`; no gradient.
-        bit_width: at most 8.
-        signed: whether the integers have a sign.
-
-    Returns:
-        An array of the shape and dtype of `x`.
-    """
-    bits = container_bits(bit_width)
-    packed = checkpoint_name(pack(payload, bits), PAYLOAD)
-    scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
-    zero_point = checkpoint_name(jax.lax.stop_gradient(zero_point), ZERO_POINT)
-    value = (unpack(packed, bits, payload.shape, signed).astype(jnp.float32) - zero_point) * scale
-    return _with_first_gradient_of(value.reshape(x.shape).astype(x.dtype), x)
-
-
-def saved_codes(x: jax.Array, codes: jax.Array, scale: jax.Array, form: Any) -> jax.Array:
-    """`minifloat * scale`, kept for the backward pass as the packed codes of the minifloats and the scale.
-
-    Args:
-        x: the float array that the codes were made from; it receives the gradient, everywhere.
-        codes: unsigned integers of the shape of `x`, of a format of at most 8 bits.
-        scale: float per step of the minifloat, broadcasts to `x`; no gradient.
-        form: the format of the codes.
-
-    Returns:
-        An array of the shape and dtype of `x`.
-    """
-    bits = container_bits(form.bit_width)
-    packed = checkpoint_name(pack(jax.lax.stop_gradient(codes), bits), PAYLOAD)
-    scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
-    value = form.decode(unpack(packed, bits, codes.shape, False)) * scale
-    return _with_first_gradient_of(value.reshape(x.shape).astype(x.dtype), x)
-
-
-def saved_floats(x: jax.Array, payload: jax.Array, scale: jax.Array) -> jax.Array:
-    """`payload * scale`, kept for the backward pass as the payload's bits and the scale.
-
-    Args:
-        x: the float array that the payload was made from; it receives the gradient, everywhere.
-        payload: an 8-bit float array of the shape of `x`.
-        scale: float per step, broadcasts to `x`; no gradient.
+        payload: of the shape of `x`, as `grid.pack` takes it.
+        scale: float per step of the grid, broadcasts to `x`; no gradient.
+        zero_point: the number that stands for 0, broadcasts to `x`, no gradient; None for 0.
+        grid: the number format, of at most 8 bits.
 
     Returns:
         An array of the shape and dtype of `x`.
 
     Example:
-        >>> x = jnp.array([1.1, 3.0])
-        >>> saved_floats(x, x.astype(jnp.float8_e5m2), jnp.float32(1))
+        >>> from jqinject.ops import FloatGrid
+        >>> x, grid = jnp.array([1.1, 3.0]), FloatGrid.of_dtype(jnp.float8_e5m2)
+        >>> saved(x, grid.encode(x), jnp.float32(1), None, grid)
         Array([1., 3.], dtype=float32)
     """
-    again = checkpoint_name(as_bits(payload), PAYLOAD).floats()
+    packed = checkpoint_name(as_bits(grid.pack(jax.lax.stop_gradient(payload))), PAYLOAD).floats()
     scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
-    return _with_first_gradient_of((again.astype(jnp.float32) * scale).astype(x.dtype), x)
+    numbers = grid.decode(grid.unpack(packed, payload.shape))
+    if zero_point is not None:
+        numbers = numbers - checkpoint_name(jax.lax.stop_gradient(zero_point), ZERO_POINT)
+    return _with_first_gradient_of((numbers * scale).reshape(x.shape).astype(x.dtype), x)
 
 
 def to_bfloat16_stochastically(x: jax.Array, key: jax.Array) -> jax.Array:

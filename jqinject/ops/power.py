@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial, reduce
+from operator import add
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
@@ -57,11 +59,7 @@ def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         >>> above(jnp.float32(-2)), str(jax.make_jaxpr(above)(1.0).eqns[0].primitive)
         (Array(3., dtype=float32), 'abs')
     """
-
-    def compiled(function: Callable[P, R]) -> Callable[P, R]:
-        return cast(Callable[P, R], jax.jit(function, inline=True, static_argnames=static))
-
-    return compiled
+    return cast(Any, partial(jax.jit, inline=True, static_argnames=static))
 
 
 _LN2 = math.log(2.0)
@@ -293,31 +291,19 @@ def ordered_sum(x: jax.Array) -> jax.Array:
     rest = flat[vectors * LANES :]
     lanes = flat[: vectors * LANES].reshape(vectors, LANES)
     whole = vectors // ROWS * ROWS
-    rows = _levels(lanes[:whole].reshape(-1, ROWS, LANES))
-    by_lane = rows[0]
-    for vector in (*lanes[whole:], *rows[1:]):
-        by_lane = by_lane + vector
-    total = jnp.zeros((), x.dtype)
-    for number in (*rest, *by_lane):
-        total = total + number
-    return total
+    first, *others = _levels(lanes[:whole].reshape(-1, ROWS, LANES))
+    by_lane = reduce(add, (*lanes[whole:], *others), first)
+    return reduce(add, (*rest, *by_lane), jnp.zeros((), x.dtype))
 
 
 def _levels(rows: jax.Array) -> jax.Array:
     """Add sixteen rows, then sixteen such sums, and so on; the remainder at each level comes last."""
     blocks = rows.shape[0] // STEP
-    total = _one_by_one(rows[blocks * STEP :])
+    total = reduce(add, rows[blocks * STEP :], jnp.zeros((ROWS, LANES), rows.dtype))
     if not blocks:
         return total
-    sums = _one_by_one(jnp.swapaxes(rows[: blocks * STEP].reshape(blocks, STEP, ROWS, LANES), 0, 1))
-    return total + _levels(sums)
-
-
-def _one_by_one(rows: jax.Array) -> jax.Array:
-    total = jnp.zeros(rows.shape[1:], rows.dtype)
-    for row in rows:
-        total = total + row
-    return total
+    steps = jnp.swapaxes(rows[: blocks * STEP].reshape(blocks, STEP, ROWS, LANES), 0, 1)
+    return total + _levels(reduce(add, steps, jnp.zeros((blocks, ROWS, LANES), rows.dtype)))
 
 
 def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:

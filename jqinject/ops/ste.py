@@ -46,12 +46,7 @@ def straight_through(function: Elementwise) -> Elementwise:
 
     forward = jax.custom_jvp(function)
     forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0]))
-
-    @wraps(function)
-    def wrapped(x: ArrayLike) -> jax.Array:
-        return forward(x)
-
-    return wrapped
+    return wraps(function)(lambda x: forward(x))  # a function, so that it pickles by its name
 
 
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -175,16 +170,6 @@ def ternary_sign_ste(x: ArrayLike) -> jax.Array:
 
 
 @jax.custom_jvp
-def _abs_binary_sign(x: jax.Array) -> jax.Array:
-    return jnp.abs(x)
-
-
-@_abs_binary_sign.defjvp
-def _(primals, tangents):
-    (x,), (t,) = primals, tangents
-    return _abs_binary_sign(x), jax.lax.select(x >= 0, t, -t)
-
-
 def abs_binary_sign_grad(x: ArrayLike) -> jax.Array:
     """Absolute value whose gradient at 0 is +1 (that of `jnp.abs` is 0, which would freeze a scale that
     reaches 0).
@@ -193,20 +178,16 @@ def abs_binary_sign_grad(x: ArrayLike) -> jax.Array:
         >>> jax.grad(abs_binary_sign_grad)(0.0)
         Array(1., dtype=float32, weak_type=True)
     """
-    return _abs_binary_sign(x)
+    return jnp.abs(x)
+
+
+@abs_binary_sign_grad.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return abs_binary_sign_grad(x), jax.lax.select(x >= 0, t, -t)
 
 
 @jax.custom_jvp
-def _take_gradient_of(value: jax.Array, source: jax.Array) -> jax.Array:
-    del source
-    return value
-
-
-@_take_gradient_of.defjvp
-def _(primals, tangents):
-    return _take_gradient_of(*primals), tangents[1]
-
-
 def with_gradient_of(source: jax.Array, value: jax.Array) -> jax.Array:
     """The number `value`, bit for bit, with the gradient of `source`.
 
@@ -224,29 +205,13 @@ def with_gradient_of(source: jax.Array, value: jax.Array) -> jax.Array:
         >>> jax.value_and_grad(lambda p: 3 * with_gradient_of(p, jnp.float32(7)))(jnp.float32(1))
         (Array(21., dtype=float32), Array(3., dtype=float32))
     """
-    return _take_gradient_of(value, source)
-
-
-@jax.custom_jvp
-def _pass_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-    del x, mask
     return value
 
 
-@_pass_where.defjvp
-def _(primals, tangents):
-    y, mask, tangent = _pass_where(*primals), primals[2], tangents[0]
-    if mask.ndim == 0 or is_split(mask):
-        return y, jnp.where(mask, tangent, 0)
-    # So a backward pass keeps a bit of each number.
-    return y, jax.checkpoint(_where_bits)(jnp.packbits(mask, axis=-1), tangent)
+with_gradient_of.defjvp(lambda primals, tangents: (with_gradient_of(*primals), tangents[0]))
 
 
-def _where_bits(bits: jax.Array, tangent: jax.Array) -> jax.Array:
-    mask = jnp.unpackbits(bits, axis=-1, count=tangent.shape[-1])
-    return jnp.where(mask.astype(jnp.bool_), tangent, 0)
-
-
+@jax.custom_jvp
 def with_gradient_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
     """The number `value`, with the gradient 1 of `x` where `mask` is True, else 0.
 
@@ -260,18 +225,21 @@ def with_gradient_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.
         >>> jax.value_and_grad(f)(jnp.array([0.6, 1.6]))
         (Array(3., dtype=float32), Array([1., 0.], dtype=float32))
     """
-    return _pass_where(x, value, mask)
+    return value
 
 
-@jax.custom_jvp
-def _select_probabilistic(x: jax.Array, uniform: jax.Array) -> jax.Array:
-    low = jnp.floor(x)
-    return jnp.where(uniform < x - low, low + 1, low)
-
-
-@_select_probabilistic.defjvp
+@with_gradient_where.defjvp
 def _(primals, tangents):
-    return _select_probabilistic(*primals), tangents[0]
+    y, mask, tangent = with_gradient_where(*primals), primals[2], tangents[0]
+    if mask.ndim == 0 or is_split(mask):
+        return y, jnp.where(mask, tangent, 0)
+    # So a backward pass keeps a bit of each number.
+    return y, jax.checkpoint(_where_bits)(jnp.packbits(mask, axis=-1), tangent)
+
+
+def _where_bits(bits: jax.Array, tangent: jax.Array) -> jax.Array:
+    mask = jnp.unpackbits(bits, axis=-1, count=tangent.shape[-1])
+    return jnp.where(mask.astype(jnp.bool_), tangent, 0)
 
 
 def stochastic_round_ste(
@@ -296,9 +264,13 @@ def stochastic_round_ste(
     x = jnp.asarray(x)
     shared = {axis % x.ndim for axis in shared_axes}
     shape = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
-    if random_bits == 32:
-        return _select_probabilistic(x, jax.random.uniform(key, shape, x.dtype))
-    return _select_probabilistic(x, uniform16(key, shape).astype(x.dtype))
+    drawn = (
+        jax.random.uniform(key, shape, x.dtype)
+        if random_bits == 32
+        else uniform16(key, shape).astype(x.dtype)
+    )
+    low = jnp.floor(x)
+    return with_gradient_of(x, jnp.where(drawn < x - low, low + 1, low))
 
 
 def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

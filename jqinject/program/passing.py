@@ -15,8 +15,7 @@ import jax
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.stored_numbers import stored_in
 from jqinject.quant_tensor import (
-    FloatQuantTensor,
-    IntQuantTensor,
+    as_array,
     is_grouped,
     is_quantized,
     on_integers,
@@ -136,14 +135,12 @@ def _weight_taken_apart(x: Tracked) -> Passed:
 
 def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
     """The arrays of a quantized tensor without groups, by name; None if its format is not known here."""
-    stored = (on_integers(tensor) or on_minifloats(tensor)) and tensor.is_stored
-    numbers: Any
+    stored = is_quantized(tensor) and tensor.is_stored
+    numbers: Any = tensor.kept_payload if stored else as_array(tensor)
     if on_integers(tensor):
-        numbers = tensor.payload if stored else tensor.value
         found = {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
         return found if stored or tensor.payload is None else {**found, "payload": tensor.payload}
     if on_minifloats(tensor) or on_table(tensor):
-        numbers = tensor.payload() if stored else tensor.value
         return {"numbers": numbers, "scale": tensor.scale}
     return None
 
@@ -152,12 +149,7 @@ def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
     """A tensor of the same format with other arrays; the inverse of `_numbers`."""
     array, payload = numbers["numbers"], numbers.get("payload")
     metadata = {name: x for name, x in numbers.items() if name not in ("numbers", "payload")}
-    if on_integers(like) and like.is_stored:
-        assert isinstance(like.bit_width, int), "stored with known bits"
-        return IntQuantTensor.stored(
-            array, metadata["scale"], metadata["zero_point"], like.bit_width, like.signed, like.dtype
-        )
-    if on_minifloats(like) and like.is_stored:
-        return FloatQuantTensor.stored(array, metadata["scale"], like.dtype)
+    if like.is_stored:
+        return type(like).stored(array, metadata["scale"], metadata.get("zero_point"), like.grid, like.dtype)
     made = like.set(value=array, **metadata)
     return made.keeping(payload) if payload is not None and on_integers(made) else made

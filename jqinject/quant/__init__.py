@@ -4,10 +4,11 @@ Names read: number format, `Dynamic` if the scale is that of the tensor at hand,
 scale comes from or which values it takes, method. `docs/which-quantizer.md` has the rule.
 """
 
-# ruff: noqa: I001
+# ruff: noqa: I001, F403
 # fmt: off
+# a module that is taken over as it stands has nothing but ready-made quantizers
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+import typing as _typing
 
 from jqinject.inject.errors import did_you_mean as _did_you_mean
 from jqinject.proxy import QuantizerLike as QuantizerLike
@@ -127,99 +128,8 @@ from jqinject.quant.minifloat.blocks import (
     NVFP4TrainingWeight as NVFP4TrainingWeight, NVFP4Weight as NVFP4Weight,
     ShiftedMXUInt8Weight as ShiftedMXUInt8Weight, ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE,
 )
-from jqinject.quant.minifloat.float8 import (
-    Fp8e4m3ActPerTensorCurrent as Fp8e4m3ActPerTensorCurrent, Fp8e4m3ActPerTensorDelayed as Fp8e4m3ActPerTensorDelayed,
-    Fp8e4m3FNUZActPerTensorCurrent as Fp8e4m3FNUZActPerTensorCurrent,
-    Fp8e4m3FNUZActPerTensorDelayed as Fp8e4m3FNUZActPerTensorDelayed,
-    Fp8e4m3FNUZGradPerTensorCurrent as Fp8e4m3FNUZGradPerTensorCurrent,
-    Fp8e4m3FNUZGradPerTensorDelayed as Fp8e4m3FNUZGradPerTensorDelayed,
-    Fp8e4m3FNUZWeightPerChannelCurrent as Fp8e4m3FNUZWeightPerChannelCurrent,
-    Fp8e4m3FNUZWeightPerChannelDelayed as Fp8e4m3FNUZWeightPerChannelDelayed,
-    Fp8e4m3FNUZWeightPerTensorCurrent as Fp8e4m3FNUZWeightPerTensorCurrent,
-    Fp8e4m3FNUZWeightPerTensorDelayed as Fp8e4m3FNUZWeightPerTensorDelayed,
-    Fp8e4m3GradPerTensorCurrent as Fp8e4m3GradPerTensorCurrent,
-    Fp8e4m3GradPerTensorDelayed as Fp8e4m3GradPerTensorDelayed,
-    Fp8e4m3WeightPerChannelCurrent as Fp8e4m3WeightPerChannelCurrent,
-    Fp8e4m3WeightPerChannelDelayed as Fp8e4m3WeightPerChannelDelayed,
-    Fp8e4m3WeightPerTensorCurrent as Fp8e4m3WeightPerTensorCurrent,
-    Fp8e4m3WeightPerTensorDelayed as Fp8e4m3WeightPerTensorDelayed,
-    Fp8e5m2FNUZGradPerTensorCurrent as Fp8e5m2FNUZGradPerTensorCurrent,
-    Fp8e5m2FNUZGradPerTensorDelayed as Fp8e5m2FNUZGradPerTensorDelayed,
-    Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerTensorCurrent,
-    Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed,
-)
-from jqinject.quant.minifloat.scaled_float import (
-    Fp4e2m1OCPAct as Fp4e2m1OCPAct, Fp4e2m1OCPActPerTensorFloat as Fp4e2m1OCPActPerTensorFloat,
-    Fp4e2m1OCPWeight as Fp4e2m1OCPWeight, Fp4e2m1OCPWeightPerChannelFloat as Fp4e2m1OCPWeightPerChannelFloat,
-    Fp4e2m1OCPWeightPerTensorFloat as Fp4e2m1OCPWeightPerTensorFloat, Fp6e2m3OCPAct as Fp6e2m3OCPAct,
-    Fp6e2m3OCPActPerTensorFloat as Fp6e2m3OCPActPerTensorFloat, Fp6e2m3OCPWeight as Fp6e2m3OCPWeight,
-    Fp6e2m3OCPWeightPerChannelFloat as Fp6e2m3OCPWeightPerChannelFloat,
-    Fp6e2m3OCPWeightPerTensorFloat as Fp6e2m3OCPWeightPerTensorFloat, Fp6e3m2OCPAct as Fp6e3m2OCPAct,
-    Fp6e3m2OCPActPerTensorFloat as Fp6e3m2OCPActPerTensorFloat, Fp6e3m2OCPWeight as Fp6e3m2OCPWeight,
-    Fp6e3m2OCPWeightPerChannelFloat as Fp6e3m2OCPWeightPerChannelFloat,
-    Fp6e3m2OCPWeightPerTensorFloat as Fp6e3m2OCPWeightPerTensorFloat, Fp8e4m3Act as Fp8e4m3Act,
-    Fp8e4m3ActPerChannelFloat2d as Fp8e4m3ActPerChannelFloat2d,
-    Fp8e4m3ActPerChannelFloat2dMSE as Fp8e4m3ActPerChannelFloat2dMSE,
-    Fp8e4m3ActPerTensorFloat as Fp8e4m3ActPerTensorFloat, Fp8e4m3ActPerTensorFloatMSE as Fp8e4m3ActPerTensorFloatMSE,
-    Fp8e4m3DynamicActPerGroupFloat as Fp8e4m3DynamicActPerGroupFloat, Fp8e4m3FNUZAct as Fp8e4m3FNUZAct,
-    Fp8e4m3FNUZActPerTensorFloat as Fp8e4m3FNUZActPerTensorFloat,
-    Fp8e4m3FNUZActPerTensorFloatMSE as Fp8e4m3FNUZActPerTensorFloatMSE,
-    Fp8e4m3FNUZDynamicActPerRowFloat as Fp8e4m3FNUZDynamicActPerRowFloat,
-    Fp8e4m3FNUZDynamicActPerTensorFloat as Fp8e4m3FNUZDynamicActPerTensorFloat, Fp8e4m3FNUZWeight as Fp8e4m3FNUZWeight,
-    Fp8e4m3FNUZWeightPerChannelFloat as Fp8e4m3FNUZWeightPerChannelFloat,
-    Fp8e4m3FNUZWeightPerChannelFloatMSE as Fp8e4m3FNUZWeightPerChannelFloatMSE,
-    Fp8e4m3FNUZWeightPerTensorFloat as Fp8e4m3FNUZWeightPerTensorFloat,
-    Fp8e4m3FNUZWeightPerTensorFloatMSE as Fp8e4m3FNUZWeightPerTensorFloatMSE, Fp8e4m3OCPAct as Fp8e4m3OCPAct,
-    Fp8e4m3OCPActPerTensorFloat as Fp8e4m3OCPActPerTensorFloat,
-    Fp8e4m3OCPActPerTensorFloatMSE as Fp8e4m3OCPActPerTensorFloatMSE,
-    Fp8e4m3OCPDynamicActPerGroupFloat as Fp8e4m3OCPDynamicActPerGroupFloat,
-    Fp8e4m3OCPDynamicActPerRowFixedPoint as Fp8e4m3OCPDynamicActPerRowFixedPoint,
-    Fp8e4m3OCPDynamicActPerRowFloat as Fp8e4m3OCPDynamicActPerRowFloat,
-    Fp8e4m3OCPDynamicActPerTensorFloat as Fp8e4m3OCPDynamicActPerTensorFloat, Fp8e4m3OCPWeight as Fp8e4m3OCPWeight,
-    Fp8e4m3OCPWeightPerChannelFloat as Fp8e4m3OCPWeightPerChannelFloat,
-    Fp8e4m3OCPWeightPerChannelFloatMSE as Fp8e4m3OCPWeightPerChannelFloatMSE,
-    Fp8e4m3OCPWeightPerTensorFloat as Fp8e4m3OCPWeightPerTensorFloat,
-    Fp8e4m3OCPWeightPerTensorFloatMSE as Fp8e4m3OCPWeightPerTensorFloatMSE,
-    Fp8e4m3OCPWeightSymmetricGroupQuant as Fp8e4m3OCPWeightSymmetricGroupQuant, Fp8e4m3Weight as Fp8e4m3Weight,
-    Fp8e4m3WeightPerChannelFloat as Fp8e4m3WeightPerChannelFloat,
-    Fp8e4m3WeightPerChannelFloatMSE as Fp8e4m3WeightPerChannelFloatMSE,
-    Fp8e4m3WeightPerTensorFloat as Fp8e4m3WeightPerTensorFloat,
-    Fp8e4m3WeightPerTensorFloatMSE as Fp8e4m3WeightPerTensorFloatMSE,
-    Fp8e4m3WeightSymmetricGroupQuant as Fp8e4m3WeightSymmetricGroupQuant, Fp8e5m2Act as Fp8e5m2Act,
-    Fp8e5m2ActPerChannelFloat2d as Fp8e5m2ActPerChannelFloat2d,
-    Fp8e5m2ActPerChannelFloat2dMSE as Fp8e5m2ActPerChannelFloat2dMSE,
-    Fp8e5m2ActPerTensorFloat as Fp8e5m2ActPerTensorFloat, Fp8e5m2ActPerTensorFloatMSE as Fp8e5m2ActPerTensorFloatMSE,
-    Fp8e5m2FNUZAct as Fp8e5m2FNUZAct, Fp8e5m2FNUZActPerTensorFloat as Fp8e5m2FNUZActPerTensorFloat,
-    Fp8e5m2FNUZActPerTensorFloatMSE as Fp8e5m2FNUZActPerTensorFloatMSE, Fp8e5m2FNUZWeight as Fp8e5m2FNUZWeight,
-    Fp8e5m2FNUZWeightPerChannelFloat as Fp8e5m2FNUZWeightPerChannelFloat,
-    Fp8e5m2FNUZWeightPerChannelFloatMSE as Fp8e5m2FNUZWeightPerChannelFloatMSE,
-    Fp8e5m2FNUZWeightPerTensorFloat as Fp8e5m2FNUZWeightPerTensorFloat,
-    Fp8e5m2FNUZWeightPerTensorFloatMSE as Fp8e5m2FNUZWeightPerTensorFloatMSE, Fp8e5m2OCPAct as Fp8e5m2OCPAct,
-    Fp8e5m2OCPActPerTensorFloat as Fp8e5m2OCPActPerTensorFloat,
-    Fp8e5m2OCPActPerTensorFloatMSE as Fp8e5m2OCPActPerTensorFloatMSE, Fp8e5m2OCPWeight as Fp8e5m2OCPWeight,
-    Fp8e5m2OCPWeightPerChannelFloat as Fp8e5m2OCPWeightPerChannelFloat,
-    Fp8e5m2OCPWeightPerChannelFloatMSE as Fp8e5m2OCPWeightPerChannelFloatMSE,
-    Fp8e5m2OCPWeightPerTensorFloat as Fp8e5m2OCPWeightPerTensorFloat,
-    Fp8e5m2OCPWeightPerTensorFloatMSE as Fp8e5m2OCPWeightPerTensorFloatMSE, Fp8e5m2Weight as Fp8e5m2Weight,
-    Fp8e5m2WeightPerChannelFloat as Fp8e5m2WeightPerChannelFloat,
-    Fp8e5m2WeightPerChannelFloatMSE as Fp8e5m2WeightPerChannelFloatMSE,
-    Fp8e5m2WeightPerTensorFloat as Fp8e5m2WeightPerTensorFloat,
-    Fp8e5m2WeightPerTensorFloatMSE as Fp8e5m2WeightPerTensorFloatMSE, FpFNUZAct as FpFNUZAct,
-    FpFNUZActPerChannelFloat2d as FpFNUZActPerChannelFloat2d,
-    FpFNUZActPerChannelFloat2dMSE as FpFNUZActPerChannelFloat2dMSE, FpFNUZActPerTensorFloat as FpFNUZActPerTensorFloat,
-    FpFNUZActPerTensorFloatMSE as FpFNUZActPerTensorFloatMSE, FpFNUZWeight as FpFNUZWeight,
-    FpFNUZWeightPerChannelFloat as FpFNUZWeightPerChannelFloat,
-    FpFNUZWeightPerChannelFloatMSE as FpFNUZWeightPerChannelFloatMSE,
-    FpFNUZWeightPerTensorFloat as FpFNUZWeightPerTensorFloat,
-    FpFNUZWeightPerTensorFloatMSE as FpFNUZWeightPerTensorFloatMSE, FpOCPAct as FpOCPAct,
-    FpOCPActPerChannelFloat2d as FpOCPActPerChannelFloat2d,
-    FpOCPActPerChannelFloat2dMSE as FpOCPActPerChannelFloat2dMSE, FpOCPActPerTensorFloat as FpOCPActPerTensorFloat,
-    FpOCPActPerTensorFloatMSE as FpOCPActPerTensorFloatMSE, FpOCPWeight as FpOCPWeight,
-    FpOCPWeightPerChannelFloat as FpOCPWeightPerChannelFloat,
-    FpOCPWeightPerChannelFloatMSE as FpOCPWeightPerChannelFloatMSE,
-    FpOCPWeightPerTensorFloat as FpOCPWeightPerTensorFloat,
-    FpOCPWeightPerTensorFloatMSE as FpOCPWeightPerTensorFloatMSE,
-)
+from jqinject.quant.minifloat.float8 import *
+from jqinject.quant.minifloat.scaled_float import *
 from jqinject.quant.solver.roles import (
     NoneActQuant as NoneActQuant, NoneBiasQuant as NoneBiasQuant, NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
@@ -239,9 +149,9 @@ from jqinject.quant.training import (
 
 # fmt: on
 
-if not _TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 
-    def __getattr__(name: str) -> _Any:
+    def __getattr__(name: str) -> _typing.Any:
         near = "" if name.startswith("_") else _did_you_mean(name, __dir__())
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}", name=name

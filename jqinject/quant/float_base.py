@@ -6,32 +6,27 @@ A quantizer lists a format (`Fp8e4m3Mixin`, ...), perhaps codes for inf and nan 
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import max_available_float as largest_below_codes
 from jqinject.quant import enums
-from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
-from jqinject.quant.solver.solve_components import selected
+from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
+from jqinject.quant.solver.solve_components import BIT_WIDTH_IMPL, selected
 
-EXPONENT_WIDTH_IMPL = {
-    enums.BitWidthImplType.CONST: core.ExponentWidthConst,
-    enums.BitWidthImplType.PARAMETER: core.BitWidthParameter,
-    enums.BitWidthImplType.STATEFUL_CONST: core.BitWidthStatefulConst,
+EXPONENT_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.ExponentWidthConst}
+MANTISSA_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
+# known beforehand where the mantissa's bits are
+MAX_MANTISSA = dict.fromkeys(BIT_WIDTH_IMPL, core.ComputeMaxMantissa) | {
+    enums.BitWidthImplType.CONST: core.StaticMaxMantissa
 }
-MANTISSA_WIDTH_IMPL = EXPONENT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
 # (bits, mantissa bits, exponent bits) -> mantissas that mean inf, and nan, with the largest exponent
 OCP_CODES = {
     (8, 3, 4): (None, ("111",)),
     (8, 2, 5): (("00",), ("01", "11", "10")),
 }
 NO_CODES = (None, None)
-
-
-MAX_MANTISSA = {
-    enums.BitWidthImplType.CONST: core.StaticMaxMantissa,  # known beforehand where the mantissa's bits are
-    enums.BitWidthImplType.PARAMETER: core.ComputeMaxMantissa,
-    enums.BitWidthImplType.STATEFUL_CONST: core.ComputeMaxMantissa,
-}
 
 
 def _codes(index: int) -> Any:
@@ -64,7 +59,7 @@ class FloatBase(ExtendedInjector):
 
     tensor_quant = core.FloatQuant
     scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
-    signed = True
+    signed = saturating = True
     float_to_int_impl_type = enums.FloatToIntImplType.ROUND
     scaling_min_val = 1e-10
     float_clamp_impl = core.FloatClamp
@@ -107,39 +102,40 @@ class ScaledFloatActBase(FloatBase, ActQuantSolver):
     float_scaling_impl = core.FloatScaling
 
 
+class DynamicFloatAct(ScaledFloatActBase):
+    """Minifloats with scale = max |x| / largest number of the tensor at hand."""
+
+    scaling_impl = core.RuntimeDynamicStatsScaling
+
+
 class Fp8e4m3Mixin(ExtendedInjector):
     """8 bits: 4 of exponent, 3 of mantissa."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 8, 4, 3
-    saturating = True
 
 
 class Fp8e5m2Mixin(ExtendedInjector):
     """8 bits: 5 of exponent, 2 of mantissa."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 8, 5, 2
-    saturating = True
 
 
 class Fp6e3m2Mixin(ExtendedInjector):
     """6 bits: 3 of exponent, 2 of mantissa, up to 28."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 6, 3, 2
-    saturating = True
 
 
 class Fp6e2m3Mixin(ExtendedInjector):
     """6 bits: 2 of exponent, 3 of mantissa, up to 7.5."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 6, 2, 3
-    saturating = True
 
 
 class Fp4e2m1Mixin(ExtendedInjector):
     """4 bits: 2 of exponent, 1 of mantissa, up to 6."""
 
     bit_width, exponent_bit_width, mantissa_bit_width = 4, 2, 1
-    saturating = True
 
 
 class FpOCPMixin(ExtendedInjector):
@@ -148,7 +144,6 @@ class FpOCPMixin(ExtendedInjector):
     Source: Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)" and "Microscaling Formats (MX)".
     """
 
-    saturating = True
     inf_values, nan_values = _codes(0), _codes(1)
     max_available_float = value(largest_below_codes)
 
@@ -156,5 +151,92 @@ class FpOCPMixin(ExtendedInjector):
 class FpFNUZMixin(ExtendedInjector):
     """The bias of the formats without inf and negative zero (FNUZ): one higher, and the code of -0 is nan."""
 
-    saturating = True
     exponent_bias = value(lambda exponent_bit_width: 2 ** (exponent_bit_width - 1))
+
+
+class Fp8Quant(ExtendedInjector):
+    """8-bit floats: declare `q_dtype`, and `dq_dtype` for another dtype of the dequantized numbers."""
+
+    tensor_quant = core.FloatQuant
+    cast_impl = core.Float8Cast
+    float_to_int_impl = core.RoundSte
+    signed = True
+
+
+class Fp8e4m3(Fp8Quant):
+    """4 bits of exponent, 3 of mantissa, up to 448, no inf."""
+
+    q_dtype = jnp.float8_e4m3fn
+
+
+class Fp8e5m2(Fp8Quant):
+    """5 bits of exponent, 2 of mantissa, up to 57344, with inf."""
+
+    q_dtype = jnp.float8_e5m2
+
+
+class Fp8e4m3FNUZ(Fp8Quant):
+    """4 bits of exponent, 3 of mantissa, up to 240, no inf, one zero."""
+
+    q_dtype = jnp.float8_e4m3fnuz
+
+
+class Fp8e5m2FNUZ(Fp8Quant):
+    """5 bits of exponent, 2 of mantissa, up to 57344, no inf, one zero."""
+
+    q_dtype = jnp.float8_e5m2fnuz
+
+
+class AmaxStatsScaling(ExtendedInjector):
+    """The parts of a scale made from `max |x|`, recorded step by step."""
+
+    scaling_stats_op = enums.StatsOp.MAX
+    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    scaling_impl = core.AmaxScaling
+    amax_compute_algo = "max"
+    scaling_init = 1.0
+    margin = 0
+
+
+class DelayedAmaxScaling(AmaxStatsScaling):
+    """scale = max of the last 1024 steps' amaxes / largest number of the format; known before the tensor."""
+
+    delayed = True
+    amax_history_length = 1024
+
+
+class CurrentAmaxScaling(AmaxStatsScaling):
+    """scale = amax of the tensor itself / largest number of the format; the last amax is recorded."""
+
+    delayed = False
+    amax_history_length = 1
+
+
+class PerOutputChannel(ExtendedInjector):
+    """A scale for each output channel."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
+
+
+class DelayedWeight(DelayedAmaxScaling, WeightQuantSolver):
+    """Weights, their scale from the amaxes of earlier steps."""
+
+
+class DelayedAct(DelayedAmaxScaling, ActQuantSolver):
+    """Activations, their scale from the amaxes of earlier steps."""
+
+
+class DelayedGrad(DelayedAmaxScaling, GradQuantSolver):
+    """Gradients, their scale from the amaxes of earlier steps."""
+
+
+class CurrentWeight(CurrentAmaxScaling, WeightQuantSolver):
+    """Weights, their scale from the tensor itself."""
+
+
+class CurrentAct(CurrentAmaxScaling, ActQuantSolver):
+    """Activations, their scale from the tensor itself."""
+
+
+class CurrentGrad(CurrentAmaxScaling, GradQuantSolver):
+    """Gradients, their scale from the tensor itself."""

@@ -131,16 +131,11 @@ class LearnedStepFromWeight(ExtendedInjector):
     scaling_min_val = 1e-10
 
 
-class LearnedStepFromInput(ExtendedInjector):
+class LearnedStepFromInput(LearnedStepFromWeight):
     """A learned step that starts at 2 mean |x| / sqrt(largest integer) of the first batch, with LSQ's gradient."""
 
-    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
     scaling_impl = core.LearnedActStepScaling
-    int_scaling_impl = core.MaxIntScaling
-    tensor_clamp_impl = core.ClampBeforeRounding
-    scaling_stats_op = enums.StatsOp.AVE
     collect_stats_steps = 1
-    scaling_min_val = 1e-10
 
 
 class BatchQuantStatsScaling1d(ExtendedInjector):
@@ -203,21 +198,16 @@ class PerTensorPoTScaling8bit(ExtendedInjector):
     restrict_value_float_to_int_impl = core.CeilSte
 
 
-class PerChannelPoTScaling8bit(ExtendedInjector):
+class PerChannelPoTScaling8bit(PerTensorPoTScaling8bit):
     """A power-of-two scale for each output channel, rounded up, 8 bits."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
-    restrict_scaling_type = enums.RestrictValueType.POWER_OF_TWO
-    bit_width = 8
-    restrict_value_float_to_int_impl = core.CeilSte
 
 
-class PerTensorConstScaling2bit(ExtendedInjector):
+class PerTensorConstScaling2bit(PerTensorFloatScaling8bit):
     """One constant scale for the tensor, 2 bits."""
 
     scaling_impl_type = enums.ScalingImplType.CONST
-    restrict_scaling_type = enums.RestrictValueType.FP
-    scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
     bit_width = 2
 
 
@@ -339,14 +329,10 @@ class HQOSymmetricScale(ExtendedInjector):
     scaling_stats_impl = this.stats_impl_scale
 
 
-class HQOAsymmetricScale(ExtendedInjector):
+class HQOAsymmetricScale(HQOSymmetricScale):
     """A learned scale that half-quadratic optimization finds, from max x - min(min x, 0) on."""
 
     hqo_init_op_scale = core.AbsMinMax
-    inner_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
-    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
-    stats_impl_scale = core.HalfQuadraticOptimizerScale
-    scaling_stats_impl = this.stats_impl_scale
 
 
 class HQOWeightZeroPoint(ExtendedInjector):
@@ -359,12 +345,8 @@ class HQOWeightZeroPoint(ExtendedInjector):
     zero_point_stats_impl = this.stats_impl_zp
 
 
-class HQOActZeroPoint(ExtendedInjector):
+class HQOActZeroPoint(HQOWeightZeroPoint):
     """A learned zero point of an activation, from those that half-quadratic optimization finds in each batch."""
 
-    hqo_init_op_zp = core.NegativeMinOrZero
-    inner_stats_input_view_shape_impl = this.zero_point_stats_input_view_shape_impl
     memory_shape = this.zero_point_shape
     zero_point_impl = core.ParameterFromRuntimeZeroPoint
-    stats_impl_zp = core.HalfQuadraticOptimizerZeroPoint
-    zero_point_stats_impl = this.stats_impl_zp

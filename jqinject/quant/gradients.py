@@ -10,6 +10,7 @@ from jqinject import core
 from jqinject.inject import ExtendedInjector
 from jqinject.quant import enums
 from jqinject.quant.float_base import (
+    DelayedAmaxScaling,
     FloatBase,
     Fp4e2m1Mixin,
     Fp6e2m3Mixin,
@@ -26,7 +27,6 @@ from jqinject.quant.fragments import (
     PerTensorFloatScaling8bit,
 )
 from jqinject.quant.minifloat.blocks import MXActMixin, fraction_bits
-from jqinject.quant.minifloat.float8 import DelayedAmaxScaling
 from jqinject.quant.solver import GradQuantSolver
 
 

@@ -15,7 +15,15 @@ from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.quant import enums
 from jqinject.quant.codebook import MXFloat4e2m1QuestAct
-from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, Fp8e4m3Mixin, Fp8e5m2Mixin, FpOCPMixin
+from jqinject.quant.float_base import (
+    FloatBase,
+    Fp4e2m1Mixin,
+    Fp8e4m3,
+    Fp8e4m3Mixin,
+    Fp8e5m2,
+    Fp8e5m2Mixin,
+    FpOCPMixin,
+)
 from jqinject.quant.fragments import DynamicPerRow
 from jqinject.quant.minifloat.blocks import (
     MXActMixin,
@@ -25,10 +33,8 @@ from jqinject.quant.minifloat.blocks import (
     NVFP4TrainingWeight,
 )
 from jqinject.quant.minifloat.float8 import (
-    Fp8e4m3,
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3WeightPerTensorDelayed,
-    Fp8e5m2,
     Fp8e5m2GradPerTensorDelayed,
 )
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
@@ -41,17 +47,22 @@ class StraightThrough(ExtendedInjector):
     float_clamp_impl = core.FloatSaturate
 
 
-class MXTraining(StraightThrough, FpOCPMixin, FloatBase):
+class BlockTraining(StraightThrough, FpOCPMixin, FloatBase):
+    """Minifloats in blocks with a scale for each, from its largest magnitude; declare the format."""
+
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
+    scaling_impl_type = enums.ScalingImplType.STATS
+    scaling_stats_op = enums.StatsOp.MAX
+    float_scaling_impl = core.FloatScaling
+
+
+class MXTraining(BlockTraining):
     """Blocks of 32, a power of two for each, rounded up so that nothing saturates; declare the format.
 
     `scale_rounding` rounds otherwise: `"floor"`, `"ceil"`, `"even"`.
     """
 
     group_size = 32
-    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
-    scaling_impl_type = enums.ScalingImplType.STATS
-    scaling_stats_op = enums.StatsOp.MAX
-    float_scaling_impl = core.FloatScaling
     scaling_impl = core.SharedExponentScaling
     scale_rounding = enums.ScaleRounding.RCEIL
 
@@ -172,15 +183,12 @@ class Fp8RowTrainingGrad(DynamicPerRow, Fp8e4m3, Fp8TrainingGrad):
     """e4m3 gradients, a scale for each row: all numbers that are summed together."""
 
 
-class Fp8Block(StraightThrough, FpOCPMixin, FloatBase):
+class Fp8Block(BlockTraining):
     """Minifloats in blocks with a float32 scale = max |x| / largest number for each."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
-    scaling_impl_type = enums.ScalingImplType.STATS
-    scaling_stats_op = enums.StatsOp.MAX
+    group_size = 128
     restrict_scaling_type = enums.RestrictValueType.FP
     scaling_min_val = None
-    float_scaling_impl = core.FloatScaling
     scaling_impl = core.RuntimeDynamicGroupStatsScaling
 
 
@@ -193,13 +201,9 @@ class Fp8BlockTrainingWeight(Fp8e4m3Mixin, Fp8Block, WeightQuantSolver):
 class Fp8BlockTrainingAct(Fp8e4m3Mixin, Fp8Block, ActQuantSolver):
     """e4m3 activations in blocks of 128 along the last axis, a float32 scale for each."""
 
-    group_size = 128
-
 
 class Fp8BlockTrainingGrad(Fp8e4m3Mixin, Fp8Block, GradQuantSolver):
     """e4m3 gradients in blocks of 128 along the last axis, a float32 scale for each."""
-
-    group_size = 128
 
 
 class Fp8DelayedTraining(Scheme):
@@ -388,6 +392,7 @@ class QuartetThreeQuarters(StraightThrough, MXActMixin, Fp4e2m1Mixin, FpOCPMixin
     restrict_scale_threshold_impl = core.ScaledRestrictValue
     scale_factor = 4 / 3
     float_to_int_impl_type = (this << 1).gradient_rounding
+    pre_transform = (this << 1).hadamard
 
 
 class QuartetForward(StraightThrough, MXFloat4e2m1QuestAct):
@@ -399,13 +404,9 @@ class QuartetForward(StraightThrough, MXFloat4e2m1QuestAct):
 class QuartetBackward(QuartetThreeQuarters, ActQuantSolver):
     """`w` and `x` of the backward products: what the forward product saw, transformed along the other axis."""
 
-    pre_transform = (this << 1).hadamard
-
 
 class QuartetGradient(QuartetThreeQuarters, GradQuantSolver):
     """`g` of both backward products."""
-
-    pre_transform = (this << 1).hadamard
 
 
 @value

@@ -4,7 +4,6 @@ from typing import TypeAlias
 
 from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as DifferentScalesWarning
 from jqinject.quant_tensor.arithmetic import concatenate as concatenate
-from jqinject.quant_tensor.array_methods import as_array as as_array
 from jqinject.quant_tensor.group_layout import Groups as Groups
 from jqinject.quant_tensor.groupwise_tensors import (
     GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
@@ -20,6 +19,7 @@ from jqinject.quant_tensor.public_tensors import FloatQuantTensor as FloatQuantT
 from jqinject.quant_tensor.public_tensors import IntQuantTensor as IntQuantTensor
 from jqinject.quant_tensor.quantized import CONTRACTED as CONTRACTED
 from jqinject.quant_tensor.quantized import QuantTensor as QuantTensor
+from jqinject.quant_tensor.questions import as_array as as_array
 from jqinject.quant_tensor.questions import grouped_integers as grouped_integers
 from jqinject.quant_tensor.questions import grouped_minifloats as grouped_minifloats
 from jqinject.quant_tensor.questions import is_grouped as is_grouped
@@ -41,7 +41,6 @@ from jqinject.quant_tensor.shaping import transpose as transpose
 from jqinject.quant_tensor.tensor_fields import Levels as Levels
 from jqinject.quant_tensor.validity import BitWidth as BitWidth
 from jqinject.quant_tensor.validity import ceil_log2 as ceil_log2
-from jqinject.quant_tensor.validity import holds_integers as holds_integers
 from jqinject.quant_tensor.validity import integer_bounds as integer_bounds
 from jqinject.quant_tensor.validity import is_concrete as is_concrete
 from jqinject.quant_tensor.validity import known_different as known_different
@@ -51,11 +50,4 @@ from jqinject.quant_tensor.validity import pre_round_integers as pre_round_integ
 from jqinject.quant_tensor.validity import product_sum_bit_width as product_sum_bit_width
 from jqinject.quant_tensor.validity import sum_bit_width as sum_bit_width
 
-AnyQuantTensor: TypeAlias = (
-    IntQuantTensor
-    | FloatQuantTensor
-    | CodebookQuantTensor
-    | GroupwiseIntQuantTensor
-    | GroupwiseFloatQuantTensor
-    | GroupwiseCodebookQuantTensor
-)
+AnyQuantTensor: TypeAlias = QuantTensor

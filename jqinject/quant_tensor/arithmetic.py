@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.power import exp2
-from jqinject.quant_tensor.array_methods import as_array
-from jqinject.quant_tensor.shaping import Tensor, full_rank, is_on_integers
+from jqinject.quant_tensor.questions import as_array, on_integers
+from jqinject.quant_tensor.shaping import Tensor, full_rank
 from jqinject.quant_tensor.tensor_fields import TensorFields
 from jqinject.quant_tensor.validity import brief, known_different, known_nonzero, same_kind, sum_bit_width
 
@@ -65,14 +65,10 @@ def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     if not (training and same_quantizer):
         check_same_scale(a.scale, b.scale, training, "a + b")
     zeros = [x._zero_point for x in (a, b) if x._zero_point is not None]
-    return a.set(
-        value=a.value + b.value,
-        scale=(a.scale + b.scale) / 2,
-        zero_point=sum(zeros[1:], zeros[0]) if zeros else None,
-        bit_width=sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed),
-        signed=a.signed or b.signed,
-        training=training,
-    )
+    zero = sum(zeros[1:], zeros[0]) if zeros else None
+    bits = sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed)
+    value, scale, signed = a.value + b.value, (a.scale + b.scale) / 2, a.signed or b.signed
+    return type(a)(value, scale, zero, bits, signed, training)
 
 
 def shift(a: Tensor, offset: Any) -> Tensor:
@@ -89,12 +85,9 @@ def negate(a: Tensor) -> Tensor:
 
     differs from Brevitas: the zero point is negated too. Brevitas keeps it, so its result is not -a.
     """
-    return a.set(
-        value=-a.value,
-        zero_point=None if a._zero_point is None else -a._zero_point,
-        bit_width=a.bit_width if a.signed else a.bit_width + 1,
-        signed=True,
-    )
+    zero = None if a._zero_point is None else -a._zero_point
+    bits = a.bit_width if a.signed else a.bit_width + 1
+    return a.set(value=-a.value, zero_point=zero, bit_width=bits, signed=True)
 
 
 def absolute(a: Tensor) -> Tensor:
@@ -119,12 +112,8 @@ def absolute(a: Tensor) -> Tensor:
             f"abs: the zero point is {brief(a.zero_point)}, so |value| lies on another grid than the "
             "integers. Use a symmetric quantizer (zero point 0), or jnp.abs(x.value) for a plain array."
         )
-    return a.set(
-        value=jnp.abs(a.value),
-        zero_point=None,
-        bit_width=max(1, a.bit_width - 1) if isinstance(a.bit_width, int) else a.bit_width - 1,
-        signed=False,
-    )
+    bits = max(1, a.bit_width - 1) if isinstance(a.bit_width, int) else a.bit_width - 1
+    return a.set(value=jnp.abs(a.value), zero_point=None, bit_width=bits, signed=False)
 
 
 def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
@@ -142,14 +131,7 @@ def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Te
             "quantizers (zero point 0), or decay one operand with `.value`."
         )
     left, right = same_kind(a.bit_width, b.bit_width)
-    return a.set(
-        value=value,
-        scale=scale,
-        zero_point=None,
-        bit_width=left + right,
-        signed=a.signed or b.signed,
-        training=a.training or b.training,
-    )
+    return type(a)(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -206,7 +188,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool =
     if not tensors:
         raise ValueError("concatenate: got no tensors, expected at least one.")
     value = jnp.concatenate([as_array(tensor) for tensor in tensors], axis=axis)
-    quantized = [tensor for tensor in tensors if is_on_integers(tensor)]
+    quantized = [tensor for tensor in tensors if on_integers(tensor)]
     if len(quantized) < len(tensors):
         return value
     first = quantized[0]

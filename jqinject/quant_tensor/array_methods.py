@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jqinject.quant_tensor.questions import as_array
+
 
 def attribute(path: str, doc: str) -> Any:
     """Return a read-only property that reads another attribute; its annotation says the type.
@@ -118,24 +120,3 @@ class ArrayMethods:
             return getattr(right, operator)(left)
         plain = (np.asarray(x) if isinstance(x, ArrayMethods) else x for x in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
-
-
-def as_array(x: Any) -> Any:
-    """The plain array of `x`: `x.value` if it is a `QuantTensor`, else `x` itself.
-
-    Args:
-        x: a `QuantTensor`, an array, or anything else.
-
-    Returns:
-        The dequantized array of a `QuantTensor`; any other object unchanged.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jqinject.quant_tensor import IntQuantTensor, as_array
-        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, 4, signed=True, training=False)
-        >>> as_array(x)
-        Array([0.5, 1. ], dtype=float32)
-        >>> as_array(3)
-        3
-    """
-    return x.value if isinstance(x, ArrayMethods) else x

@@ -64,16 +64,14 @@ class Layout:
     piece: int | None = None
 
     @classmethod
-    def of(
-        cls, shape: tuple[int, ...], group_size: int, group_dim: int, length: int | None, where: str
-    ) -> "Layout":
+    def of(cls, shape: tuple[int, ...], group_size: int, group_dim: int, whole: Any, where: str) -> "Layout":
         """Return the layout of an array with two axes for the groups.
 
         Args:
             shape: of the array.
             group_size: elements of a group.
             group_dim: the axis without groups, from the front or (negative) from the end.
-            length: elements along it; None if the last group is full.
+            whole: the shape without groups, or the elements along the axis; None if the last group is full.
             where: the class that is built, for the error text.
 
         Raises:
@@ -89,7 +87,7 @@ class Layout:
             )
         dim = group_dim - ndim if group_dim >= 0 else group_dim
         count = shape[elements_axis(dim) - 1]
-        length = count * size if length is None else length
+        length = count * size if whole is None else whole if isinstance(whole, int) else whole[group_dim]
         if -(-length // size) != count:
             raise ValueError(f"{where}: {count} groups of {size} do not hold {length} elements")
         return cls(Groups(size, dim, length), group_dim)
@@ -134,27 +132,28 @@ def with_two_axes(axes: Iterable[int], cut: int) -> tuple[int, ...]:
     )
 
 
-def key_of_whole_groups(key: Any, ndim: int, cut: int) -> tuple[Any, ...] | None:
-    """An index with one entry for each axis, where `cut` has become two; None if it changes that axis.
+def whole_key(key: Any, ndim: int) -> tuple[Any, ...] | None:
+    """An index with one entry for each axis, beside those for new ones.
 
     Args:
         key: as in `x[key]`.
-        ndim: axes of the array without groups.
-        cut: the axis that is in groups, counted from the front.
+        ndim: axes of the array.
 
     Returns:
-        None also for indices other than slices, ints and one Ellipsis, or too many of them.
+        None for indices other than slices, ints, None and one Ellipsis, or too many of them.
 
     Example:
-        >>> key_of_whole_groups((..., 0), ndim=3, cut=1)
-        (slice(None, None, None), slice(None, None, None), slice(None, None, None), 0)
+        >>> whole_key((..., None, 0), ndim=2)
+        (slice(None, None, None), None, 0)
     """
     keys = key if isinstance(key, tuple) else (key,)
-    basic = all(k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys)
-    if not basic or len(keys) > ndim + (Ellipsis in keys):
+    basic = [
+        k
+        for k in keys
+        if k is None or k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool))
+    ]
+    missing = ndim - sum(k is not None and k is not Ellipsis for k in basic)
+    if len(basic) < len(keys) or missing < 0:
         return None
-    full: list[Any] = []
-    for k in keys:
-        full += [slice(None)] * (ndim - len(keys) + 1) if k is Ellipsis else [k]
-    full += [slice(None)] * (ndim - len(full))
-    return None if full[cut] != slice(None) else (*full[:cut], slice(None), *full[cut:])
+    place = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    return (*keys[:place], *[slice(None)] * missing, *keys[place + 1 :])

@@ -13,7 +13,7 @@ import numpy as np
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.grid import Codebook
 from jqinject.ops.groups import elements_axis
-from jqinject.quant_tensor.array_methods import as_array, attribute
+from jqinject.quant_tensor.array_methods import attribute
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.public_tensors import (
     CodebookNames,
@@ -23,6 +23,7 @@ from jqinject.quant_tensor.public_tensors import (
     IntQuantTensor,
 )
 from jqinject.quant_tensor.quantized import QuantTensor
+from jqinject.quant_tensor.questions import as_array
 
 
 class GroupwiseQuantTensor(QuantTensor):
@@ -47,16 +48,12 @@ class GroupwiseQuantTensor(QuantTensor):
     """
 
     __slots__ = ()
-
-    def _in_groups(self, grouped: Any, size: int, dim: int, shape: tuple[int, ...] | None) -> None:
-        """Store the arguments of a constructor; None as the shape without groups means that they are full."""
-        length = None if shape is None else shape[dim]
-        self._take(grouped, Layout.of(grouped.shape, size, dim, length, type(self).__name__))
+    is_grouped = True
 
     grouped: Any = attribute("_grouped", "The same numbers as a quantized tensor with the two axes.")
     value_: jax.Array = attribute("grouped.value", "The dequantized numbers in groups.")
     groups: Groups = attribute("_layout.groups", "The division of the axis into groups.")
-    group_size: int = attribute("_layout.groups.size", "Elements of a group.")  # type: ignore[assignment]
+    group_size: int = attribute("_layout.groups.size", "Elements of a group.")
     group_dim: int = attribute("_layout.group_dim", "The axis that is divided into groups, as given.")
     piece: int | None = attribute("_layout.piece", "Elements of a piece, see `Cut`, or None.")
     dequant_shape: tuple[int, ...] = attribute("shape", "The shape without groups.")
@@ -65,6 +62,11 @@ class GroupwiseQuantTensor(QuantTensor):
     def as_it_lies(self) -> Any:
         """The same numbers as a quantized tensor without groups, each with its scale; None unless stored like that."""
         return None if self._layout.piece is None else self._bare
+
+    @property
+    def kept_payload(self) -> Any:  # type: ignore[override]
+        """The low-bit numbers that it was rounded to, if it keeps them in groups."""
+        return self._payload if self._layout.piece is None else None
 
     @property
     def scale_(self) -> jax.Array:
@@ -95,27 +97,6 @@ class GroupwiseQuantTensor(QuantTensor):
         """
         return grouped._like(type(self), Layout(groups, groups.dim, self._layout.piece))
 
-    @classmethod
-    def of(
-        cls,
-        grouped: Any,
-        group_size: int,
-        group_dim: int,
-        length: int | None = None,
-        piece: int | None = None,
-    ) -> Self:
-        """Return a groupwise tensor from a tensor in groups; see `in_groups`.
-
-        Raises:
-            ValueError: it has no such groups.
-        """
-        if piece is None:
-            layout = Layout.of(grouped.shape, group_size, group_dim, length, cls.__name__)
-        else:
-            dim = group_dim % grouped.ndim - grouped.ndim
-            layout = Layout(Groups(group_size, dim, grouped.shape[dim]), group_dim, piece)
-        return grouped._like(cls, layout)
-
 
 @final
 class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
@@ -145,6 +126,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = IntQuantTensor
+    kind = "grouped integers"
 
     def __init__(
         self,
@@ -159,7 +141,9 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = IntQuantTensor(as_array(value), scale, zero_point, bit_width, signed, training)
-        self._in_groups(grouped, group_size, group_dim, dequant_shape)
+        self._take(
+            grouped, Layout.of(grouped.shape, group_size, group_dim, dequant_shape, type(self).__name__)
+        )
 
 
 @final
@@ -185,6 +169,7 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = FloatQuantTensor
+    kind = "grouped minifloats"
 
     def __init__(
         self,
@@ -197,7 +182,9 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = FloatQuantTensor(as_array(value), scale, format, training)
-        self._in_groups(grouped, group_size, group_dim, dequant_shape)
+        self._take(
+            grouped, Layout.of(grouped.shape, group_size, group_dim, dequant_shape, type(self).__name__)
+        )
 
 
 @final
@@ -214,6 +201,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jqinject.ops import TableGrid
         >>> table = TableGrid((-1.0, 0.0, 0.25, 1.0))
         >>> x = GroupwiseCodebookQuantTensor(
         ...     jnp.array([[0.5, -2.0], [0.25, 0.0]]), jnp.array([[2.0], [1.0]]), 2, 0, table, dequant_shape=(3,))
@@ -223,6 +211,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = CodebookQuantTensor
+    kind = "grouped table"
 
     def __init__(
         self,
@@ -235,7 +224,9 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = CodebookQuantTensor(as_array(value), scale, codebook, training)
-        self._in_groups(grouped, group_size, group_dim, dequant_shape)
+        self._take(
+            grouped, Layout.of(grouped.shape, group_size, group_dim, dequant_shape, type(self).__name__)
+        )
 
 
 for _cls in (GroupwiseIntQuantTensor, GroupwiseFloatQuantTensor, GroupwiseCodebookQuantTensor):
@@ -258,7 +249,11 @@ def in_groups(
     Raises:
         ValueError: it has no such groups.
     """
-    return grouped.partner.of(grouped, group_size, group_dim, length, piece)
+    cls, shape = grouped.partner, grouped.shape
+    if piece is None:
+        return grouped._like(cls, Layout.of(shape, group_size, group_dim, length, cls.__name__))
+    dim = group_dim % len(shape) - len(shape)
+    return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
 
 
 def in_pieces(x: GroupwiseIntQuantTensor) -> GroupwiseIntQuantTensor:
@@ -285,26 +280,22 @@ def smaller_groups(x: GroupwiseIntQuantTensor, size: int) -> GroupwiseIntQuantTe
                [1., 0.]], dtype=float32)
     """
     groups, layout = replace(x.groups, size=size), x._layout
-    payload = None if x._payload is None else groups.split(layout.join(x._payload))
-    scale = _of_pieces(x, x._scale, size)
-    zero = None if x._zero_point is None else _of_pieces(x, x._zero_point, size)
-    pieces = IntQuantTensor(groups.split(x.value), scale, zero, x.bit_width, x.signed, x.training, payload)
-    return pieces._like(GroupwiseIntQuantTensor, Layout(groups, x.group_dim))
+    group_of = np.arange(math.ceil(groups.length / size)) // (x.group_size // size)
 
-
-def _of_pieces(x: GroupwiseIntQuantTensor, metadata: jax.Array, size: int) -> jax.Array:
-    """Scales or zero points of the groups, or of the elements, once for each smaller group."""
-    groups = x.groups
-    if metadata.ndim == 0:
-        return metadata
-    if x.piece is not None:
+    def of_pieces(metadata: jax.Array) -> jax.Array:
+        """Scales or zero points of the groups, or of the elements, once for each smaller group."""
+        if metadata.ndim == 0:
+            return metadata
+        if layout.piece is None:
+            axis = elements_axis(groups.dim) % metadata.ndim - 1
+            single = metadata.shape[axis] == 1
+            return metadata if single else jnp.take(metadata, group_of, axis=axis, mode="clip")
         axis = groups.dim % metadata.ndim
         if metadata.shape[axis] == 1:
             return jnp.expand_dims(metadata, axis + 1)
-        pieces = replace(groups, size=size).split(metadata)
-        return jax.lax.slice_in_dim(pieces, 0, 1, axis=axis + 1)
-    axis = elements_axis(groups.dim) % metadata.ndim - 1
-    if metadata.shape[axis] == 1:
-        return metadata
-    group_of = np.arange(math.ceil(groups.length / size)) // (groups.size // size)
-    return jnp.take(metadata, group_of, axis=axis, mode="clip")
+        return jax.lax.slice_in_dim(groups.split(metadata), 0, 1, axis=axis + 1)
+
+    scale, zero = jax.tree.map(of_pieces, (x._scale, x._zero_point))
+    payload = None if x._payload is None else groups.split(layout.join(x._payload))
+    pieces = IntQuantTensor(groups.split(x.value), scale, zero, x.bit_width, x.signed, x.training, payload)
+    return pieces._like(GroupwiseIntQuantTensor, Layout(groups, x.group_dim))

@@ -20,7 +20,7 @@ from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
 from jqinject.quant_tensor.tensor_fields import Levels
 from jqinject.quant_tensor.validity import BitWidth, dequantized
 
-_int_grid = lru_cache(maxsize=256)(IntGrid)
+int_grid = lru_cache(maxsize=256)(IntGrid)
 
 
 @final
@@ -69,6 +69,7 @@ class IntQuantTensor(QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale", "zero_point")
     grid_fields = ("bit_width", "signed")
+    kind = "integers"
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class IntQuantTensor(QuantTensor):
         if type(bit_width) is not int or bit_width < 1:
             is_prefix = value is None or isinstance(value, int)
             bit_width = bit_width if is_prefix else _checked_bit_width(bit_width)
-        grid = _int_grid(bit_width, signed) if type(bit_width) is int else IntGrid(bit_width, signed)
+        grid = int_grid(bit_width, signed) if type(bit_width) is int else IntGrid(bit_width, signed)
         self._store(value, scale, zero_point, grid, training, payload)
 
     @classmethod
@@ -108,21 +109,6 @@ class IntQuantTensor(QuantTensor):
         zero_point = None if zero_point is None else jnp.asarray(zero_point, jnp.float32)
         value = dequantized(jnp.asarray(integers), scale, zero_point, dtype)
         return cls(value, scale, zero_point, bit_width, signed, training)
-
-    @classmethod
-    def stored(
-        cls, payload: jax.Array, scale: jax.Array, zero_point: Any, bit_width: int, signed: bool, dtype: Any
-    ) -> IntQuantTensor:
-        """As `from_int`, for integers that are known to fit; they are dequantized only when the value is read.
-
-        Args:
-            payload: the integers, of any integer dtype.
-            scale, zero_point: float32 arrays that broadcast against them; no zero point if None.
-            bit_width: bits of an integer.
-            signed: whether the integers are signed.
-            dtype: of the value.
-        """
-        return cls._of_payload(payload, scale, zero_point, _int_grid(bit_width, signed), dtype)
 
     bit_width: BitWidth = attribute("_grid.bit_width", "Bits: a Python int, or an array if learned.")
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
@@ -184,6 +170,7 @@ class FloatQuantTensor(FloatNames, QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale")
     grid_fields = ("format",)
+    kind = "minifloats"
 
     def __init__(
         self,
@@ -229,23 +216,6 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         low_bits = payload if payload.dtype in CONTRACTED and format is None else None
         return cls(from_float8(numbers, scale, dtype), scale, form, training, low_bits)
 
-    @classmethod
-    def stored(
-        cls, payload: jax.Array, scale: jax.Array, dtype: Any, scale_dtype: np.dtype | None = None
-    ) -> FloatQuantTensor:
-        """As `from_payload`, for 8-bit floats that are dequantized only when the value is read.
-
-        Args:
-            payload: in one of the 8-bit float dtypes.
-            scale: float32, broadcasts against it.
-            dtype: of the value.
-            scale_dtype: as of the constructor.
-        """
-        form = _float_format(payload.dtype, "FloatQuantTensor.stored")
-        tensor = cls._of_payload(payload, scale, None, form, dtype)
-        tensor._scale_dtype = scale_dtype
-        return tensor
-
 
 class CodebookNames:
     """The names of a tensor of indices, with and without groups."""
@@ -274,6 +244,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         ValueError: the scale does not broadcast against the value.
 
     Example:
+        >>> from jqinject.ops import TableGrid
         >>> x = CodebookQuantTensor(jnp.array([0.5, -2.0]), 2.0, TableGrid((-1.0, 0.0, 0.25, 1.0)))
         >>> x.codes()
         Array([2, 0], dtype=uint8)
@@ -284,6 +255,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
     __slots__ = ()
     arrays = ("value", "scale")
     grid_fields = ("codebook",)
+    kind = "table"
 
     def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
         if not isinstance(codebook, Codebook):
@@ -305,6 +277,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         """Return the tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
         Example:
+            >>> from jqinject.ops import TableGrid
             >>> CodebookQuantTensor.from_codes(jnp.array([0, 3], jnp.uint8), 2.0, TableGrid((-1, 0, 0.25, 1))).value
             Array([-2.,  2.], dtype=float32)
         """

@@ -1,7 +1,6 @@
 """The one implementation of quantized tensors: operators and the numbers behind the value, for every number format."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import jax
@@ -9,19 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
-from jqinject.ops.grid import Codebook
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import arithmetic, shaping
-from jqinject.quant_tensor.array_methods import as_array
+from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
 from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
 from jqinject.quant_tensor.validity import (
     checked_integers,
-    holds_integers,
     integer_bounds,
     is_concrete,
     pre_round_integers,
+    validity,
 )
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
@@ -76,20 +74,20 @@ class QuantTensor(TensorFields):
 
     def _with(self, other: Any) -> bool:
         """Whether arithmetic with another operand keeps the grid."""
-        return shaping.is_on_integers(self) and shaping.is_on_integers(other)
+        return on_integers(self) and on_integers(other)
 
     def __add__(self, other: Any) -> Any:
         if self._with(other):
             return arithmetic.add(self, other)
-        if isinstance(other, QuantTensor) or not shaping.is_on_integers(self):
+        if isinstance(other, QuantTensor) or not on_integers(self):
             return self.value + as_array(other)
         return arithmetic.shift(self, other)
 
     def __sub__(self, other: Any) -> Any:
-        return self + (-other) if shaping.is_on_integers(self) else self.value - as_array(other)
+        return self + (-other) if on_integers(self) else self.value - as_array(other)
 
     def __rsub__(self, other: Any) -> Any:
-        return (-self) + other if shaping.is_on_integers(self) else as_array(other) - self.value
+        return (-self) + other if on_integers(self) else as_array(other) - self.value
 
     def __mul__(self, other: Any) -> Any:
         return arithmetic.multiply(self, other) if self._with(other) else self.value * as_array(other)
@@ -101,19 +99,15 @@ class QuantTensor(TensorFields):
     __rmul__ = __mul__
 
     def __neg__(self) -> Any:
-        if shaping.is_on_integers(self):
+        if on_integers(self):
             return arithmetic.negate(self)
-        return self.set(value=-self.value) if self._is_minifloat and self.signed else -self.value
+        return self.set(value=-self.value) if on_minifloats(self) and self.signed else -self.value
 
     def __abs__(self) -> Any:
-        if shaping.is_on_integers(self):
+        if on_integers(self):
             return arithmetic.absolute(self)
         value = jnp.abs(self.value)
-        return self.set(value=value) if self._is_minifloat else value
-
-    @property
-    def _is_minifloat(self) -> bool:
-        return self._layout is None and not self._grid.is_integer and not isinstance(self._grid, Codebook)
+        return self.set(value=value) if on_minifloats(self) else value
 
     def astype(self, dtype: Any) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
@@ -177,26 +171,15 @@ class QuantTensor(TensorFields):
     def is_valid(self) -> bool | jax.Array:
         """Whether every number lies on the grid, up to the rounding of `value`'s dtype, and is finite.
 
-        See `holds_integers` for the tolerances of integers. A Python bool for concrete arrays, a boolean array under
+        See `validity` for the tolerances of integers. A Python bool for concrete arrays, a boolean array under
         tracing.
         """
         if self._layout is not None:
             return self._bare.is_valid
         if not self._grid.is_integer:
             return self._on_grid(finite=True)
-        valid = holds_integers(self.value, self._scale, self._zero_point, self.bit_width, self.signed)
+        valid, _ = validity(self.value, self._scale, self._zero_point, self._grid)
         return bool(valid) if is_concrete(valid) else valid
-
-    def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
-        """Return the smallest and the largest number of the grid, before scale and zero point.
-
-        Args:
-            narrow_range: whether one integer is left out; the tensor itself does not know.
-        """
-        grid = (
-            replace(self._grid, narrow_range=True) if narrow_range and self._grid.is_integer else self._grid
-        )
-        return grid.bounds
 
     @property
     def q_dtype(self) -> np.dtype:
@@ -206,18 +189,7 @@ class QuantTensor(TensorFields):
     @property
     def is_contractible(self) -> bool:
         """Whether it is in one of the 8-bit float formats that backends contract."""
-        return self._is_minifloat and self._grid.dtype in CONTRACTED
-
-    @property
-    def keeps_minifloats(self) -> bool:
-        """Whether it keeps what it was rounded to."""
-        return self._payload is not None or self._levels is not None
-
-    def minifloats(self) -> jax.Array:
-        """Return what it was rounded to and keeps, float32; no gradient."""
-        if self._levels is not None:
-            return self._levels.minifloats
-        return self.known_format("its minifloats").decode(self.low_bits())
+        return on_minifloats(self) and self._grid.dtype in CONTRACTED
 
     def known_format(self, what: str = "its payload") -> Any:
         """Return the grid with static widths; learned widths with their current values.
@@ -247,7 +219,7 @@ class QuantTensor(TensorFields):
             return self._layout.join(self._bare.low_bits())
         if self._payload is not None:
             return self._payload
-        if isinstance(self._grid, Codebook) or jnp.issubdtype(self.q_dtype, jnp.integer):
+        if self._grid.is_table or jnp.issubdtype(self.q_dtype, jnp.integer):
             return self.code_numbers()
         return to_float8(self.value, self._divisor(), self.q_dtype)
 
@@ -255,7 +227,7 @@ class QuantTensor(TensorFields):
         """Return the codes of minifloats (sign, exponent and mantissa), or indices, as unsigned integers."""
         if self._layout is not None:
             return self._layout.join(self._bare.code_numbers())
-        if isinstance(self._grid, Codebook):
+        if self._grid.is_table:
             return self._grid.encode(self._steps())
         form = self.known_format("its codes")
         return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
@@ -269,10 +241,10 @@ class QuantTensor(TensorFields):
         if self._layout is not None:
             return self._layout.join(self._bare.grid_numbers())
         self._check_on_grid()
-        return self._rounded()
+        return self.minifloats()
 
     def _check_on_grid(self) -> None:
-        table = isinstance(self._grid, Codebook)  # which has no codes for inf and nan
+        table = self._grid.is_table  # which has no codes for inf and nan
         if is_concrete(self.value, self._scale) and not self._on_grid(finite=table):
             grid, numbers = (
                 ("in its table", "indices") if table else (f"on the grid of {self._grid}", "minifloats")
@@ -284,7 +256,7 @@ class QuantTensor(TensorFields):
 
     def _on_grid(self, *, finite: bool) -> Any:
         value = self.value
-        again = from_float_steps(self._rounded(), self._scale, self.dtype)
+        again = from_float_steps(self.minifloats(), self._scale, self.dtype)
         near = jnp.abs(again - value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(value)
         off = ~(near | (again == value))
         valid = ~jnp.any(off | ~jnp.isfinite(value) if finite else off & jnp.isfinite(value))
@@ -298,9 +270,12 @@ class QuantTensor(TensorFields):
         scale = jax.lax.stop_gradient(self._scale)
         return jnp.where(jnp.abs(scale) < _SMALLEST_NORMAL, _SMALLEST_NORMAL, scale)
 
-    def _rounded(self) -> jax.Array:
+    def minifloats(self) -> jax.Array:
+        """Return what it was rounded to, float32, from what it keeps of that; no gradient."""
         if self._levels is not None:
             return self._levels.minifloats
+        if self._payload is not None:
+            return self.known_format("its minifloats").decode(self._payload)
         steps = self._steps()
         return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), self._grid.round(steps), steps))
 

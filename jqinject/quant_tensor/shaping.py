@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.grid import Codebook
-from jqinject.quant_tensor.array_methods import as_array
-from jqinject.quant_tensor.group_layout import key_of_whole_groups, with_two_axes
+from jqinject.quant_tensor.group_layout import whole_key, with_two_axes
+from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
 from jqinject.quant_tensor.tensor_fields import TensorFields
 from jqinject.quant_tensor.validity import product_sum_bit_width
 
@@ -56,9 +55,8 @@ def _move(metadata: jax.Array, ndim: int, new_ndim: int, move: Callable[[jax.Arr
     if metadata.size == 1:
         # Nothing varies: any shape of ones will do. Full-rank metadata keeps its full rank, axes that no longer
         # exist are dropped.
-        if metadata.ndim == ndim and ndim > 0:
-            return metadata.reshape((1,) * new_ndim)
-        return metadata if metadata.ndim <= new_ndim else metadata.reshape((1,) * new_ndim)
+        stays = metadata.ndim <= new_ndim and not metadata.ndim == ndim > 0
+        return metadata if stays else metadata.reshape((1,) * new_ndim)
     return move(full_rank(metadata, ndim))
 
 
@@ -83,13 +81,9 @@ def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
         >>> reshape(x, -1).scale.shape
         (8,)
     """
-    value, payload = x.value.reshape(shape), x._payload
-    return map_metadata(
-        x,
-        value,
-        lambda metadata: reshape_metadata(metadata, x.shape, value.shape),
-        None if payload is None else payload.reshape(shape),
-    )
+    value = x.value.reshape(shape)
+    payload = None if x._payload is None else x._payload.reshape(shape)
+    return map_metadata(x, value, lambda old: reshape_metadata(old, x.shape, value.shape), payload)
 
 
 def reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array:
@@ -204,41 +198,26 @@ def index(x: TensorFields, key: Any) -> Any:
     layout = x._layout
     if layout is not None:
         cut = layout.groups.dim % x.ndim
-        wide = key_of_whole_groups(key, x.ndim, cut)
-        if wide is None:
+        keys = whole_key(key, x.ndim)
+        if keys is None or None in keys or keys[cut] != slice(None):
             return x.value[key]
-        behind = sum(isinstance(k, slice) for k in wide[cut + 2 :])
+        behind = sum(isinstance(k, slice) for k in keys[cut + 1 :])
+        wide = (*keys[:cut], slice(None), *keys[cut:])
         return index(x._grouped, wide)._like(type(x), layout.at(-1 - behind))
-    keys = key if isinstance(key, tuple) else (key,)
-    basic = all(
-        k is None or k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys
-    )
+    keys = whole_key(key, x.ndim)
 
     def select(metadata: jax.Array) -> jax.Array:
-        if not basic:
+        if keys is None:
             return jnp.broadcast_to(metadata, x.shape)[key]
-        return metadata[basic_key(keys, metadata.shape)]
+        sizes = iter(metadata.shape)
+        return metadata[tuple(k if k is None or next(sizes) > 1 else _only(k) for k in keys)]
 
     return map_metadata(x, x.value[key], select)
 
 
-def basic_key(keys: tuple[Any, ...], shape: _Shape) -> tuple[Any, ...]:
-    """`keys` for metadata of this shape: any selection on an axis of size 1 selects its only entry."""
-    used = sum(k is not None and k is not Ellipsis for k in keys)
-    result: list[Any] = []
-    axis = 0
-    for k in keys:
-        if k is Ellipsis:
-            skipped = len(shape) - used
-            result += [slice(None)] * skipped
-            axis += skipped
-        elif k is None:
-            result.append(None)
-        else:
-            single = shape[axis] == 1
-            result.append((slice(None) if isinstance(k, slice) else 0) if single else k)
-            axis += 1
-    return tuple(result)
+def _only(key: Any) -> Any:
+    """Any selection on an axis of size 1 selects its only entry."""
+    return slice(None) if isinstance(key, slice) else 0
 
 
 def relu(x: Any) -> Any:
@@ -252,7 +231,7 @@ def relu(x: Any) -> Any:
         Array([0, 2], dtype=int8)
     """
     value = jax.nn.relu(as_array(x))
-    return x.set(value=value) if _keeps_zero_and_order(x) else value
+    return x.set(value=value) if on_integers(x) or on_minifloats(x) else value
 
 
 def max_pool(
@@ -275,7 +254,7 @@ def max_pool(
     """
     value = as_array(x)
     pooled = _reduce_windows(value, -jnp.inf, jax.lax.max, window_shape, strides, padding)
-    if not _keeps_zero_and_order(x):
+    if not (on_integers(x) or on_minifloats(x)):
         return pooled
     _check_spatially_constant(x, len(window_shape), "max_pool")
     return x.set(value=pooled)
@@ -315,7 +294,7 @@ def avg_pool(
     value = as_array(x)
     terms = math.prod(window_shape)
     pooled = _reduce_windows(value, 0.0, jax.lax.add, window_shape, strides, padding) / terms
-    if not is_on_integers(x):
+    if not on_integers(x):
         return pooled
     _check_spatially_constant(x, len(window_shape), "avg_pool")
     return x.set(
@@ -374,13 +353,3 @@ def _check_spatially_constant(x: TensorFields, window_axes: int, operation: str)
                 "elements of a window are on different grids. Pool `x.value`, or use a scale per tensor or "
                 "per channel."
             )
-
-
-def is_on_integers(x: Any) -> bool:
-    """Whether it is a quantized tensor of integers without groups, whose arithmetic keeps a grid."""
-    return isinstance(x, TensorFields) and x._layout is None and x._grid.is_integer
-
-
-def _keeps_zero_and_order(x: Any) -> bool:
-    """Whether 0 and the largest of some elements are on the grid: of integers and minifloats without groups."""
-    return isinstance(x, TensorFields) and x._layout is None and not isinstance(x._grid, Codebook)

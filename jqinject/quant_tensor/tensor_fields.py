@@ -14,8 +14,9 @@ from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
-from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
+from jqinject.quant_tensor.array_methods import ArrayMethods, attribute
 from jqinject.quant_tensor.group_layout import Layout
+from jqinject.quant_tensor.questions import as_array
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
 _SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
@@ -51,8 +52,11 @@ class TensorFields(ArrayMethods):
 
     Attributes:
         arrays: names of the fields that are arrays, in the order of the constructor.
-        grid_fields: names of the constructor's arguments that make the grid; the first one is an array if learned.
+        grid_fields: names of the constructor's arguments that make the grid.
         fields: all names.
+        kind: "integers", "minifloats" or "table", the numbers of its grid; in groups with "grouped " in front.
+        is_grouped: whether it has a scale for each group along an axis.
+        group_size: elements of a group; None without groups.
         partner: the class of the same tensor with a scale for each group; of a class in groups, the one without.
     """
 
@@ -62,6 +66,9 @@ class TensorFields(ArrayMethods):
     grid_fields: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]] = ()
     partner: ClassVar[Any] = None
+    is_grouped: ClassVar[bool] = False
+    group_size: Any = None
+    kind: ClassVar[str] = ""
 
     _array: Any  # the value as the layout has it, or the payload of a stored tensor
     _layout: Any
@@ -111,14 +118,25 @@ class TensorFields(ArrayMethods):
         return tensor
 
     @classmethod
-    def _of_payload(cls, payload: jax.Array, scale: Any, zero_point: Any, grid: Any, dtype: Any) -> Self:
-        """Return a tensor that is dequantized, to `dtype`, when its value is read."""
-        tensor = cls._of(payload, scale, zero_point, grid, False, payload)
-        tensor._dtype = np.dtype(dtype)
+    def stored(
+        cls, payload: jax.Array, scale: Any, zero_point: Any, grid: Any, dtype: Any, scale_dtype: Any = None
+    ) -> Self:
+        """Return the tensor of numbers that are known to be on the grid; it is dequantized when its value is read.
+
+        Args:
+            payload: the integers, of any integer dtype, or minifloats in one of the 8-bit float dtypes.
+            scale, zero_point: float32 arrays that broadcast against them; no zero point if None.
+            grid: theirs.
+            dtype: of the value.
+            scale_dtype: a dtype of 8 bits that holds the scales; None if unknown.
+        """
+        tensor = object.__new__(cls)
+        tensor._store(payload, scale, zero_point, grid, False, payload, check=False)
+        tensor._dtype, tensor._scale_dtype = np.dtype(dtype), scale_dtype
         del tensor._value  # an empty slot: see `__getattr__`
         return tensor
 
-    def _take(self, tensor: "TensorFields", layout: Layout | None) -> None:
+    def _take(self, tensor: "TensorFields", layout: Layout | None) -> Self:
         """Take over the fields of another tensor, in a layout."""
         for slot in _SLOTS:
             setattr(self, slot, getattr(tensor, slot))
@@ -127,12 +145,11 @@ class TensorFields(ArrayMethods):
             self._shaped = self._array
             if not self.is_stored:
                 self._value = self._array
+        return self
 
     def _like(self, cls: Any, layout: Layout | None = None) -> Any:
         """Return a copy of another class and layout."""
-        tensor = object.__new__(cls)
-        tensor._take(self, layout)
-        return tensor
+        return object.__new__(cls)._take(self, layout)
 
     @property
     def _bare(self) -> Any:
@@ -174,6 +191,7 @@ class TensorFields(ArrayMethods):
     ndim: int = attribute("_shaped.ndim", "Number of axes of `value`.")
     size: int = attribute("_shaped.size", "Number of elements of `value`.")
     dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
+    kept_payload: Any = attribute("_payload", "The low-bit numbers that it was rounded to, if it keeps them.")
     levels: Levels | None = attribute("_levels", "Both levels of the scale, if they are known.")
     scale_dtype: np.dtype | None = attribute("_scale_dtype", "An 8-bit dtype that holds the scales.")
 
@@ -190,16 +208,6 @@ class TensorFields(ArrayMethods):
         """
         zero = self._zero_point
         return zero is not None and not (is_concrete(zero) and not np.any(on_host(zero)))
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether it has a scale for each group along an axis."""
-        return self._layout is not None
-
-    @property
-    def group_size(self) -> int | None:
-        """Elements of a group; None without groups."""
-        return None if self._layout is None else self._layout.groups.size
 
     @property
     def is_stored(self) -> bool:
@@ -263,40 +271,6 @@ class TensorFields(ArrayMethods):
         """
         return self._of(self.value, self._scale, self._zero_point, self._grid, self.training, payload)
 
-    def axes(
-        self,
-        value: Any = None,
-        scale: Any = None,
-        zero_point: Any = None,
-        bit_width: Any = None,
-        **others: Any,
-    ) -> Self:
-        """Return a pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
-
-        Args:
-            value: the entry for the value, for example the axis to map over; in groups, with two axes for them.
-            scale: the entry for the scale; None if it is per tensor and not mapped.
-            zero_point, bit_width: the same for the zero point and for a learned bit width; a constant one stays.
-            **others: the same for a format with learned widths.
-
-        Raises:
-            TypeError: the tensor has no such field.
-
-        Example:
-            >>> from jqinject.quant_tensor import IntQuantTensor
-            >>> x = IntQuantTensor(jnp.ones((3, 2)), 0.5, 0.0, 8, signed=True, training=False)
-            >>> jax.vmap(lambda row: row.int().sum(), in_axes=(x.axes(value=0),))(x)
-            Array([4, 4, 4], dtype=int32)
-        """
-        entries = {"value": value, "scale": scale, "zero_point": zero_point, "bit_width": bit_width, **others}
-        bare = self._bare
-        children, static = _flatten(bare)
-        if unknown := [name for name, x in entries.items() if x is not None and name not in bare.fields]:
-            names = ", ".join(key.name for key, _ in children)
-            raise TypeError(f"{type(self).__name__}.axes: {', '.join(unknown)}; its children are {names}")
-        fields = [jax.tree.map(lambda _, key=key: entries.get(key.name), child) for key, child in children]
-        return _unflatten(type(bare), static, fields)._like(type(self), self._layout)
-
     def __reduce__(self) -> tuple[Any, ...]:
         children, static = _flatten(self)
         return _unflatten, (type(self), static, [child for _, child in children])
@@ -321,32 +295,22 @@ class TensorFields(ArrayMethods):
 
 
 def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
-    """Children with their names, and what is static; a learned grid is a child."""
+    """Children with their names, and what is static; the widths of a learned grid are leaves of it."""
     key = jax.tree_util.GetAttrKey
     if tensor._layout is not None:
         # What a transformation has put in the place of the tensor in groups may be anything.
         return [(key("grouped"), tensor._array if tensor._grid is None else tensor._bare)], tensor._layout
-    grid, names = tensor._grid, tensor.arrays
-    children = [(key(name), getattr(tensor, "_" + name)) for name in names]
-    if not grid.is_learned:
-        return children, (grid, (), tensor._training)
-    first, *rest = tensor.grid_fields
-    static = tuple(getattr(tensor, name) for name in rest)
-    return [*children, (key(first), getattr(tensor, first))], (None, static, tensor._training)
+    return [(key(name), getattr(tensor, "_" + name)) for name in (*tensor.arrays, "grid")], tensor._training
 
 
-def _unflatten(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
-    if isinstance(aux, Layout):
+def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
+    if isinstance(static, Layout):
         (child,) = children
         if not isinstance(child, TensorFields):
             child = cls._of(child, None, None, None, False)
-        return child._like(cls, aux)
-    grid, static, training = aux
-    array, scale, *rest = children
-    zero_point = rest.pop(0) if len(cls.arrays) == 3 else None
-    if rest:  # learned
-        grid = IntGrid(*rest, *static) if static else rest[0]
-    return cls._of(array, scale, zero_point, grid, training)
+        return child._like(cls, static)
+    array, scale, *zero, grid = children
+    return cls._of(array, scale, zero[0] if zero else None, grid, static)
 
 
 _CURES = {

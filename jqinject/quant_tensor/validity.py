@@ -182,14 +182,15 @@ def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Ar
     return jnp.where(binary, -1.0 if signed else 0.0, lower), jnp.where(binary, 1.0, upper)
 
 
-def holds_integers(
-    value: jax.Array, scale: jax.Array, zero_point: jax.Array | None, bit_width: BitWidth, signed: bool
-) -> jax.Array:
-    """Whether the tensor is valid: q = value / scale + zero_point is integer and within its range.
+def validity(
+    value: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: IntGrid
+) -> tuple[jax.Array, jax.Array]:
+    """Whether the tensor is valid; whether it has integers, as a one-bit tensor with a single value also does.
 
-    Integer means at most 0.2 away for float32 (0.1 for float64, 0.5 for float16 and bfloat16); the range is
-    that of `integer_bounds`. One bit also means that q takes exactly two different values, one of them
-    negative if and only if the tensor is signed. An empty tensor is valid; a nan or inf is not.
+    It is valid if q = value / scale + zero_point is integer and within its range. Integer means at most 0.2 away for
+    float32 (0.1 for float64, 0.5 for float16 and bfloat16); the range is that of `integer_bounds`. One bit also means
+    that q takes exactly two different values, one of them negative if and only if the tensor is signed. An empty tensor
+    is valid; a nan or inf is not.
 
     Source: Brevitas's `IntQuantTensor.is_valid`.
 
@@ -197,28 +198,20 @@ def holds_integers(
         value: float array.
         scale: float per integer step; broadcasts against `value`.
         zero_point: the integer that represents 0.0; broadcasts against `value`. None if absent.
-        bit_width: Python int or scalar array.
-        signed: whether the integers are signed.
+        grid: of the integers.
 
     Returns:
-        A boolean scalar array; usable under `jax.jit`.
+        Two boolean scalar arrays; usable under `jax.jit`.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> one, zero = jnp.float32(1.0), jnp.float32(0.0)
-        >>> bool(holds_integers(jnp.array([-8.0, 7.0]), one, zero, 4, signed=True))
+        >>> one = jnp.float32(1.0)
+        >>> bool(validity(jnp.array([-8.0, 7.0]), one, None, IntGrid(4))[0])
         True
-        >>> bool(holds_integers(jnp.array([-8.0, 8.0]), one, zero, 4, signed=True))
+        >>> bool(validity(jnp.array([-8.0, 8.0]), one, None, IntGrid(4))[0])
         False
     """
-    valid, _ = _validity(value, scale, zero_point, bit_width, signed)
-    return valid
-
-
-def _validity(
-    value: jax.Array, scale: jax.Array, zero_point: jax.Array | None, bit_width: BitWidth, signed: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Whether the tensor is valid; whether it has integers, as a one-bit tensor with a single value also does."""
+    bit_width, signed = grid.bit_width, grid.signed
     if value.size == 0:
         return jnp.array(True), jnp.array(True)
     exact = pre_round_integers(value, scale, zero_point)
@@ -245,12 +238,11 @@ def checked_integers(
     It has them if it is valid; a one-bit tensor also if it holds a single value everywhere.
 
     Args:
-        value, scale, zero_point: as for `holds_integers`.
-        grid: of the integers.
+        value, scale, zero_point, grid: as for `validity`.
         dtype: of the integers.
 
     Returns:
         `round(value / scale + zero_point)` in `dtype`, and a boolean scalar array.
     """
     integers = jnp.round(pre_round_integers(value, scale, zero_point)).astype(dtype)
-    return integers, _validity(value, scale, zero_point, grid.bit_width, grid.signed)[1]
+    return integers, validity(value, scale, zero_point, grid)[1]

@@ -104,7 +104,7 @@ BESIDE = {
     },
     "DecoupledRescalingIntQuantWithInput": {
         "pre_scaling_impl": core.AccumulatorAwareParameterPreScaling(
-            ONE, core.AbsMax(), core.BitWidthConst(16), VIEW, [jnp.ones((3, 4))]
+            ONE, core.AbsMax(), VIEW, [jnp.ones((3, 4))], accumulator_bit_width_impl=core.BitWidthConst(16)
         ),
     },
 }

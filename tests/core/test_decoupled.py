@@ -183,11 +183,11 @@ def test_a_quantizer_by_the_input_needs_what_looks_at_it():
     with pytest.raises(TypeError, match=r"needs weights that are centered on 0, got ZeroZeroPoint"):
         AccumulatorAwareZeroCenterParameterPreScaling(
             ConstScaling(1.0),
-            ZeroZeroPoint(),
             L1Norm(1),
-            BitWidthConst(16),
             OverOutputChannelView(),
             [jnp.ones((2, 2))],
+            pre_zero_point_impl=ZeroZeroPoint(),
+            accumulator_bit_width_impl=BitWidthConst(16),
         )
 
 

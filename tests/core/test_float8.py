@@ -49,7 +49,7 @@ def test_the_history_is_a_window() -> None:
     history, recent, steps = History(3), History(3, "most_recent"), jnp.zeros(3)
     seen: list[float] = []
     for amax in (1.0, 8.0, 0.0, 2.0, 3.0, 0.5):
-        steps = history.push(steps, jnp.float32(amax))
+        steps, _ = history.push(steps, jnp.float32(amax))
         seen.append(amax)
         assert float(history.reduced(steps)) == max(seen[-3:])
         assert float(history.newest(steps)) == float(recent.reduced(steps)) == amax
@@ -84,7 +84,7 @@ def test_the_history_is_rolled_by_one_before_the_newest_is_written(length: int) 
     history, steps = History(length, rank=1), jnp.zeros((length, 2))
     expected = np.zeros((length, 2), np.float32)
     for step in range(1, 8):
-        steps = history.push(steps, jnp.float32([step, 10 * step]))
+        steps, _ = history.push(steps, jnp.float32([step, 10 * step]))
         expected = np.roll(expected, -1, axis=0)
         expected[0] = step, 10 * step
         np.testing.assert_array_equal(steps, expected)

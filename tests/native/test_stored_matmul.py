@@ -20,7 +20,7 @@ from jqinject.native.stored_matmul import (
     takes_stored,
 )
 from jqinject.nn import QuantLinear
-from jqinject.ops.packing import pack
+from jqinject.ops import IntGrid
 
 E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 WIDE = (-128, 127, *range(-7, 7))
@@ -29,7 +29,7 @@ WIDE = (-128, 127, *range(-7, 7))
 def halves(seed, *shape):
     """Indices in 4 bits, and the same packed."""
     indices = np.random.default_rng(seed).integers(0, 16, shape).astype(np.uint8)
-    return indices, np.asarray(pack(jnp.asarray(indices), 4))
+    return indices, np.asarray(IntGrid(4).pack(jnp.asarray(indices)))
 
 
 def integers(seed, *shape):

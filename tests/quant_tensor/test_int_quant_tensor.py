@@ -154,7 +154,7 @@ def test_repr_shows_format_shape_metadata_and_values():
     )
     per_channel = tensor(np.ones((2, 9), np.int32), scale=jnp.arange(1.0, 10.0))
     assert "scale=1 to 9 (shape (9,))" in repr(per_channel)
-    assert "value=0" in repr(x.axes(value=0))
+    assert "value=0" in repr(IntQuantTensor(0, None, None, 8, True, False))
 
 
 def test_repr_works_under_tracing():

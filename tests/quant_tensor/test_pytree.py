@@ -19,7 +19,7 @@ def test_leaves_and_their_names():
     assert paths == [".value", ".scale", ".zero_point"]
     learned = tensor(bit_width=jnp.float32(5.5))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(learned)[0]]
-    assert paths == [".value", ".scale", ".zero_point", ".bit_width"]
+    assert paths == [".value", ".scale", ".zero_point", ".grid.bit_width"]
 
 
 def test_static_fields_are_part_of_the_structure():
@@ -65,19 +65,24 @@ def test_gradients_reach_value_scale_and_learned_bit_width():
     assert jax.grad(lambda x: jnp.sum(x.value))(tensor()).bit_width == 8
 
 
+def axes_of(x):
+    """What is mapped over the first axis: everything but scalars."""
+    return jax.tree.map(lambda leaf: 0 if leaf.ndim else None, x)
+
+
 def test_vmap_over_the_value_alone():
     x = tensor()
-    rows = jax.vmap(lambda row: row.int().sum(), in_axes=(x.axes(value=0),))(x)
+    rows = jax.vmap(lambda row: row.int().sum(), in_axes=(axes_of(x),))(x)
     np.testing.assert_array_equal(rows, x.int().sum(1))
     prefix = IntQuantTensor(0, None, None, 8, True, False)
     np.testing.assert_array_equal(jax.vmap(lambda row: row.int().sum(), in_axes=(prefix,))(x), rows)
-    out = jax.vmap(lambda row: row + row, in_axes=(x.axes(value=0),), out_axes=x.set(bit_width=9).axes(0))(x)
+    out = jax.vmap(lambda row: row + row, in_axes=(prefix,), out_axes=axes_of(x.set(bit_width=9)))(x)
     assert out.scale.shape == ()
 
 
 def test_vmap_over_a_per_channel_scale():
     x = IntQuantTensor(jnp.ones((3, 2)), jnp.array([[0.5], [1.0], [0.25]]), 0.0, 8, True, False)
-    integers = jax.vmap(lambda row: row.int(), in_axes=(x.axes(value=0, scale=0),))(x)
+    integers = jax.vmap(lambda row: row.int(), in_axes=(axes_of(x),))(x)
     np.testing.assert_array_equal(integers, x.int())
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
+from jqinject.ops.clamp import choose
 
 REDUCTIONS = ("max", "most_recent")
 
@@ -38,7 +38,7 @@ class History:
     Example:
         >>> history, steps = History(length=3), jnp.zeros(3)
         >>> for amax in (5.0, float("inf"), 2.0):
-        ...     steps = history.push(steps, jnp.float32(amax))
+        ...     steps, entered = history.push(steps, jnp.float32(amax))
         >>> steps, history.reduced(steps), history.newest(steps)
         (Array([2., 0., 5.], dtype=float32), Array(5., dtype=float32), Array(2., dtype=float32))
     """
@@ -70,26 +70,22 @@ class History:
         """Return what the steps are reduced to; 0 before the first."""
         return self.newest(steps) if self.reduce == "most_recent" else jnp.max(steps, axis=-1 - self.rank)
 
-    def push(self, steps: jax.Array, statistic: jax.Array, happened: Any = True) -> jax.Array:
-        """Return the steps after one more, which replaces the oldest.
+    def push(self, steps: jax.Array, statistic: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the steps after one more, which replaces the oldest, and whether it entered.
 
         Args:
             steps: the steps.
-            statistic: the step's, float32; per channel, the channels enter together or not at all.
-            happened: whether there was such a step; a bool, or one per layer of a stack.
+            statistic: the step's, float32; per channel, the channels enter together or not at all. -inf never enters.
         """
         axis = steps.ndim - 1 - self.rank
         channels = tuple(range(axis, statistic.ndim))
-        finite = jnp.ones_like(statistic, bool) if self.keeps_infinite else jax.lax.is_finite(statistic)
-        enters = jnp.all(finite, axis=channels) if channels else finite
-        enters = enters if happened is True else jnp.logical_and(happened, enters)
+        enters = statistic != -jnp.inf if self.keeps_infinite else jax.lax.is_finite(statistic)
+        enters = jnp.all(enters, axis=channels) if channels else enters
         older = [
             jax.lax.slice_in_dim(steps, start, stop, axis=axis)
             for start, stop in ((2, self.length), (0, 1))
             if start < stop and self.length > 1
         ]
         rolled = jax.lax.concatenate([jnp.expand_dims(statistic, axis), *older], axis)
-        if enters.ndim:  # a stack of layers
-            spread = enters.reshape(*enters.shape, *(1,) * (steps.ndim - enters.ndim))
-            enters = jnp.broadcast_to(spread, steps.shape)
-        return jax.lax.select(enters, rolled, steps)
+        spread = enters.reshape(*enters.shape, *(1,) * (steps.ndim - enters.ndim)) if enters.ndim else enters
+        return choose(spread, rolled, steps), enters

@@ -134,7 +134,7 @@ class Memory(Component):
         policy = Policy(
             kind,
             check.momentum(momentum, where, f"{of}_stats_momentum"),
-            0 if steps is None else check.positive_steps(steps, where),
+            0 if steps is None else check.positive_steps(steps, where, "collect_stats_steps"),
             named=not isinstance(momentum, DefaultMomentum),
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")

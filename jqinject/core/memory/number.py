@@ -141,8 +141,7 @@ def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) ->
         ValueError: the shapes disagree, or the value is not finite.
     """
     checked = None if shape is None else check.shape(shape, where, names[1])
-    checks = check.traced_initial_value if isinstance(init, jax.core.Tracer) else check.initial_value
-    return checks(init, checked, where, *names)
+    return check.initial_value(init, checked, where, *names)
 
 
 def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:

@@ -88,25 +88,26 @@ class Policy:
             count: how many batches have entered.
             active: whether the memory still takes batches; None for always.
         """
-        grown, enters = [], active
-        for old, number in zip(held, numbers, strict=True):
-            if self.restart:
-                new = number
-            elif self.kind != "mean":
-                new = running_mean(old, number, count, self.weight)
-            elif self.momentum is None:
-                new = choose(count <= check.MOST_STEPS, old + number, old)  # after that the counter stays
-            else:
-                average = choose(count > 0, old / jnp.maximum(count, 1.0), number)
-                new = ((1 - self.momentum) * average + self.momentum * number) * (count + 1)
-            grown.append(new)
-            # One number for each counter, or several that enter together.
-            finite = jnp.isfinite(new) if new.shape == count.shape else all_finite(new)
-            enters = finite if enters is None else enters & finite
-        assert enters is not None, "a memory remembers a number"
+        grown = tuple([self._grown(old, number, count) for old, number in zip(held, numbers, strict=True)])
+        # One number for each counter, whose difference is finite if all are; or several that enter together.
+        whole = grown[0] if len(grown) == 1 else jax.lax.sub(*grown)
+        enters = jnp.isfinite(whole) if whole.shape == count.shape else all_finite(whole)
+        if self.kind == "mean" and self.momentum is None and not self.restart:
+            active = count <= check.MOST_STEPS  # after that the counter stays
+        enters = enters if active is None else enters & active
+        more = jnp.ones_like(count) if self.restart else count + 1
         kept = tuple([choose(enters, new, old) for new, old in zip(grown, held, strict=True)])
-        more = enters.astype(jnp.float32)
-        return kept, choose(enters, jnp.ones_like(count), count) if self.restart else count + more, enters
+        return kept, choose(enters, more, count), enters
+
+    def _grown(self, old: jax.Array, number: jax.Array, count: jax.Array) -> jax.Array:
+        if self.restart:
+            return number
+        if self.kind != "mean":
+            return running_mean(old, number, count, self.weight)
+        if self.momentum is None:
+            return old + number
+        average = choose(count > 0, old / jnp.maximum(count, 1.0), number)
+        return ((1 - self.momentum) * average + self.momentum * number) * (count + 1)
 
 
 def mean(numbers: Numbers, count: jax.Array, sums: Numbers) -> Numbers:
@@ -121,17 +122,16 @@ def mean_after(
 ) -> tuple[Numbers, jax.Array, Numbers, jax.Array]:
     """Return the mean, counter and sums after one more batch, and whether it entered.
 
-    The mean is differentiable in the numbers of the batch.
+    The mean is differentiable in the numbers of the batch. Before the first that enters, it is nan.
     """
     kept, counted, entered = policy.after(sums, numbers, count)
-    return mean(numbers, counted, kept), counted, kept, entered
+    return tuple([total / counted for total in kept]), counted, kept, entered
 
 
 def _mean_after_jvp(policy: Policy, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (_, count, _), (dnumbers, _, _) = primals, tangents
     means, counted, kept, entered = mean_after(policy, *primals)
-    # A batch that did not enter is the mean only until one does.
-    share = (entered | (counted == 0)).astype(jnp.float32)
+    share = entered.astype(jnp.float32)
     if policy.momentum is not None and not policy.restart:
         share = choose(count > 0, share * policy.momentum, share) * counted
     divisor = jnp.maximum(counted, 1)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jqinject.core._protocols import Clamp, GradientMask, Scaling, View
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import component
-from jqinject.core.quantizers.quantizer import Quantizer
+from jqinject.core.quantizers.quantizer import Quantizer, Rounded
+from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import Codebook, TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
@@ -62,15 +63,12 @@ class CodebookQuant(Quantizer):
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         return self.codebook
 
-    def _grid(self) -> Codebook:
-        return self.codebook
-
-    def _threshold(self, grid: Codebook) -> float:
-        return grid.largest
+    def _numbers(self) -> tuple[Codebook, float]:
+        return self.codebook, self.codebook.largest
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Codebook, keep: bool
-    ) -> tuple[jax.Array, None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
         steps = divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = jnp.where(jnp.isnan(inside), inside, grid.decode(grid.encode(inside)))

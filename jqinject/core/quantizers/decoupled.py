@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import InitVar, field, replace
-from typing import Any, Protocol, cast
+from typing import Any
 
 import jax
 import jax.core
@@ -16,9 +17,8 @@ from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, 
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import Component, component, set_view
-from jqinject.core.quantizers.int_quant import IntQuant
+from jqinject.core.quantizers.int_quant import IntQuant, int_grid
 from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, start_delay
-from jqinject.core.quantizers.rescaling_int_quant import int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
@@ -51,13 +51,7 @@ class DecoupledIntQuant(IntQuant):
     """
 
     def __call__(  # type: ignore[override]
-        self,
-        pre_scale: jax.Array,
-        pre_zero_point: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array,
-        bit_width: Any,
-        x: jax.Array,
+        self, pre_scale: Any, pre_zero_point: Any, scale: Any, zero_point: Any, bit_width: Any, x: jax.Array
     ) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
         x = check.float_input(x, "DecoupledIntQuant")
@@ -65,37 +59,7 @@ class DecoupledIntQuant(IntQuant):
 
 
 @component
-class DecoupledQuantizer(Quantizer):
-    """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
-
-    decoupled_int_quant: DecoupledIntQuant
-    pre_scaling_impl: Any
-    scaling_impl: Scaling
-    int_scaling_impl: IntScalingImpl
-    pre_zero_point_impl: ZeroPoint
-    zero_point_impl: ZeroPoint
-    bit_width_impl: BitWidth
-
-    def _grid(self) -> IntGrid:
-        return int_grid(cast(Any, self.decoupled_int_quant), self.bit_width_impl())
-
-    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
-        return self(x)  # without a payload
-
-    def _decoupled(self, x: jax.Array, pre_threshold: jax.Array, within: Any = None) -> Quantized:
-        """The result for the threshold of a pre-scale; `within` has the last word on the integers."""
-        x32, grid, rounds = x.astype(jnp.float32), self._grid(), self.decoupled_int_quant
-        steps = self.int_scaling_impl(grid.bit_width)
-        pre_scale = divide(pre_threshold, steps)
-        pre_zero_point = self.pre_zero_point_impl(x32, pre_scale, grid.bit_width)
-        scale = self.scaling_impl(x32, steps)
-        zero_point = self._zero_point(x32, scale, grid, None)
-        q = rounds.to_int(pre_scale, pre_zero_point, grid.bit_width, x32)
-        value = rounds.from_int(q if within is None else within(q), scale, zero_point, x)
-        return Quantized(value, scale, zero_point, grid, None, pre_scale, pre_zero_point)
-
-
-class DecoupledRescalingIntQuant(DecoupledQuantizer):
+class DecoupledRescalingIntQuant(Quantizer):
     """Integer quantization that rounds by one scale and rescales by another.
 
     `b = bit_width_impl()`, `t = int_scaling_impl(b)`, `p = pre_scaling_impl(x) / t`,
@@ -124,10 +88,38 @@ class DecoupledRescalingIntQuant(DecoupledQuantizer):
         ([0.6, -1.4], 0.1)
     """
 
-    def __call__(self, x: jax.Array) -> Quantized:
+    decoupled_int_quant: DecoupledIntQuant
+    pre_scaling_impl: Any
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    pre_zero_point_impl: ZeroPoint
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
+    def keeping_payload(self, x: jax.Array) -> Quantized:
+        """Like a call: numbers that have two scales have no payload."""
+        return self(x)
+
+    def _numbers(self) -> tuple[IntGrid, Any]:
+        grid = int_grid(self.decoupled_int_quant, self.bit_width_impl())
+        return grid, self.int_scaling_impl(grid.bit_width)
+
+    def __call__(self, x: jax.Array) -> Quantized:  # type: ignore[override]
         """`x` quantized; scales and zero points float32."""
-        x = check.float_input(x, "DecoupledRescalingIntQuant")
-        return self._decoupled(x, self.pre_scaling_impl(x.astype(jnp.float32)))
+        return self._decoupled(check.float_input(x, "DecoupledRescalingIntQuant"))
+
+    def _decoupled(self, x: jax.Array, *input_format: Any) -> Quantized:
+        """The result; for an input format the pre-scaling has the last word on the integers."""
+        x32, rounds, pre_scaling = x.astype(jnp.float32), self.decoupled_int_quant, self.pre_scaling_impl
+        grid, steps = self._numbers()
+        pre_scale = divide(pre_scaling(x32, *input_format), steps)
+        pre_zero_point = self.pre_zero_point_impl(x32, pre_scale, grid.bit_width)
+        scale = self.scaling_impl(x32, steps)
+        zero_point = self._zero_point(x32, scale, grid, None)
+        q = rounds.to_int(pre_scale, pre_zero_point, grid.bit_width, x32)
+        q = pre_scaling.within(q, *input_format) if input_format else q
+        value = rounds.from_int(q, scale, zero_point, x)
+        return Quantized(value, scale, zero_point, grid, None, pre_scale, pre_zero_point)
 
 
 WIDEST = 32  # bits of an accumulator
@@ -138,7 +130,7 @@ class ZeroWeightsWarning(UserWarning):
 
 
 @component
-class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
+class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
     """Like `DecoupledRescalingIntQuant`, with a scale before rounding that depends on the layer's input format.
 
     `p = pre_scaling_impl(x, N, signed) / t`, `y = s * (within(q, N, signed) - z)`: `within` of the pre-scaling has the
@@ -162,7 +154,8 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         >>> from jqinject.core import OverOutputChannelView, RoundToZeroSte, SingleArgStatelessBuffer, ZeroZeroPoint
         >>> w, s = jnp.array([[60.0, -40.0]]), ConstScaling(1.0)
         >>> a2q = AccumulatorAwareParameterPreScaling(
-        ...     s, L1Norm(stats_reduce_dim=1), BitWidthConst(13), OverOutputChannelView(), [w], (1, 1))
+        ...     s, L1Norm(stats_reduce_dim=1), OverOutputChannelView(), [w], (1, 1),
+        ...     accumulator_bit_width_impl=BitWidthConst(13))
         >>> quant = DecoupledRescalingIntQuantWithInput(
         ...     DecoupledIntQuant(True, True, float_to_int_impl=RoundToZeroSte()), a2q, s,
         ...     SingleArgStatelessBuffer(1.0), ZeroZeroPoint(), ZeroZeroPoint(), BitWidthConst(8))
@@ -189,14 +182,16 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         x = check.float_input(x, "DecoupledRescalingIntQuantWithInput")
         if input_bit_width is not None and input_is_signed is not None:
-            self._keep(input_bit_width, input_is_signed)
-            return self._for_input(x, input_bit_width, input_is_signed)
-        kept = self.kept_input()
-        if kept is not None:
-            return self._for_input(x, *kept)
+            if not self.use_running_average:
+                kept = [jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)]
+                self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(kept))))
+            return self._decoupled(x, input_bit_width, input_is_signed)
+        known = self.kept_input()
+        if known is not None:
+            return self._decoupled(x, *known)
         # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
         bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
-        result = self._for_input(x, jnp.maximum(bits, 1), sign)
+        result = self._decoupled(x, jnp.maximum(bits, 1), sign)
         return replace(result, value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
 
     def kept_input(self) -> tuple[int, bool] | None:
@@ -214,11 +209,6 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
                 "the layer input_quant=..., or call it once in training mode with a QuantTensor"
             )
         return (int(kept[0]), bool(kept[1])) if kept.ndim == 1 else None
-
-    def _keep(self, bits: Any, signed: Any) -> None:
-        if not self.use_running_average:
-            kept = jnp.stack([jnp.asarray(f).astype(jnp.float32) for f in (bits, signed)])
-            self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)))
 
     def check_input(self, x: jax.Array, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.
@@ -240,15 +230,13 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         widths = range(width, WIDEST + 1)
         least = next((n for n in widths if self._has_integers(n, x, input_bit_width, input_is_signed)), None)
         if least != width:
+            cure = (
+                f"accumulator_bit_width = {least}, the narrowest" if least else "fewer inputs for each output"
+            )
             warnings.warn(
                 f"an accumulator of {width} bits bounds the integers of an output channel so much that all weights of "
-                f"shape {x.shape} are 0: the layer passes nothing on, and does not train.\n  cure: "
-                + (
-                    f"accumulator_bit_width = {least}, the narrowest"
-                    if least
-                    else "fewer inputs for each output"
-                )
-                + " that leaves weights other than 0, or more; or an input of fewer bits",
+                f"shape {x.shape} are 0: the layer passes nothing on, and does not train.\n  cure: {cure} that leaves "
+                "weights other than 0, or more; or an input of fewer bits",
                 ZeroWeightsWarning,
                 stacklevel=2,
             )
@@ -257,21 +245,9 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
         copy = nnx.clone(self, graph=True)
         copy.pre_scaling_impl.accumulator_bit_width_impl = BitWidthConst(width)
-        return bool(jnp.any(copy._for_input(x, bits, signed).value))
+        return bool(jnp.any(copy._decoupled(x, bits, signed).value))
 
     set_view = set_view
-
-    def _for_input(self, x: jax.Array, bits: Any, signed: Any) -> Quantized:
-        pre_threshold = self.pre_scaling_impl(x.astype(jnp.float32), bits, signed)
-        return self._decoupled(x, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed))
-
-
-class TruncScaling(Protocol):
-    """`trunc_scaling_impl`: what integers are divided by."""
-
-    def __call__(
-        self, scaling_input: jax.Array, input_bit_width: Any, output_bit_width: Any, signed: bool, /
-    ) -> jax.Array: ...
 
 
 @component
@@ -284,7 +260,7 @@ class TruncIntQuant(Component):
     Args:
         float_to_int_impl: how `q / t` is rounded.
         bit_width_impl: the bit width of the result.
-        trunc_scaling_impl: what integers are divided by.
+        trunc_scaling_impl: what integers are divided by, called with them, both bit widths and the sign.
         narrow_range: leave out one value of the result: -128 of signed, 255 of unsigned 8 bits.
         tensor_clamp_impl: how to clamp.
         quant_delay_steps: calls that return `x` unchanged before quantization starts.
@@ -303,7 +279,7 @@ class TruncIntQuant(Component):
 
     float_to_int_impl: Rounding
     bit_width_impl: BitWidth
-    trunc_scaling_impl: TruncScaling = TruncMsbScaling()
+    trunc_scaling_impl: Callable[..., jax.Array] = TruncMsbScaling()
     narrow_range: bool = False
     tensor_clamp_impl: Clamp = TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0

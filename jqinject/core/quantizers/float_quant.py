@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,26 +18,30 @@ from jqinject.core._protocols import (
     Rounding,
     Scaling,
     View,
+    collects_in_steps,
     divisor_of,
     is_nearest,
 )
 from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component
-from jqinject.core.quantizers.quantizer import Quantized, Quantizer
+from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded, through_ends
 from jqinject.core.quantizers.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.scaling.two_levels import RuntimeDynamicTwoLevelScaling
 from jqinject.core.statistics.search import Search, scale_of
+from jqinject.ops.fake_quant import Offset, quantize_on_grid
 from jqinject.ops.float8_cast import (
+    FLOAT8_DTYPES,
     float8_dtype,
     float8_factor,
     from_steps_of_power,
     quantize_by_factor,
     quantize_float8,
     steps_of_power,
+    to_float8,
 )
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
@@ -137,12 +142,16 @@ class FloatQuant(Quantizer):
         straight_through: the gradient of `x` is that of `y` everywhere, clamped numbers included, the scale gets none,
             and the result keeps its payload: for training in low bits.
         cast_impl: a cast to an 8-bit float in the place of widths, bias, clamp and rounding, straight through.
+        q_dtype: a dtype of at most 8 bits in the place of widths, bias and clamp, as in Qwix and AQT: the scale comes
+            from a symmetric range (`RangeScaling`), and the gradient is that of clipping to it.
 
     Raises:
-        TypeError: a constant width is not an int, or a component is missing; (when called) `x` is not a float array.
-        ValueError: widths that are invalid, exceed float32, or do not add up to `bit_width`.
+        TypeError: a constant width is not an int, a component is missing, or `q_dtype` is no minifloat; (when called)
+            `x` is not a float array.
+        ValueError: widths that are invalid, exceed float32, or do not add up to `bit_width`; (when called) the range is
+            not symmetric.
 
-    Source: Brevitas, `core.quant.float.FloatQuant`.
+    Source: Brevitas, `core.quant.float.FloatQuant`; Qwix; AQT.
 
     Differs from Brevitas: an infinity stays inf in formats that have inf (there: nan).
 
@@ -156,8 +165,13 @@ class FloatQuant(Quantizer):
         >>> flax = FloatQuant(cast_impl=Float8Cast(), scaling_impl=AmaxScaling(delayed=False))
         >>> flax(jnp.array([448.0, 17.0])).payload
         Array([448, 16], dtype=float8_e4m3fn)
+        >>> from jqinject.core import AbsMaxRange, RangeScaling
+        >>> qwix = FloatQuant(scaling_impl=RangeScaling(AbsMaxRange()), q_dtype=jnp.float4_e2m1fn)
+        >>> qwix(jnp.array([5.9, -12.0, 0.0])).value
+        Array([  6., -12.,   0.], dtype=float32)
     """
 
+    has_zero_point = False  # type: ignore[assignment]
     signed: bool = True
     exponent_bit_width_impl: BitWidth | None = None
     mantissa_bit_width_impl: BitWidth | None = None
@@ -172,40 +186,40 @@ class FloatQuant(Quantizer):
     bit_width: InitVar[int | None] = None
     straight_through: bool = False
     cast_impl: Float8Cast | None = None
+    q_dtype: Any = None
 
     def __post_init__(self, bit_width: int | None) -> None:
         check.fields(self, signed=check.flag, straight_through=check.flag)
         if self.scaling_impl is None:
             vars(self)["scaling_impl"] = ConstScaling(1.0)
         if self.cast_impl is not None:
-            vars(self)["straight_through"] = True
-            return self._check_cast()
+            vars(self).update(straight_through=True, q_dtype=self.cast_impl.q_dtype)
+        if self.q_dtype is not None:
+            vars(self)["q_dtype"] = FloatGrid.of_dtype(self.q_dtype).dtype
+            return self._check_unused()
         for name in _WIDTHS:
             check.component(getattr(self, name), "FloatQuant", name)
         _check_sum(self.format, bit_width)
 
-    def _check_cast(self) -> None:
-        names = (
-            "exponent_bit_width",
-            "mantissa_bit_width",
-            "exponent_bias",
-            "float_clamp",
-            "float_scaling",
-            "gradient_mask",
-        )
-        unused = [f"{name}_impl" for name in names if getattr(self, f"{name}_impl") is not None]
-        unused += [] if is_nearest(self.float_to_int_impl) else ["float_to_int_impl"]
+    def _check_unused(self) -> None:
+        names = ("exponent_bit_width", "mantissa_bit_width", "exponent_bias", "float_clamp", "float_scaling")
+        names = (*(f"{name}_impl" for name in names), "gradient_mask_impl")
+        unused = [name for name in names if getattr(self, name) is not None]
+        what = "q_dtype has numbers of its own"
+        if self.cast_impl is not None:
+            what = "cast_impl rounds to nearest to the numbers of its q_dtype"
+            unused += [] if is_nearest(self.float_to_int_impl) else ["float_to_int_impl"]
         if unused:
             raise ValueError(
-                f"FloatQuant: cast_impl rounds to nearest to the numbers of its q_dtype, and {', '.join(unused)} would "
-                "not be used.\n  cure: leave it out; or a minifloat by its widths, without cast_impl"
+                f"FloatQuant: {what}, and {', '.join(unused)} would not be used.\n"
+                "  cure: leave it out; or a minifloat by its widths, without cast_impl"
             )
 
     @property
     def format(self) -> FloatGrid:
         """The minifloat's format: static if its widths are."""
-        if self.cast_impl is not None:
-            return self.cast_impl.format
+        if self.q_dtype is not None:
+            return FloatGrid.of_dtype(self.q_dtype)
         clamp: Any = self.float_clamp_impl
         parts: Any = (self.exponent_bit_width_impl, self.mantissa_bit_width_impl, self.exponent_bias_impl)
         exponent, mantissa, bias = (width() for width in parts)
@@ -215,7 +229,7 @@ class FloatQuant(Quantizer):
     @property
     def is_nearest(self) -> bool:
         """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
-        as_it_is = self.cast_impl is None and isinstance(self.input_view_impl, Identity)
+        as_it_is = self.q_dtype is None and isinstance(self.input_view_impl, Identity)
         return as_it_is and is_nearest(self.float_to_int_impl, self.float_clamp_impl)
 
     @property
@@ -224,28 +238,27 @@ class FloatQuant(Quantizer):
         grid = self.format
         return None if grid.is_learned or not is_nearest(self.float_to_int_impl) else grid
 
-    def _grid(self) -> FloatGrid:
-        return self.format
+    def _numbers(self) -> tuple[FloatGrid, Any]:
+        grid, scaling = self.format, self.float_scaling_impl
+        if self.q_dtype is not None:
+            return grid, grid.largest
+        if scaling is None:
+            return grid, None
+        return grid, scaling(grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
 
-    def _threshold(self, grid: Any) -> Any:
-        if self.cast_impl is not None:
-            return grid.largest
-        if self.float_scaling_impl is None:
-            return None
-        return self.float_scaling_impl(grid.exponent_bit_width, self._max_mantissa(grid), grid.exponent_bias)
-
-    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
+    def __call__(self, x: jax.Array, *, keep: bool = False) -> Quantized:
+        """`x` quantized; see `Quantizer`."""
         x, scaling, cast = check.float_input(x, "FloatQuant"), self.scaling_impl, self.cast_impl
         if isinstance(scaling, RuntimeDynamicTwoLevelScaling):
             return in_two_levels(self, scaling, x)
         if cast is None or not cast.by_factor:
-            return super()._measured(x, keep)
+            return super().__call__(x, keep=keep)
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
         factor = cast.factor(jax.lax.stop_gradient(amax), x.dtype)
         return self._quantize(x, divide(1.0, factor), None, (factor,), self.format, keep)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Any, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
     ) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, scale, zero_point, ends, grid, keep)
@@ -253,7 +266,9 @@ class FloatQuant(Quantizer):
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
-        result = super()._quantize(x, jax.lax.stop_gradient(scale), zero_point, ends, grid, keep)
+        if not collects_in_steps(self.scaling_impl):  # such a scale has no gradient
+            scale = jax.lax.stop_gradient(scale)
+        result = super()._quantize(x, scale, zero_point, ends, grid, keep)
         return replace(result, scale_dtype=POWERS_OF_TWO) if self._by_powers else result
 
     @property
@@ -262,10 +277,15 @@ class FloatQuant(Quantizer):
         return self.straight_through and self.scale_dtype == POWERS_OF_TWO
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Any, ends: Any, grid: Any, keep: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
         if self.cast_impl is not None:
             return self.cast_impl(x, scale, *(ends or ()))
+        if self.q_dtype is not None:
+            rounding, scaling = self.float_to_int_impl, cast(Any, self.scaling_impl)
+            compute = partial(_rounded, grid, x.dtype, rounding)
+            flags = {"to_range": not scaling.scale_stop_grad, "pure": type(rounding) is RoundSte}
+            return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
         through, mask = self.straight_through, self.gradient_mask_impl
         numbers = jax.lax.stop_gradient(x) if through else x
         steps_of, value_of = (
@@ -304,3 +324,13 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
             f"bits, and bit_width = {bit_width} is declared.\n  cure: bit_width, exponent_bit_width and "
             "mantissa_bit_width go together: declare all three, as Fp6e3m2Mixin does"
         )
+
+
+def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Numbers of a grid, float32, that `dtype` holds."""
+    if type(rounding) is not RoundSte:
+        return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
+    if grid.dtype not in FLOAT8_DTYPES:
+        return quantize_on_grid(x, grid, scale, dtype=dtype).astype(jnp.float32)
+    steps = to_float8(x, scale, grid.dtype).astype(jnp.float32)
+    return from_float_steps(steps, scale, dtype).astype(jnp.float32)

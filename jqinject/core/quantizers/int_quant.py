@@ -1,22 +1,42 @@
-"""To integers and back, by a given scale, zero point and bit width."""
+"""Quantizers to integers: rounding by a given scale, zero point and bit width, and by those of components."""
 
 from __future__ import annotations
 
-from dataclasses import InitVar, field
+from dataclasses import InitVar, field, replace
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Clamp, Rounding, View, class_fact, groups_of, is_nearest
+from jqinject.core._protocols import (
+    BitWidth,
+    Clamp,
+    IntQuantizer,
+    IntScalingImpl,
+    Rounding,
+    Scaling,
+    View,
+    ZeroPoint,
+    class_fact,
+    groups_of,
+    is_nearest,
+)
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import Component, component
-from jqinject.core.quantizers.quantizer import DelayWrapper, start_delay
+from jqinject.core.quantizers.quantizer import (
+    DelayWrapper,
+    Quantized,
+    Quantizer,
+    Rounded,
+    start_delay,
+    through_ends,
+)
 from jqinject.core.rounding import RoundSte
-from jqinject.core.views import in_layout
+from jqinject.core.statistics.ranges import ClippingRange
+from jqinject.core.views import cut_of, in_layout
 from jqinject.ops import IntGrid, fake_quantize
 from jqinject.ops.fake_quant import Offset, Steps, in_range_of
 from jqinject.ops.power import divide
@@ -96,8 +116,7 @@ class IntQuant(Component):
         return self._bounds(bit_width)[1]
 
     def _bounds(self, bit_width: Any) -> tuple[Any, Any]:
-        form = self.signed, self.narrow_range
-        return _bounds(*form, bit_width) if type(bit_width) is int else IntGrid(bit_width, *form).bounds
+        return IntGrid(bit_width, self.signed, self.narrow_range).bounds
 
     def payload_dtype(self, bit_width: Any) -> np.dtype | None:
         """int8 or uint8; None if integers are wider, of a learned bit width, or delayed."""
@@ -121,7 +140,7 @@ class IntQuant(Component):
 
     def from_int(self, q: jax.Array, scale: jax.Array, zero_point: Offset, x: jax.Array) -> jax.Array:
         """The floats of the integers `q`, in the dtype of `x`; `x` itself while quantization is delayed."""
-        return self.finish((q if zero_point is None else q - zero_point) * scale, scale, x)
+        return self._finished((q if zero_point is None else q - zero_point) * scale, scale, x)
 
     def __call__(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
@@ -130,13 +149,8 @@ class IntQuant(Component):
         return in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
 
     def rounded(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        bit_width: Any,
-        keep: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, bit_width: Any, keep: bool = False
+    ) -> Rounded:
         """A viewed tensor quantized and back in its dtype, and its integers.
 
         Args:
@@ -145,19 +159,179 @@ class IntQuant(Component):
             bit_width: the bit width.
             keep: whether to return the integers as int8 or uint8; None if they are wider or the bit width is learned.
         """
-        payload = self.payload_dtype(bit_width) if keep else None
+        payload, integers = self.payload_dtype(bit_width) if keep else None, None
         how = _steps(type(self.float_to_int_impl), type(self.tensor_clamp_impl), payload)
-        x32, kept = x.astype(jnp.float32), None
         if how is None:
-            integers = self.steps_to_int(scale, zero_point, bit_width, x)
-            y = (integers if zero_point is None else integers - zero_point) * scale
-            kept = jax.lax.stop_gradient(integers).astype(payload) if payload else None
+            q = self.steps_to_int(scale, zero_point, bit_width, x)
+            y = (q if zero_point is None else q - zero_point) * scale
+            integers = jax.lax.stop_gradient(q).astype(payload) if payload else None
         else:
-            y = fake_quantize(x32, scale, zero_point, *self._bounds(bit_width), how)
-            y, kept = (y, None) if payload is None else y
-        return self.finish(y, scale, x), kept
+            form, learned = (self.signed, self.narrow_range, bit_width), type(bit_width) is not int
+            ends = self._bounds(bit_width) if learned else _bounds(*form)
+            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *ends, how)
+            y, integers = (y, None) if payload is None else y
+        if self.delay is None and x.dtype == jnp.float32:
+            return y, integers
+        return self._finished(y, scale, x), integers
 
-    def finish(self, y: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
-        """Floats `y` in the dtype of `x`; `x` itself while quantization is delayed."""
+    def _finished(self, y: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
         y = in_range_of(y, scale, x.dtype)
         return y if self.delay is None else self.delay(x, y)
+
+
+def int_grid(int_quant: IntQuantizer, bit_width: Any) -> IntGrid:
+    """The integers of an `int_quant` of so many bits; one of a user's own states its range alone.
+
+    Args:
+        int_quant: rounds and clamps.
+        bit_width: an int, or an array if learned.
+    """
+    if isinstance(int_quant, IntQuant):
+        return IntGrid(bit_width, int_quant.signed, int_quant.narrow_range)
+    signed = bool(int_quant.min_int(bit_width if isinstance(bit_width, int) else 8) < 0)
+    return IntGrid(bit_width, signed, bool(getattr(int_quant, "narrow_range", False)))
+
+
+@lru_cache(maxsize=1024)
+def _constant(
+    signed: bool, narrow_range: bool, bit_width: BitWidth, steps: IntScalingImpl
+) -> tuple[IntGrid, Any]:
+    """The grid and the threshold of constant components."""
+    grid = IntGrid(bit_width(), signed, narrow_range)
+    return grid, steps(grid.bit_width)
+
+
+class _RoundedByIntQuant(Quantizer):
+    """Abstract: a quantizer whose `int_quant` rounds, to as many bits as its `bit_width_impl` says."""
+
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+    int_scaling_impl: Any
+
+    @property
+    def input_view_impl(self) -> View:  # type: ignore[override]
+        """The view of an `IntQuant`; one of a user's own views the tensor itself."""
+        return self.int_quant.input_view_impl if isinstance(self.int_quant, IntQuant) else Identity()
+
+    @property
+    def is_nearest(self) -> bool:
+        """See `int_quant`."""
+        return is_nearest(self.int_quant)
+
+    def _numbers(self) -> tuple[IntGrid, Any]:
+        rounds, bits, steps = self.int_quant, self.bit_width_impl, self.int_scaling_impl
+        constant = class_fact(type(bits), "is_constant") and class_fact(type(steps), "is_constant")
+        if constant and isinstance(rounds, IntQuant):
+            return _constant(rounds.signed, rounds.narrow_range, bits, steps)
+        grid = int_grid(rounds, bits())
+        return grid, None if steps is None else steps(grid.bit_width)
+
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
+        rounds, scaling = self.int_quant, cast(Any, getattr(self, "scaling_impl", None))
+        if not isinstance(rounds, IntQuant):
+            zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
+            return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
+        if not getattr(scaling, "by_range", False):
+            return rounds.rounded(x, scale, zero_point, grid.bit_width, keep)
+        # The gradient goes through the ends of the range.
+        low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
+        if ends is not None and grid.narrow_range and zero_point is None:
+            ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
+        function = class_fact(type(rounds.float_to_int_impl), "elementwise")
+        how = Steps(
+            function or rounds.float_to_int_impl,
+            by_reciprocal=zero_point is None,
+            repeated=cut_of(self.input_view_impl, x) is not None,
+            payload=rounds.payload_dtype(grid.bit_width) if keep else None,
+        )
+        compute, to_range = partial(how.quantized, low=low, high=high), not scaling.scale_stop_grad
+        numbers = x.astype(jnp.float32), ends, scale, zero_point
+        y = through_ends(compute, *numbers, to_range=to_range, pure=function is not None)
+        value, payload = (y, None) if how.payload is None else y
+        return rounds._finished(value, scale, x), payload
+
+
+@component
+class RescalingIntQuant(_RoundedByIntQuant):
+    """Integer quantization whose scale, zero point and bit width come from components.
+
+    `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
+    `y = int_quant(s, z, b, x)`.
+
+    With a `RangeScaling` scale and zero point come from one range, and the gradient goes through its ends.
+
+    A tensor of zeros is quantized to zeros, with a finite scale greater than 0.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        scaling_impl: the scale.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        zero_point_impl: the zero point; `RangeZeroPoint` if it comes with the scale from one range.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
+        >>> quant = RescalingIntQuant(
+        ...     int_quant=IntQuant(narrow_range=True, signed=True),
+        ...     scaling_impl=ConstScaling(0.1),
+        ...     int_scaling_impl=IntScaling(narrow_range=True, signed=True),
+        ...     zero_point_impl=ZeroZeroPoint(),
+        ...     bit_width_impl=BitWidthConst(4),
+        ... )
+        >>> result = quant(jnp.array([0.042, -0.053, 0.31, -0.44]))
+        >>> [round(v, 4) for v in result.value.tolist()], result.bit_width
+        ([0.0429, -0.0571, 0.1, -0.1], 4)
+    """
+
+    int_quant: IntQuantizer
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
+    def __post_init__(self) -> None:
+        if getattr(self.scaling_impl, "by_range", False):
+            self._numbers()  # refuses bits that no range has
+
+    @property
+    def grid(self) -> IntGrid | None:
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
+        if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
+            return None
+        grid = self._numbers()[0]
+        return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
+
+
+@component
+class PrescaledRestrictIntQuant(_RoundedByIntQuant):
+    """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
+    weight scale.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst
+        >>> quant = PrescaledRestrictIntQuant(IntQuant(narrow_range=False, signed=True), BitWidthConst(32))
+        >>> quant(jnp.array([0.3, -0.26]), jnp.float32(0.125)).value
+        Array([ 0.25, -0.25], dtype=float32)
+    """
+
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+    int_scaling_impl = None
+    has_zero_point = False  # type: ignore[assignment]
+    scale_dtype = None  # type: ignore[assignment]
+
+    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:  # type: ignore[override]
+        """`x` quantized by `scale`."""
+        return self.by_scale(x, jnp.asarray(scale).astype(jnp.float32))

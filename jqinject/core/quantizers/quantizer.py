@@ -1,24 +1,23 @@
 """The one result of quantization, and the skeleton that every quantizer with a scale shares.
 
-    grid        = the numbers of this call                    `_grid`
-    scale       = scaling_impl(x, number that it maps to)     `_threshold`
+    grid        = the numbers of this call                    `_numbers`
+    scale       = scaling_impl(x, number that it maps to)
     zero_point  = zero_point_impl(x, scale, bits)             None without one
     value       = round(x) by these, in the quantizer's view  `_round`
 
-A quantizer states the four parts on the right; layout, search, payload and result are written here. A scaling whose
+A quantizer states the parts on the right; layout, search, payload and result are written here. A scaling whose
 scale and zero point come from one range (`RangeScaling`) finds both at once, and the gradient then goes through the
 ends of that range instead of the scale.
 """
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +33,12 @@ from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.clamp import within_range
-from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.fake_quant import Offset, known_zero
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
+
+Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
 
 @jax.tree_util.register_dataclass
@@ -169,7 +170,7 @@ class DelayWrapper(Component):
     countdown: QuantStat | None = field(default=None, init=False)
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
-        steps = _checked_steps(quant_delay_steps, "DelayWrapper")
+        steps = delay_steps(quant_delay_steps, "DelayWrapper")
         if steps:
             self.countdown = QuantStat(float_array(steps))
 
@@ -183,28 +184,19 @@ class DelayWrapper(Component):
 
 
 def delay_steps(quant_delay_steps: int | None, where: str) -> int:
-    """The number of delayed calls, at least 0.
+    """The number of delayed calls; 0 for None.
 
     Raises:
         TypeError: when it is neither None nor an integer.
-        ValueError: when a counter cannot hold it.
+        ValueError: when it is negative, or more than a counter can hold.
     """
-    if quant_delay_steps is None:
-        return 0
-    try:
-        steps = operator.index(quant_delay_steps)
-    except TypeError:
-        raise TypeError(
-            f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
-        ) from None
-    if steps > MOST_STEPS:
-        raise ValueError(f"{where}: quant_delay_steps must be at most {MOST_STEPS}, got {steps}.")
-    return max(steps, 0)
+    steps = check.optional(check.between(0, MOST_STEPS, check.integer))
+    return steps(quant_delay_steps, where, "quant_delay_steps") or 0
 
 
 def start_delay(quantizer: Any, quant_delay_steps: int | None) -> None:
     """Give a quantizer under construction a `DelayWrapper` as its `delay`, if it waits."""
-    steps = _checked_steps(quant_delay_steps, type(quantizer).__name__)
+    steps = delay_steps(quant_delay_steps, type(quantizer).__name__)
     if steps:
         quantizer.delay = DelayWrapper(steps)
 
@@ -215,13 +207,8 @@ def _is_none(finder: type) -> bool:
     return finder is NoneType or class_fact(finder, "has_zero_point") is False
 
 
-def _checked_steps(steps: int | None, where: str) -> int | None:
-    kind = check.optional(check.between(0, MOST_STEPS, check.integer))
-    return kind(steps, where, "quant_delay_steps")
-
-
 class Quantizer(Component):
-    """Abstract: a quantizer whose scale comes from a component; see the module for its four parts.
+    """Abstract: a quantizer whose scale comes from a component; see the module for its parts.
 
     Attributes:
         scaling_impl: the scale.
@@ -249,20 +236,42 @@ class Quantizer(Component):
         """The groups of `input_view_impl`."""
         return groups_of(self.input_view_impl)
 
-    def __call__(self, x: jax.Array) -> Quantized:
-        """`x` quantized; scale and zero point float32."""
-        return self._measured(x, keep=False)
+    def __call__(self, x: jax.Array, *, keep: bool = False) -> Quantized:
+        """`x` quantized; scale and zero point float32.
+
+        Args:
+            x: a float array.
+            keep: whether the result also has the payload, if the grid has one of at most 8 bits.
+        """
+        if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
+            x = check.float_input(x, type(self).__name__)
+        x32, scaling = x.astype(jnp.float32), cast(Any, self.scaling_impl)
+        grid, threshold = self._numbers()
+        zero_point = ends = None
+        if getattr(scaling, "by_range", False):
+            bits = grid.bit_width if grid.is_integer else None
+            scale, zero_point, ends = scaling.measure(x32, threshold, bits)
+            ends = ends if scaling.clip_gradient else None
+        else:
+            searched = (Search(self),) if getattr(scaling, "searches", False) else ()
+            scale = scaling(x32, threshold, *searched)
+            finder: Any = getattr(self, "zero_point_impl", None)
+            if not _is_none(type(finder)):
+                settles = x.size and searches(finder) and isinstance(scaling, Settles)
+                tried = scaling.settle(scale, threshold) if settles else scale
+                zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
+        return self._quantize(x, scale, zero_point, ends, grid, keep)
 
     def keeping_payload(self, x: jax.Array) -> Quantized:
         """Like a call; the result also has the payload, if the grid has one of at most 8 bits."""
-        return self._measured(x, keep=True)
+        return self(x, keep=True)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None, keep: bool = False
     ) -> Quantized:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         x = check.float_input(x, type(self).__name__)
-        return self._quantize(x, scale, zero_point, None, self._grid(), keep)
+        return self._quantize(x, scale, zero_point, None, self._numbers()[0], keep)
 
     def try_candidate(self, x: jax.Array, candidate: Candidate) -> Quantized:
         """`x` quantized with a candidate in place of the searched statistic.
@@ -271,73 +280,30 @@ class Quantizer(Component):
             x: float32.
             candidate: for the scale, or with a scale for the zero point.
         """
-        grid, of_zero = self._grid(), candidate
-        scale = candidate.scale
+        grid, threshold = self._numbers()
+        scale, of_zero = candidate.scale, candidate
         if scale is None:
-            scale = scale_of(self.scaling_impl, x, self._threshold(grid), candidate)
-            of_zero = Candidate(None)
+            scale, of_zero = scale_of(self.scaling_impl, x, threshold, candidate), Candidate(None)
         return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
 
     @abstractmethod
-    def _grid(self) -> Any:
-        """The grid of this call."""
-
-    def _threshold(self, grid: Any) -> Any:
-        """The number of the grid that the scale maps the statistic to; None for 1."""
-        return None
+    def _numbers(self) -> tuple[Any, Any]:
+        """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array | None,
-        ends: ClippingRange | None,
-        grid: Any,
-        keep: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
             f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
         )
 
-    def _measured(self, x: jax.Array, keep: bool) -> Quantized:
-        if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
-            x = check.float_input(x, type(self).__name__)
-        grid = self._grid()
-        return self._quantize(x, *self._measure(x.astype(jnp.float32), grid), grid=grid, keep=keep)
-
-    def _measure(self, x: jax.Array, grid: Any) -> tuple[jax.Array, jax.Array | None, ClippingRange | None]:
-        """Scale, zero point, and the range whose ends get the gradient."""
-        scaling: Any = self.scaling_impl
-        threshold = self._threshold(grid)
-        if getattr(scaling, "by_range", False):
-            bits = grid.bit_width if grid.is_integer else None
-            scale, zero_point, ends = scaling.measure(x, threshold, bits)
-            return scale, zero_point, ends if scaling.clip_gradient else None
-        searched = getattr(scaling, "searches", False)
-        scale = scaling(x, threshold, Search(self)) if searched else scaling(x, threshold)
-        finder: Any = getattr(self, "zero_point_impl", None)
-        if _is_none(type(finder)):
-            return scale, None, None
-        tried = scale
-        if x.size and searches(finder) and isinstance(scaling, Settles):
-            tried = scaling.settle(scale, threshold)
-        return scale, zero_point_of(finder, x, scale, grid.bit_width, Search(self, tried)), None
-
     def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Any, task: Any) -> jax.Array | None:
         finder: Any = getattr(self, "zero_point_impl", None)
-        if _is_none(type(finder)):
-            return None
-        return zero_point_of(finder, x, scale, grid.bit_width, task)
+        return None if _is_none(type(finder)) else zero_point_of(finder, x, scale, grid.bit_width, task)
 
     def _quantize(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array | None,
-        ends: ClippingRange | None,
-        grid: Any,
-        keep: bool,
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
     ) -> Quantized:
         view = self.input_view_impl
         if type(view) is Identity:

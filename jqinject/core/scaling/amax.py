@@ -17,8 +17,8 @@ from jqinject.core.state import GradSlot, GradStat, Part, QuantStat, float_array
 from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.statistics.statistic import TwoPhaseStat, in_place
 from jqinject.core.views import OverTensorView
-from jqinject.ops.clamp import known_zeros
-from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
+from jqinject.ops.clamp import choose, known_zeros
+from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as
 from jqinject.quant_tensor import is_concrete
@@ -75,7 +75,7 @@ class AmaxScaling(InnerModule):
         record: one Variable with all of the following.
         amax_history: the amax of each step, float32, `(amax_history_length, *scaling_shape)`, zeros at first.
         scale: the scale of the last step, float32, of `scaling_shape`.
-        pending: the step so far; along the last axis: amax, 1 if there was one, scale.
+        step_amax, step_scale: the largest amax and scale of the step so far; -inf and 0 before the first.
         slot: where a backward pass reports; gradients only.
         in_step: whether a step is under way.
 
@@ -111,7 +111,7 @@ class AmaxScaling(InnerModule):
     slot: GradSlot | None = field(init=False, default=None)
     in_step: bool = field(init=False, default=False)
     use_running_average: bool = field(init=False, default=False)
-    amax_history, scale, pending = Part(), Part(), Part()
+    amax_history, scale, step_amax, step_scale = Part(), Part(), Part(), Part()
 
     def __post_init__(
         self,
@@ -135,8 +135,9 @@ class AmaxScaling(InnerModule):
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
         numbers = {
             "amax_history": float_array(0.0, (amax_history_length, *shape)),
-            "pending": float_array(0.0, (*shape, SLOT_SIZE)),
             "scale": float_array(scaling_init, shape),
+            "step_amax": float_array(-np.inf, shape),
+            "step_scale": float_array(0.0, shape),
         }
         self.record = GradStat(numbers) if of_gradient else QuantStat(numbers)
         if of_gradient:
@@ -171,14 +172,17 @@ class AmaxScaling(InnerModule):
         amax = self._amax(x)
         scale = known if self.delayed else scale_of_amax(amax, known, threshold, self.margin)
         if recorded and self.in_step:
-            self.collect(report(amax, scale))
+            self._collect(amax, scale)
         elif recorded:
-            self._enter(amax, scale)
+            self.record.set_value(
+                {**self.record.get_raw_value(), "scale": jnp.broadcast_to(scale, amax.shape)}
+            )
+            self._push(amax)
         return scale
 
     def _amax(self, x: jax.Array) -> jax.Array:
         """The magnitude of `x` over all its shards and mapped axes, float32, of `scaling_shape`."""
-        last = jax.lax.stop_gradient(self.scale.get_value())
+        last = self.scale.get_value()
         if not x.size:
             return jnp.zeros_like(last)
         view = self.scaling_stats_input_view_shape_impl
@@ -212,37 +216,52 @@ class AmaxScaling(InnerModule):
     def begin_step(self) -> None:
         """Start collecting; discard an unfinished step."""
         self.in_step = True
-        self.pending.set_value(known_zeros(self.pending.get_value()))
+        self._forget()
+
+    def _forget(self) -> None:
+        held = self.record.get_raw_value()
+        none = {"step_amax": known_zeros(held["step_amax"], number=-np.inf)}
+        none["step_scale"] = known_zeros(held["step_scale"])
+        self.record.set_value({**held, **none})
+
+    def _collect(self, amax: jax.Array, scale: jax.Array) -> None:
+        """Record the amax and scale of a call, keeping the maximum of each."""
+        held = self.record.get_raw_value()
+        amax_so_far, scale_so_far = held["step_amax"], held["step_scale"]
+        # The first in a program knows that nothing was seen before; outside a program, do not wait for the device.
+        known = is_concrete(scale_so_far) and not is_concrete(amax)
+        if not (known and not on_host(scale_so_far).any()):
+            amax, scale = jnp.maximum(amax_so_far, amax), jnp.maximum(scale_so_far, scale)
+        self.record.set_value({**held, "step_amax": amax, "step_scale": jnp.broadcast_to(scale, amax.shape)})
+
+    def report(self) -> jax.Array:
+        """What `collect` takes: of this step so far, along a new last axis; zeros before the first."""
+        amax, scale = self.step_amax.get_value(), self.step_scale.get_value()
+        return jnp.stack([amax, scale], axis=-1)
 
     def collect(self, seen: jax.Array) -> None:
-        """Record (amax, 1, scale) of a call or a backward pass, keeping the maximum."""
-        pending = self.pending.get_value()
-        # The first in a program knows that nothing was seen before; outside a program, do not wait for the device.
-        first = is_concrete(pending) and not is_concrete(seen) and not on_host(pending).any()
-        self.pending.set_value(seen if first else jnp.maximum(pending, seen))
+        """Record what a backward pass reports, keeping the maximum."""
+        amax, scale = (part.squeeze(-1) for part in jax.lax.split(seen, (1, 1), seen.ndim - 1))
+        self._collect(choose(scale > 0, amax, -jnp.inf), scale)
 
     def end_step(self) -> None:
         """Commit the step to the history, if it recorded anything."""
-        seen = self.pending.get_value()
-        self.pending.set_value(known_zeros(seen))
+        amax, scale = self.step_amax.get_value(), self.step_scale.get_value()
+        self._forget()
         self.in_step = False
         if not self.use_running_average:
-            parts = [part.squeeze(-1) for part in jax.lax.split(seen, (1,) * SLOT_SIZE, seen.ndim - 1)]
-            self._enter(parts[AMAX], parts[SCALE], parts[SEEN] > 0)
+            entered = self._push(amax)
+            self.scale.set_value(choose(entered, scale, self.scale.get_value()))
 
     def abandon_step(self) -> None:
         """Discard a failed step."""
         self.in_step = False
 
-    def _enter(self, amax: jax.Array, scale: jax.Array, counted: Any = True) -> None:
-        """Enter a step's amax and scale, where `counted`."""
-        if counted is True:
-            self.scale.set_value(jnp.broadcast_to(scale, amax.shape))
-        else:
-            self.scale.set_value(jax.lax.select(counted, scale, self.scale.get_value()))
-            channels = tuple(range(amax.ndim - self.history.rank, amax.ndim))
-            counted = jnp.all(counted, axis=channels) if channels else counted
-        self.amax_history.set_value(self.history.push(self.amax_history.get_value(), amax, counted))
+    def _push(self, amax: jax.Array) -> jax.Array:
+        """Enter a step's amax; return whether it did."""
+        steps, enters = self.history.push(self.amax_history.get_value(), amax)
+        self.amax_history.set_value(steps)
+        return enters
 
     def claim_slot(self) -> jax.Array:
         """The slot for one use of a gradient quantizer."""

@@ -160,7 +160,9 @@ class _CollectedScaling(MemoryScaling):
         assert self.value is not None
         due = self.counter.get_value() == self.policy.limit
         self._fill(due)
-        return choose(due, self.rule.scale(Number(stored=self.value.get_value()), threshold), scale)
+        return choose(
+            due, super().__call__(None, threshold, number=Number(stored=self.value.get_value())), scale
+        )
 
 
 @component
@@ -230,7 +232,7 @@ class _LearnedStep(MemoryScaling):
         if factor is None:
             factor = 1.0 / _root(self._shared_by(x) * largest)
         stored = with_gradient_of(number.stored * factor, number.stored)
-        return self.rule.scale(number._replace(stored=stored), None)
+        return super().__call__(number=number._replace(stored=stored))
 
     @abstractmethod
     def _shared_by(self, x: jax.Array | None) -> float:

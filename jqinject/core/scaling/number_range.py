@@ -50,6 +50,7 @@ class IntScaling:
     """
 
     is_constant = True
+    _none = "with narrow_range=True leaves 0 as the only integer. Use narrow_range=False, more bits"
     narrow_range: bool
     signed: bool | None = None
 
@@ -62,17 +63,38 @@ class IntScaling:
         Raises:
             ValueError: when signedness is unknown, or the range has no steps (1 bit, narrow).
         """
-        if _signedness(signed, self.signed, "IntScaling"):
-            steps = -min_int(True, self.narrow_range, bit_width)
-        else:
-            steps = max_int(False, self.narrow_range, bit_width)
+        steps = self._steps(_signedness(signed, self.signed, type(self).__name__), bit_width)
         if isinstance(steps, int) and steps == 0:
             raise ValueError(
-                f"IntScaling: {bit_width} bit with narrow_range=True leaves 0 as the only integer. "
-                "Use narrow_range=False, "
-                "more bits, or BinaryQuant for the two values -scale and +scale."
+                f"{type(self).__name__}: {bit_width} bit {self._none}, or BinaryQuant for the two values -scale and "
+                "+scale."
             )
         return steps
+
+    def _steps(self, signed: bool, bit_width: int | jax.Array) -> int | jax.Array:
+        narrow = self.narrow_range
+        return -min_int(True, narrow, bit_width) if signed else max_int(False, narrow, bit_width)
+
+
+class MaxIntScaling(IntScaling):
+    """The largest integer: 127 of signed 8 bits, whether or not -128 is used; 1 of signed 2 bits.
+
+    Args:
+        narrow_range: whether one value of the range is left out.
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Raises:
+        ValueError: (when called) signedness is unknown, or the largest integer is 0 (1 bit).
+
+    Example:
+        >>> MaxIntScaling(narrow_range=False, signed=True)(8)
+        127
+    """
+
+    _none = "has no integer above 0. Use more bits"
+
+    def _steps(self, signed: bool, bit_width: int | jax.Array) -> int | jax.Array:
+        return max_int(signed, self.narrow_range, bit_width)
 
 
 @dataclass(frozen=True)
@@ -100,41 +122,6 @@ class PowerOfTwoIntScaling:
             ValueError: when signedness is unknown.
         """
         return max_int(_signedness(signed, self.signed, "PowerOfTwoIntScaling"), False, bit_width) + 1
-
-
-@dataclass(frozen=True)
-class MaxIntScaling:
-    """The largest integer: 127 of signed 8 bits, whether or not -128 is used; 1 of signed 2 bits.
-
-    Args:
-        narrow_range: whether one value of the range is left out.
-        signed: whether the integers have a sign; may be passed in the call instead.
-
-    Example:
-        >>> MaxIntScaling(narrow_range=False, signed=True)(8)
-        127
-    """
-
-    is_constant = True
-    narrow_range: bool
-    signed: bool | None = None
-
-    def __post_init__(self) -> None:
-        check.fields(self, narrow_range=check.flag, signed=check.optional(check.flag))
-
-    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
-        """The largest integer: a Python int for an int bit width, else a float32 array.
-
-        Raises:
-            ValueError: when signedness is unknown, or it is 0 (1 bit).
-        """
-        most = max_int(_signedness(signed, self.signed, "MaxIntScaling"), self.narrow_range, bit_width)
-        if isinstance(most, int) and most == 0:
-            raise ValueError(
-                f"MaxIntScaling: {bit_width} bit has no integer above 0. Use more bits, or BinaryQuant for the two "
-                "values -scale and +scale."
-            )
-        return most
 
 
 @dataclass(frozen=True)
@@ -187,11 +174,6 @@ class FloatScaling:
         return largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
 
 
-def _ratio(input_bit_width: Any, output_bit_width: Any) -> jax.Array:
-    """`2**(b_in - b_out)`, float32."""
-    return exp2(jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32))
-
-
 @dataclass(frozen=True)
 class TruncMsbScaling:
     """Keeps the most significant bits: `2**(b_in - b_out)`.
@@ -205,7 +187,7 @@ class TruncMsbScaling:
         self, scaling_input: Any, input_bit_width: Any, output_bit_width: Any, signed: bool
     ) -> jax.Array:
         """The divisor, float32. It depends on the bit widths alone."""
-        return _ratio(input_bit_width, output_bit_width)
+        return exp2(jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32))
 
 
 @component
@@ -234,6 +216,6 @@ class TruncScalingWrapper(Component):
     ) -> jax.Array:
         """The divisor, float32."""
         scale = self.scaling_impl(scaling_input, self.trunc_int_scaling_impl(output_bit_width, signed))
-        all_bits = _ratio(input_bit_width, output_bit_width)
+        all_bits = TruncMsbScaling()(scaling_input, input_bit_width, output_bit_width, signed)
         least, most = jnp.minimum(all_bits, 1.0), jnp.maximum(all_bits, 1.0)
         return (self.tensor_clamp_impl or TensorClamp())(scale, min_val=least, max_val=most)

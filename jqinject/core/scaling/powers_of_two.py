@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_f
 from jqinject.core.component import Component, component
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.number import taken
-from jqinject.core.scaling.rule import POWERS_OF_TWO
+from jqinject.core.scaling.rule import POWERS_OF_TWO, Unchanged
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES
 from jqinject.ops.float8_cast import (
@@ -94,24 +94,14 @@ class RoundMidMaxSte(Component):
 _SMALLEST_NORMAL = 2.0**-126
 
 
-class ExponentRule(Protocol):
-    """From a block's largest magnitude and the format's largest number to an exponent, int32 from -127 to 128 (nan).
+@dataclass(frozen=True)
+class FloorExponent:
+    """`floor(log2 amax) - emax`: the block's largest numbers may be clamped. See `jqinject.ops`.
 
+    From a block's largest magnitude and the format's largest number to an exponent, int32 from -127 to 128 (nan).
     `least_divisor` is what numbers are divided by in a block whose scale is 2**-127, a subnormal number, and
     `divisor_of_nan` in one with a nan: by inf, so that its other numbers become 0, or by nan.
     """
-
-    @property
-    def divisor_of_nan(self) -> float: ...
-
-    @property
-    def least_divisor(self) -> float: ...
-    def __call__(self, amax: jax.Array, largest: float, /) -> jax.Array: ...
-
-
-@dataclass(frozen=True)
-class FloorExponent:
-    """`floor(log2 amax) - emax`: the block's largest numbers may be clamped. See `jqinject.ops`."""
 
     least_divisor = _SMALLEST_NORMAL
     divisor_of_nan = float("inf")
@@ -122,11 +112,8 @@ class FloorExponent:
 
 
 @dataclass(frozen=True)
-class CeilExponent:
+class CeilExponent(FloorExponent):
     """`ceil(log2 amax) - emax`."""
-
-    least_divisor = _SMALLEST_NORMAL
-    divisor_of_nan = float("inf")
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -134,7 +121,7 @@ class CeilExponent:
 
 
 @dataclass(frozen=True)
-class EvenExponent:
+class EvenExponent(FloorExponent):
     """`floor(log2 amax') - emax`, `amax'` rounded to the format's mantissa.
 
     Args:
@@ -142,8 +129,6 @@ class EvenExponent:
     """
 
     mantissa_bit_width: int
-    least_divisor = _SMALLEST_NORMAL
-    divisor_of_nan = float("inf")
 
     def __post_init__(self) -> None:
         check.fields(self, mantissa_bit_width=check.integer)
@@ -154,7 +139,7 @@ class EvenExponent:
 
 
 @dataclass(frozen=True)
-class RoundUpExponent:
+class RoundUpExponent(FloorExponent):
     """`ceil(log2(amax / largest))`: the least with which nothing is clamped."""
 
     least_divisor = 1.0
@@ -188,19 +173,15 @@ class SharedExponentScaling(Dynamic):
         [[1.0], [2.0]]
     """
 
+    scale_dtype = POWERS_OF_TWO
     input_view_impl: View
     scaling_stats_impl: Stat
-    exponent_impl: ExponentRule
+    exponent_impl: FloorExponent
 
     def __post_init__(self) -> None:
         arguments = taken(self)
         self.begin(arguments)
         self.exponent_impl = arguments["exponent_impl"]
-
-    @property
-    def scale_dtype(self) -> np.dtype:
-        """That of powers of two."""
-        return POWERS_OF_TWO
 
     def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
@@ -221,7 +202,7 @@ class SharedExponentScaling(Dynamic):
 
 
 @component
-class QuantRestrictValue(Component):
+class QuantRestrictValue(Unchanged, Component):
     """Values quantized by another quantizer, such as 8-bit float group scales.
 
     As `restrict_scaling_impl` it also applies to the integer threshold, a scalar: if the quantizer is per channel, also
@@ -256,29 +237,17 @@ class QuantRestrictValue(Component):
         form = number_format(self.restrict_value_float_to_int_impl)
         return form.dtype if form.dtype in FLOAT8_DTYPES else None
 
-    def restrict_init_float(self, x: float) -> float:
-        """`x`."""
-        return x
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
-        """`x`."""
-        return x
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x` quantized, never 0."""
         result: Any = self.restrict_value_float_to_int_impl(x)
         value, scale, *_ = result
         grid = getattr(result, "grid", None)
-        step = _least_step(grid) if isinstance(grid, FloatGrid) else 1.0
+        if isinstance(grid, FloatGrid):  # the smallest positive minifloat
+            scale = scale * exp2(jnp.asarray(1 - grid.exponent_bias - grid.mantissa_bit_width, jnp.float32))
         if value.ndim != x.ndim:
             scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
             value = ungrouped(value, x)
-        least = jnp.where(x < 0, -scale * step, scale * step)
+        least = jnp.where(x < 0, -scale, scale)
         restricted = jnp.where(value == 0, least, value)
         shape = self.scale_dequantized_shape
         return restricted if shape is None else restricted.reshape(shape)
-
-
-def _least_step(form: FloatGrid) -> jax.Array:
-    """The smallest positive minifloat."""
-    return exp2(jnp.asarray(1 - form.exponent_bias - form.mantissa_bit_width, jnp.float32))

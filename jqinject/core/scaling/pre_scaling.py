@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar, Protocol, final, runtime_checkable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +35,11 @@ from jqinject.ops.sharding import names_of
 from jqinject.quant_tensor import is_concrete
 
 
+@component
 class NormParameter(InnerModule):
     """Abstract: holds the learned norm g, the parameter `value`, and measures weights.
 
-    g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64. A subclass is a dataclass of its
-    constructor's arguments.
+    g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64.
 
     Args:
         scaling_impl: the scale after rounding.
@@ -57,16 +57,24 @@ class NormParameter(InnerModule):
     scaling_impl: Scaling
     normalize_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View
-    pre_scaling_shape: tuple[int, ...] | None
-    restrict_pre_scaling_impl: Restrict | None
-    pre_scaling_min_val: float | None
-    value: QuantParam
+    tracked_parameter_list: InitVar[Iterable[Any]]
+    pre_scaling_shape: tuple[int, ...] | None = None
+    restrict_pre_scaling_impl: Restrict | None = None
+    pre_scaling_min_val: float | None = None
+    value: QuantParam = field(init=False)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
         kinds = {"pre_scaling_shape": check.integers, "pre_scaling_min_val": check.number}
         check.fields(self, **{name: check.optional(kind) for name, kind in kinds.items()})
         check.fields(self, pre_scaling_shape=check.optional(check.shape), pre_scaling_min_val=check.minimum)
-        weight = _only(list(tracked_parameter_list), type(self).__name__)
+        tracked, where = list(tracked_parameter_list), type(self).__name__
+        if len(tracked) != 1:
+            raise ValueError(
+                f"{where} normalizes one weight, got {len(tracked)} in tracked_parameter_list: the norm that it learns "
+                "is that of one layer.\n  cure: a quantizer for each layer, weight_quant=MyQuantizer instead of "
+                "weight_quant=other.weight_quant"
+            )
+        weight = tracked[0].get_value() if isinstance(tracked[0], nnx.Variable) else jnp.asarray(tracked[0])
         norm = clamp_scale(self.norm(weight.astype(jnp.float32)), None)
         restrict = self.restrict_pre_scaling_impl
         self.value = QuantParam(norm if restrict is None else restrict.restrict_init_tensor(norm))
@@ -84,19 +92,6 @@ class NormParameter(InnerModule):
         return clamp_scale(g, self.pre_scaling_min_val)
 
 
-def _only(tracked: list[Any], where: str) -> jax.Array:
-    if len(tracked) != 1:
-        raise ValueError(
-            f"{where} normalizes one weight, got {len(tracked)} in tracked_parameter_list: the norm that it learns is "
-            "that of one layer.\n  cure: a quantizer for each layer, weight_quant=MyQuantizer instead of "
-            "weight_quant=other.weight_quant"
-        )
-    only = tracked[0]
-    return only.get_value() if isinstance(only, nnx.Variable) else jnp.asarray(only)
-
-
-@component
-@final
 class ParameterPreScalingWeightNorm(NormParameter):
     """Normalizes a weight: `pre_scale = s * norm(w) / g`, so that `w / pre_scale = (g / s) * w / norm(w)`.
 
@@ -117,54 +112,21 @@ class ParameterPreScalingWeightNorm(NormParameter):
         (5.0, 0.5, 1.0)
     """
 
-    scaling_impl: Scaling
-    normalize_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View
-    tracked_parameter_list: InitVar[Iterable[Any]]
-    pre_scaling_shape: tuple[int, ...] | None = None
-    restrict_pre_scaling_impl: Restrict | None = None
-    pre_scaling_min_val: float | None = None
-    value: QuantParam = field(init=False)
-
     def __call__(self, weights: jax.Array) -> jax.Array:
         """The scale before rounding, float32."""
         scaled = self.scaling_impl(weights) * self.norm(weights)
         return clamp_scale(divide(scaled, self.learned_norm()), None)
 
 
-@runtime_checkable
-class InputAwarePreScaling(Protocol):
-    """`pre_scaling_impl` of a quantizer that depends on the bits and the sign of the layer's input."""
-
-    accumulator_bit_width_impl: BitWidth
-
-    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Raise ValueError for an input too wide for the accumulator."""
-
-    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
-        """Integers that keep the guarantee: `q` itself if it does."""
-        ...
-
-    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
-        """The scale before rounding."""
-        ...
-
-
-@runtime_checkable
-class ZeroCenter(Protocol):
-    """`pre_zero_point_impl` that centers each channel on 0."""
-
-    def get_zero_center(self, x: jax.Array) -> jax.Array: ...
-
-
-class _AccumulatorAware(NormParameter):
-    """Abstract: a scale before rounding that prevents accumulator overflow.
+@component
+class InputAwarePreScaling(NormParameter):
+    """Abstract: a scale before rounding that prevents accumulator overflow, by the bits and the sign of the input.
 
     Arguments: see `AccumulatorAwareParameterPreScaling`.
     """
 
     zero_centered: ClassVar[bool]
-    accumulator_bit_width_impl: BitWidth
+    accumulator_bit_width_impl: BitWidth = field(kw_only=True)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
         bits = _known(self.accumulator_bit_width_impl())
@@ -181,17 +143,33 @@ class _AccumulatorAware(NormParameter):
         Raises:
             ValueError: only zero weights would fit.
         """
-        width, where = self.accumulator_bit_width_impl(), type(self).__name__
-        _check_room(width, input_bit_width, input_is_signed, self.zero_centered, where)
+        width, bits = _known(self.accumulator_bit_width_impl()), _known(input_bit_width)
+        if width is None or bits is None or isinstance(input_is_signed, jax.Array):
+            return
+        if integer_budget(width, bits, input_is_signed, self.zero_centered):
+            return
+        least = bits + 1 if self.zero_centered else bits + 2 - int(input_is_signed)
+        sign = "signed" if input_is_signed else "unsigned"
+        raise ValueError(
+            f"{type(self).__name__}: an accumulator of {width} bits is guaranteed to hold the sums of a {bits}-bit "
+            f"{sign} input only if every weight is 0.\n  cure: accumulator_bit_width = {least} or more, or an input "
+            "of fewer bits"
+        )
 
     def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
         """Integers that keep the bound exactly: those given, or smaller ones.
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
-        width, centered = self.accumulator_bit_width_impl(), self.zero_centered
+        width, centered, shape = (
+            self.accumulator_bit_width_impl(),
+            self.zero_centered,
+            self.pre_scaling_shape or (),
+        )
         budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
-        return within_budget(q, budget, _summed_axes(q, self.pre_scaling_shape or ()), zero_centered=centered)
+        sizes = (1,) * (q.ndim - len(shape)) + shape
+        axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
+        return within_budget(q, budget, axes, zero_centered=centered)
 
     def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
         """`norm(w) / min(g / s, bound)`."""
@@ -200,9 +178,7 @@ class _AccumulatorAware(NormParameter):
         return clamp_scale(divide(self.norm(weights), limited), self.pre_scaling_min_val)
 
 
-@component
-@final
-class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
+class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
     """Weight normalization with a norm bounded to prevent accumulator overflow (A2Q).
 
     `pre_scale = norm(w) / min(g / s, T)`: `s` is the scale after rounding, `g` the learned norm, the parameter `value`,
@@ -229,22 +205,14 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
         >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
         >>> w = jnp.array([[300.0, -400.0]])
         >>> impl = AccumulatorAwareParameterPreScaling(
-        ...     ConstScaling(1.0), L1Norm(stats_reduce_dim=1), BitWidthConst(16), OverOutputChannelView(), [w], (1, 1))
+        ...     ConstScaling(1.0), L1Norm(stats_reduce_dim=1), OverOutputChannelView(), [w], (1, 1),
+        ...     accumulator_bit_width_impl=BitWidthConst(16))
         >>> steps = w / impl(w, 8, True)
         >>> steps.round(2), float(abs(steps).sum())
         (Array([[ 109.71, -146.28]], dtype=float32), 255.9921875)
     """
 
     zero_centered = False
-    scaling_impl: Scaling
-    normalize_stats_impl: Stat
-    accumulator_bit_width_impl: BitWidth
-    scaling_stats_input_view_shape_impl: View
-    tracked_parameter_list: InitVar[Iterable[Any]]
-    pre_scaling_shape: tuple[int, ...] | None = None
-    restrict_pre_scaling_impl: Restrict | None = None
-    pre_scaling_min_val: float | None = None
-    value: QuantParam = field(init=False)
 
     def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
@@ -253,15 +221,12 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
             ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
-        bound = get_upper_bound_on_l1_norm(
-            self.accumulator_bit_width_impl(), input_bit_width, input_is_signed
-        )
-        return self._limited(weights, bound)
+        width = self.accumulator_bit_width_impl()
+        return self._limited(weights, get_upper_bound_on_l1_norm(width, input_bit_width, input_is_signed))
 
 
 @component
-@final
-class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
+class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
     """Like `AccumulatorAwareParameterPreScaling`, for weights that are first centered on 0 (A2Q+).
 
     `pre_scale = norm(w - mean(w)) / min(g / s, T)` with `T = (2**P - 2) / (2**N - 1)`: half of it for the positive
@@ -284,25 +249,17 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
         >>> w, view = jnp.array([[700.0, 0.0]]), OverOutputChannelView()
         >>> center = PreZeroCenterZeroPoint(1, view, (1, 1))
         >>> impl = AccumulatorAwareZeroCenterParameterPreScaling(
-        ...     ConstScaling(1.0), center, L1Norm(stats_reduce_dim=1), BitWidthConst(16), view, [w], (1, 1))
+        ...     ConstScaling(1.0), L1Norm(stats_reduce_dim=1), view, [w], (1, 1),
+        ...     pre_zero_point_impl=center, accumulator_bit_width_impl=BitWidthConst(16))
         >>> ((w + center.get_zero_center(w)) / impl(w, 8, True)).round(1)
         Array([[ 128.5, -128.5]], dtype=float32)
     """
 
     zero_centered = True
-    scaling_impl: Scaling
-    pre_zero_point_impl: ZeroCenter
-    normalize_stats_impl: Stat
-    accumulator_bit_width_impl: BitWidth
-    scaling_stats_input_view_shape_impl: View
-    tracked_parameter_list: InitVar[Iterable[Any]]
-    pre_scaling_shape: tuple[int, ...] | None = None
-    restrict_pre_scaling_impl: Restrict | None = None
-    pre_scaling_min_val: float | None = None
-    value: QuantParam = field(init=False)
+    pre_zero_point_impl: PreZeroCenterZeroPoint = field(kw_only=True)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
-        if not isinstance(self.pre_zero_point_impl, ZeroCenter):
+        if not isinstance(self.pre_zero_point_impl, PreZeroCenterZeroPoint):
             raise TypeError(
                 f"{type(self).__name__} needs weights that are centered on 0, got "
                 f"{type(self.pre_zero_point_impl).__name__} as pre_zero_point_impl.\n"
@@ -324,31 +281,11 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
         return jnp.where(pre_scale < least, least, pre_scale)
 
 
-def _check_room(width: Any, bits: Any, signed: bool, zero_centered: bool, where: str) -> None:
-    width, bits = _known(width), _known(bits)
-    if width is None or bits is None or isinstance(signed, jax.Array):
-        return
-    if integer_budget(width, bits, signed, zero_centered):
-        return
-    least = bits + 1 if zero_centered else bits + 2 - int(signed)
-    sign = "signed" if signed else "unsigned"
-    raise ValueError(
-        f"{where}: an accumulator of {width} bits is guaranteed to hold the sums of a {bits}-bit {sign} input only if "
-        f"every weight is 0.\n  cure: accumulator_bit_width = {least} or more, or an input of fewer bits"
-    )
-
-
 def _known(bits: Any) -> int | None:
     """Bits as a Python int; None if traced."""
     if isinstance(bits, int):
         return bits
     return round(float(bits)) if is_concrete(bits) else None
-
-
-def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which a channel extends: those its norm does not have."""
-    full = (1,) * (q.ndim - len(shape)) + shape
-    return tuple(axis for axis, size in enumerate(full) if size == 1)
 
 
 @dataclass(frozen=True)

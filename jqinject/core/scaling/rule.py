@@ -20,7 +20,7 @@ From a number to a scale: restrict, bound from below, divide by integer steps.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,6 @@ from jqinject.core import check
 from jqinject.core._protocols import (
     Restrict,
     Rounding,
-    Stat,
     class_fact,
     keeps_sign,
     never_negative,
@@ -48,6 +47,7 @@ from jqinject.ops.clamp import choose, signed_clamp_min_ste
 from jqinject.ops.power import divide, exp2, log2, quotient
 from jqinject.ops.ste import abs_binary_sign_grad
 
+POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 _MOST_LOG2 = 127.99999237060547
 """The largest float32 below 128, where `2**x` overflows."""
 
@@ -58,18 +58,37 @@ def _finite_power(exponent: jax.Array, most: float) -> jax.Array:
     return exp2(jnp.where(too_large, most, exponent))
 
 
-def _log2_of(x: float, where: str) -> float:
-    if not x > 0:
-        raise ValueError(
-            f"{where} learns log2 of the value, so the value must be positive, got {x!r}. Give a "
-            "positive initial value "
-            "(scaling_init), or use FloatRestrictValue."
-        )
-    return math.log2(x)
+class Unchanged:
+    """Abstract: a restriction of values that are learned as they are."""
+
+    def restrict_init_float(self, x: Any) -> Any:
+        """The number in the domain in which it is learned."""
+        return x
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """The array in the domain in which it is learned."""
+        return self.restrict_init_float(x)
+
+
+class _Log2:
+    """Abstract: a restriction of positive values that are learned as their log2."""
+
+    def restrict_init_float(self, x: float) -> float:
+        """`log2(x)`; raises ValueError unless `x > 0`."""
+        if not x > 0:
+            raise ValueError(
+                f"{type(self).__name__} learns log2 of the value, so the value must be positive, got {x!r}. Give a "
+                "positive initial value (scaling_init), or use FloatRestrictValue."
+            )
+        return math.log2(x)
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`log2(x)`."""
+        return log2(x)
 
 
 @dataclass(frozen=True)
-class FloatRestrictValue:
+class FloatRestrictValue(Unchanged):
     """Any value of at least 0, learned directly: `|x|`, with gradient +1 at 0.
 
     Example:
@@ -80,11 +99,7 @@ class FloatRestrictValue:
 
     keeps_positive = True
 
-    def restrict_init_float(self, x: float) -> float:
-        """`|x|`."""
-        return abs(x)
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+    def restrict_init_float(self, x: Any) -> Any:
         """`|x|`."""
         return abs(x)
 
@@ -94,19 +109,11 @@ class FloatRestrictValue:
 
 
 @dataclass(frozen=True)
-class SignedFloatRestrictValue:
+class SignedFloatRestrictValue(Unchanged):
     """Any value, of either sign."""
 
     keeps_positive = True
     keeps_sign = True
-
-    def restrict_init_float(self, x: float) -> float:
-        """`x`."""
-        return x
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
-        """`x`."""
-        return x
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x`."""
@@ -114,7 +121,7 @@ class SignedFloatRestrictValue:
 
 
 @dataclass(frozen=True)
-class ScaledRestrictValue:
+class ScaledRestrictValue(Unchanged):
     """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
 
     Args:
@@ -130,11 +137,7 @@ class ScaledRestrictValue:
     def __post_init__(self) -> None:
         check.fields(self, scale_factor=check.number)
 
-    def restrict_init_float(self, x: float) -> float:
-        """`x / scale_factor`."""
-        return x / self.scale_factor
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+    def restrict_init_float(self, x: Any) -> Any:
         """`x / scale_factor`."""
         return x / self.scale_factor
 
@@ -144,7 +147,7 @@ class ScaledRestrictValue:
 
 
 @dataclass(frozen=True)
-class LogFloatRestrictValue:
+class LogFloatRestrictValue(_Log2):
     """Any positive value, learned as its log2.
 
     Example:
@@ -153,21 +156,13 @@ class LogFloatRestrictValue:
         (3.0, 8.0)
     """
 
-    def restrict_init_float(self, x: float) -> float:
-        """`log2(x)`; raises ValueError unless `x > 0`."""
-        return _log2_of(x, "LogFloatRestrictValue")
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
-        """`log2(x)`."""
-        return log2(x)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**x`."""
         return _finite_power(x, _MOST_LOG2)
 
 
 @component
-class PowerOfTwoRestrictValue(Component):
+class PowerOfTwoRestrictValue(_Log2, Component):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
     Args:
@@ -179,17 +174,9 @@ class PowerOfTwoRestrictValue(Component):
         8.0
     """
 
-    scale_dtype = np.dtype(jnp.float8_e8m0fnu)
+    scale_dtype = POWERS_OF_TWO
 
     restrict_value_float_to_int_impl: Rounding | None = None
-
-    def restrict_init_float(self, x: float) -> float:
-        """`log2(x)`; raises ValueError unless `x > 0`."""
-        return _log2_of(x, "PowerOfTwoRestrictValue")
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
-        """`log2(x)`."""
-        return log2(x)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**round(x)`."""
@@ -197,7 +184,7 @@ class PowerOfTwoRestrictValue(Component):
 
 
 @component
-class IntRestrictValue(Component):
+class IntRestrictValue(Unchanged, Component):
     """Whole numbers, with a straight-through gradient.
 
     Args:
@@ -210,20 +197,13 @@ class IntRestrictValue(Component):
 
     restrict_value_float_to_int_impl: Rounding | None = None
 
-    def restrict_init_float(self, x: float) -> float:
-        """`x`."""
-        return x
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
-        """`x`."""
-        return x
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """`round(x)`."""
         return (self.restrict_value_float_to_int_impl or RoundSte())(x)
 
 
-POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
+RESTRICTIONS = ("restrict_scaling_impl", "restrict_threshold_impl", "restrict_scale_threshold_impl")
+_ONE = np.float32(1)
 SCALE_FLOOR = 2.0**-64
 """The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
 finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan."""
@@ -235,9 +215,25 @@ def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _to_scale(
-    floor: float, of_magnitude: bool, steps: float | None, x: jax.Array, divisor: jax.Array
-) -> jax.Array:
+def to_scale(floor: float, of_magnitude: bool, steps: float | None, x: jax.Array, divisor: Any) -> jax.Array:
+    """`max(x, floor) / steps`, correctly rounded in every program (see `divide`); the gradient passes the maximum.
+
+    Args:
+        floor: the minimum, above 0.
+        of_magnitude: take `|x|`, with the gradient +1 at 0.
+        steps: how many steps of the scale span it, above 0; None for those of an array.
+        x: float32: a statistic that is at least 0, or with `of_magnitude` any number.
+        divisor: the steps as an array.
+
+    Returns:
+        The scale, float32. nan stays nan.
+
+    Example:
+        >>> to_scale(1e-3, False, 127.0, jnp.float32(254.0), jnp.float32(1))
+        Array(2., dtype=float32)
+        >>> jax.grad(to_scale, argnums=3)(1e-3, False, 4.0, jnp.float32(0.0), jnp.float32(1))
+        Array(0.25, dtype=float32)
+    """
     value = jnp.maximum(jnp.abs(x) if of_magnitude else x, floor)
     if steps is None:
         return quotient(value, divisor)
@@ -251,8 +247,7 @@ def _to_scale_jvp(
     floor: float, of_magnitude: bool, steps: float | None, primals: Any, tangents: Any
 ) -> tuple[jax.Array, Any]:
     (x, divisor), (dx, ddivisor) = primals, tangents
-    scale = _to_scale(floor, of_magnitude, steps, *primals)
-    known = jnp.float32(steps) if steps is not None else divisor
+    scale = to_scale(floor, of_magnitude, steps, x, divisor)
     changes = []
     if not isinstance(dx, SymbolicZero):
         changes.append(dx * choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)
@@ -261,37 +256,15 @@ def _to_scale_jvp(
     if not changes:
         return scale, jnp.zeros_like(scale)
     change = sum(changes[1:], changes[0])
-    return scale, jnp.broadcast_to(change if steps == 1 else change / known, scale.shape)
+    if steps != 1:
+        change = change / (divisor if steps is None else jnp.float32(steps))
+    return scale, jnp.broadcast_to(change, scale.shape)
 
 
-_to_scale.defjvp(_to_scale_jvp, symbolic_zeros=True)
+to_scale.defjvp(_to_scale_jvp, symbolic_zeros=True)
 
 
-def to_scale(
-    x: jax.Array, floor: float, steps: float | jax.Array | None, *, of_magnitude: bool = False
-) -> jax.Array:
-    """`max(x, floor) / steps`, correctly rounded in every program (see `divide`); the gradient passes the maximum.
-
-    Args:
-        x: float32: a statistic that is at least 0, or with `of_magnitude` any number.
-        floor: the minimum, above 0.
-        steps: how many steps of the scale span it, above 0; None means 1.
-        of_magnitude: take `|x|`, with the gradient +1 at 0.
-
-    Returns:
-        The scale, float32. nan stays nan.
-
-    Example:
-        >>> to_scale(jnp.float32(254.0), 1e-3, 127.0)
-        Array(2., dtype=float32)
-        >>> jax.grad(to_scale)(jnp.float32(0.0), 1e-3, 4.0)
-        Array(0.25, dtype=float32)
-    """
-    if isinstance(steps, jax.Array):
-        return _to_scale(floor, of_magnitude, None, x, steps)
-    return _to_scale(floor, of_magnitude, float(steps or 1), x, jnp.float32(1))
-
-
+@component
 class ScaleRule(Component):
     """How a number becomes a scale: `s = after(restrict(v) / restrict_threshold(t))`, `|v|` bounded from below.
 
@@ -300,61 +273,40 @@ class ScaleRule(Component):
     unrestricted, while collecting.
 
     Args:
-        restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
+        restrict_scaling_impl: which values are allowed.
         restrict_threshold_impl: likewise for the threshold; None means `restrict_scaling_impl`.
         restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-        scaling_min_val: the minimum before the division; never less than 2**-64.
-        of: the statistic, if there is one.
-        where: the component, for errors.
-
-    Raises:
-        ValueError: `scaling_min_val` is negative or not finite.
+        floor: the minimum before the division.
+        of_magnitude: the number is a statistic, and never negative.
 
     Example:
-        >>> from jqinject.core import AbsMax, PowerOfTwoRestrictValue
-        >>> rule = ScaleRule(PowerOfTwoRestrictValue(), of=AbsMax())
-        >>> float(rule.scale(Number(statistic=jnp.float32(6.0)), 2))
-        4.0
+        >>> rule = ScaleRule(PowerOfTwoRestrictValue())
+        >>> float(rule.to_stored(jnp.float32(8.0))), float(rule.from_stored(jnp.float32(3.0)))
+        (3.0, 8.0)
     """
 
     restrict_scaling_impl: Restrict = FloatRestrictValue()
     restrict_threshold_impl: Restrict | None = None
     restrict_scale_threshold_impl: Restrict | None = None
     floor: float = SCALE_FLOOR
-    # Known for all calls: the numbers that the restriction leaves unchanged, and those to expect.
-    keeps_positive: bool = True
-    keeps_stored: bool = True
-    keeps_threshold: bool = True
     of_magnitude: bool = False
-    stores_statistic: bool = False
-    least: float | None = None
+    # Known for all calls: the numbers that the restriction leaves unchanged, and those to expect.
+    keeps_positive: bool = field(init=False, default=True)
+    keeps_stored: bool = field(init=False, default=True)
+    keeps_threshold: bool = field(init=False, default=True)
+    stores_statistic: bool = field(init=False, default=False)
+    least: float | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_min_val: float | None = None,
-        *,
-        of: Stat | None = None,
-        where: str = "ScaleRule",
-    ) -> None:
-        restrict = restrict_scaling_impl or FloatRestrictValue()
-        keeps, of_magnitude = _keeps_positive(restrict), never_negative(of)
-        floor = max(check.minimum(scaling_min_val, where, "scaling_min_val") or 0.0, SCALE_FLOOR)
+    def __post_init__(self) -> None:
+        restrict, keeps = self.restrict_scaling_impl, _keeps_positive(self.restrict_scaling_impl)
         keeps_stored = keeps and not keeps_sign(restrict)
         set_given(
             self,
-            restrict_scaling_impl=restrict_scaling_impl,
-            restrict_threshold_impl=restrict_threshold_impl,
-            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            floor=floor,
             keeps_positive=keeps,
             keeps_stored=keeps_stored,
-            keeps_threshold=_keeps_positive(restrict_threshold_impl or restrict),
-            of_magnitude=of_magnitude,
-            stores_statistic=keeps_stored and of_magnitude,
-            least=floor if of_magnitude else None,
+            keeps_threshold=_keeps_positive(self.restrict_threshold_impl or restrict),
+            stores_statistic=keeps_stored and self.of_magnitude,
+            least=self.floor if self.of_magnitude else None,
         )
 
     @property
@@ -369,9 +321,9 @@ class ScaleRule(Component):
 
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic, its magnitude bounded from below; gradient 1."""
-        return (
-            to_scale(stat, self.floor, None) if self.of_magnitude else signed_clamp_min_ste(stat, self.floor)
-        )
+        if self.of_magnitude:
+            return to_scale(self.floor, False, 1.0, stat, _ONE)
+        return signed_clamp_min_ste(stat, self.floor)
 
     def to_stored(self, value: jax.Array) -> jax.Array:
         """From a value to the domain in which it is learned."""
@@ -381,48 +333,10 @@ class ScaleRule(Component):
         """From the domain in which it is learned to the value."""
         return self.restrict_scaling_impl(stored)
 
-    def scale(self, number: Number, threshold: Any) -> jax.Array:
-        """The scale, float32.
-
-        Args:
-            number: the source's number.
-            threshold: the number of integer steps; None means 1.
-        """
-        stat, stored, collecting = number
-        after, steps = self.restrict_scale_threshold_impl, threshold
-        if threshold is not None and not (
-            self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
-        ):
-            steps = self._steps(threshold)
-        if collecting is not None:
-            if not (self.stores_statistic and self.keeps_threshold and after is None):
-                clamped = self.clamped(stat)
-                unrestricted = clamped if threshold is None else divide(clamped, threshold)
-                return choose(collecting, unrestricted, self.scale(Number(stored=stored), threshold))
-            stored = choose(collecting, stat, stored)
-        elif stored is None and not (self.of_magnitude and self.keeps_positive):
-            stored = self.to_stored(self.clamped(stat))
-        if stored is None or self.keeps_stored:
-            scale = to_scale(
-                stat if stored is None else stored, self.floor, steps, of_magnitude=stored is not None
-            )
-        else:
-            value = signed_clamp_min_ste(self.from_stored(stored), self.floor)
-            scale = value if steps is None else divide(value, steps)
-        return scale if after is None else after(scale)
-
-    def _steps(self, threshold: Any) -> jax.Array:
+    def steps(self, threshold: Any) -> jax.Array:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
-
-
-RESTRICTIONS = (
-    "restrict_scaling_impl",
-    "restrict_threshold_impl",
-    "restrict_scale_threshold_impl",
-    "scaling_min_val",
-)
 
 
 class MemoryScaling(Memory):
@@ -438,20 +352,51 @@ class MemoryScaling(Memory):
 
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set the rule, and what the base sets."""
-        stats, where = arguments.get("scaling_stats_impl"), type(self).__name__
-        rule = ScaleRule(*(arguments.get(name) for name in RESTRICTIONS), of=stats, where=where)
-        self.rule = rule
+        least = check.minimum(arguments.get("scaling_min_val"), type(self).__name__, "scaling_min_val")
+        restrictions = {name: arguments[name] for name in RESTRICTIONS if arguments.get(name) is not None}
+        floor, of = max(least or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")
+        self.rule = ScaleRule(**restrictions, floor=floor, of_magnitude=never_negative(of))
         super().begin(arguments, stored)
 
-    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array | None = None,
+        threshold: Any = None,
+        task: Task = None,
+        number: Number | None = None,
+    ) -> jax.Array:
         """The scale of `x`, float32.
 
         Args:
             x: the tensor.
             threshold: the number of integer steps; None means 1.
             task: for a statistic that is searched.
+            number: instead of the memory's own for `x`.
         """
-        return self.rule.scale(self.number(x, task), threshold)
+        rule, steps = self.rule, threshold
+        stat, stored, collecting = self.number(x, task) if number is None else number
+        after = rule.restrict_scale_threshold_impl
+        if threshold is not None and not (
+            rule.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
+        ):
+            steps = rule.steps(threshold)
+        if collecting is not None:
+            if not (rule.stores_statistic and rule.keeps_threshold and after is None):
+                clamped = rule.clamped(stat)
+                unrestricted = clamped if threshold is None else divide(clamped, threshold)
+                learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
+                return choose(collecting, unrestricted, learned)
+            stored = choose(collecting, stat, stored)
+        elif stored is None and not (rule.of_magnitude and rule.keeps_positive):
+            stored = rule.to_stored(rule.clamped(stat))
+        if stored is not None and not rule.keeps_stored:
+            value = signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
+            scale = value if steps is None else divide(value, steps)
+        else:
+            constant, divisor = (None, steps) if isinstance(steps, jax.Array) else (float(steps or 1), _ONE)
+            value = stat if stored is None else stored
+            scale = to_scale(rule.floor, stored is not None, constant, value, divisor)
+        return scale if after is None else after(scale)
 
 
 def _keeps_positive(restrict: Restrict) -> bool:

@@ -327,9 +327,8 @@ class MSERange:
     def __post_init__(self) -> None:
         flags = dict.fromkeys(("narrow_range", "preserve_zero"), check.flag)
         numbers = {"range_steps": check.optional(check.number), "fractions": check.optional(check.numbers)}
-        check.fields(self, candidates=check.integer, **flags, **numbers)
+        check.fields(self, candidates=check.between(1, float("inf"), check.integer), **flags, **numbers)
         check.bit_width(self.bit_width, "MSERange", least=2)
-        check.at_least(self.candidates, 1, "MSERange", "candidates")
         if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):
             raise ValueError(f"MSERange: fractions must be above 0, got {self.fractions!r}")
 

@@ -24,11 +24,9 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import Codebook
+from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import split_groups
-from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -41,17 +39,18 @@ from jqinject.quant_tensor import (
     on_table,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
+from jqinject.quant_tensor.public_tensors import int_grid
 
 Numbers = Mapping[str, jax.Array]
 
 PACKED = {
-    # (bits in memory, signed): dtype
+    # (bits in packed bytes, signed): dtype
     (2, True): jnp.int2,
     (2, False): jnp.uint2,
     (4, True): jnp.int4,
     (4, False): jnp.uint4,
-    (8, True): jnp.int8,
-    (8, False): jnp.uint8,
+    (None, True): jnp.int8,
+    (None, False): jnp.uint8,
 }
 
 
@@ -136,14 +135,24 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
         form: of the weight that was frozen.
     """
     form = form.fitted(numbers["value"].shape)
-    groups, cut = form.groups, form.cut
+    groups, cut, kind = form.groups, form.cut, form.format
     payload, scale, zero = parts_of(numbers, form)
-    if groups is None:
-        return _tensor(form, payload, scale, zero)
     if cut is not None:
-        scale, zero = cut.spread(scale, payload), cut.spread(zero, payload)
+        scale, zero = cut.spread(scale, payload), None if zero is None else cut.spread(zero, payload)
+    if kind is None:
+        grid = int_grid(form.bit_width, form.signed)
+        tensor: Any = IntQuantTensor.stored(payload, scale, zero, grid, form.value_dtype)
+    elif isinstance(kind, Codebook):
+        tensor = CodebookQuantTensor.from_codes(payload, scale, kind, dtype=form.value_dtype)
+    elif payload.dtype == kind.dtype:
+        exact = FloatGrid.of_dtype(payload.dtype)
+        tensor = FloatQuantTensor.stored(payload, scale, None, exact, form.value_dtype)
+    else:
+        tensor = FloatQuantTensor.from_payload(payload, scale, format=kind, dtype=form.value_dtype)
+    if groups is None:
+        return tensor
     piece = None if cut is None else cut.piece
-    return in_groups(_tensor(form, payload, scale, zero), groups.size, groups.dim, groups.length, piece)
+    return in_groups(tensor, groups.size, groups.dim, groups.length, piece)
 
 
 def integers_of(
@@ -212,26 +221,16 @@ def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
     return StoredParts(payload, scale, numbers.get("zero_point"), factor)
 
 
-def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Payload, scale and zero point, the latter two in float32 with their factor; `form` is fitted."""
+def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Payload, scale and zero point, the latter two in float32 with their factor, None for 0; `form` is fitted."""
     payload, scale, offset, factor = stored_parts(numbers, form)
     scale = scale.astype(jnp.float32)
     if factor is not None:
         scale = scale * factor
-    zero = known_zero() if offset is None else offset.astype(jnp.float32)
+    zero = None if offset is None else offset.astype(jnp.float32)
     if form.in_turn is not None:
-        scale, zero = form.in_full(scale), zero if offset is None else form.in_full(zero)
+        scale, zero = form.in_full(scale), None if zero is None else form.in_full(zero)
     return payload, scale, zero
-
-
-def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
-    if isinstance(form.format, Codebook):
-        return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
-    if form.format is not None and payload.dtype == form.format.dtype:
-        return FloatQuantTensor.stored(payload, scale, form.value_dtype)
-    if form.format is not None:
-        return FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
-    return IntQuantTensor.stored(payload, scale, zero_point, form.bit_width, form.signed, form.value_dtype)
 
 
 def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
@@ -239,7 +238,7 @@ def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
     payload, scale, zero = parts_of(numbers, form)
     length = payload.shape[cut.axis]
     pieces = split_groups(payload, cut.piece, cut.axis)
-    offset = cut.of_pieces(zero, length) if "zero_point" in numbers else None
+    offset = None if zero is None else cut.of_pieces(zero, length)
     return Affine(pieces, cut.of_pieces(scale, length), offset)
 
 
@@ -255,8 +254,7 @@ def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:
     if on_minifloats(weight):
         return _float_payload(weight), {"format": weight.known_format("a frozen weight")}
     if on_table(weight):
-        bits = container_bits(weight.bit_width)
-        return weight.codes().astype(PACKED[bits, False]), {"format": weight.codebook}
+        return weight.codes().astype(PACKED[weight.grid.packed_bits, False]), {"format": weight.codebook}
     raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
 
 
@@ -265,16 +263,16 @@ def _narrow(weight: IntQuantTensor) -> jax.Array:
     bits = int(weight.bit_width)
     if bits > 8:
         return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
-    return weight.int().astype(PACKED[container_bits(bits), weight.signed])
+    return weight.int().astype(PACKED[weight.grid.packed_bits, weight.signed])
 
 
 def _float_payload(weight: FloatQuantTensor) -> jax.Array:
     """The minifloats in their own dtype if it has 8 bits, else their codes in the narrowest."""
-    bits = weight.known_format("a frozen weight").bit_width
-    if bits == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
+    form = weight.known_format("a frozen weight")
+    if form.bit_width == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
         return weight.payload()
     codes = weight.codes()
-    return codes.astype(PACKED[container_bits(bits), False]) if bits <= 8 else codes
+    return codes.astype(PACKED[form.packed_bits, False]) if form.bit_width <= 8 else codes
 
 
 def _full_rank(x: jax.Array, ndim: int) -> jax.Array:

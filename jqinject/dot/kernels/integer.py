@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.core
@@ -19,7 +19,7 @@ from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_beside
 from jqinject.ops.ste import nearest
-from jqinject.quant_tensor import IntQuantTensor, grouped_integers, on_integers
+from jqinject.quant_tensor import IntQuantTensor, on_integers
 
 
 class Affine(NamedTuple):
@@ -107,15 +107,9 @@ class IntegerOperand:
         return self if self.value is None else IntegerOperand(None, self.value, self.dtype)
 
 
-def has_integers(x: Any) -> bool:
-    """Whether an IntQuantTensor has integers that backends contract: at most 8 bits, not learned."""
-    return isinstance(x.bit_width, int) and x.bit_width <= 8
-
-
-def keeps_integers(x: Any) -> bool:
-    """Whether a tensor keeps the integers that it was rounded to, as quantizers in evaluation mode let it."""
-    inner = x.grouped if grouped_integers(x) else x
-    return on_integers(inner) and inner.payload is not None and has_integers(inner)
+def has_integers(x: Any) -> TypeGuard[IntQuantTensor]:
+    """Whether it is a tensor of integers that backends contract: at most 8 bits, not learned, without groups."""
+    return on_integers(x) and isinstance(x.bit_width, int) and x.bit_width <= 8
 
 
 def affine_of(x: IntQuantTensor) -> Affine:
@@ -225,8 +219,9 @@ def integer_contraction(
     """
     divisible = Divisible(dims, accumulator, out_sharding)
     # Operands whose type has explicit axes of a mesh must not be reshaped.
-    meshes = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
-    if out_sharding is not None or any([not mesh.empty and bool(mesh.explicit_axes) for mesh in meshes]):
+    left, right = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
+    explicit = (not left.empty and left.explicit_axes) or (not right.empty and right.explicit_axes)
+    if out_sharding is not None or explicit:
         return divisible(lhs, rhs)
     traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
     run = on_one_device if traced else eagerly

@@ -15,9 +15,9 @@ from jqinject.core import (
     BitWidthConst,
     CeilSte,
     DynamicOverSubChannelBlockView,
+    FloatQuant,
     Identity,
     IntQuant,
-    MinifloatQuant,
     NonzeroRange,
     PowerOfTwoRestrictValue,
     RangeScaling,
@@ -171,10 +171,10 @@ class InRange(ExtendedInjector):
     group_size = None
     group_padding = False
 
-    @choices(RescalingIntQuant, MinifloatQuant)
+    @choices(RescalingIntQuant, FloatQuant)
     def tensor_quant(q_dtype: Any) -> Any:
         """Integers without a `q_dtype`."""
-        return RescalingIntQuant if q_dtype is None else MinifloatQuant
+        return RescalingIntQuant if q_dtype is None else FloatQuant
 
     @choices(Identity, DynamicOverSubChannelBlockView)
     def input_view_impl(group_size: Any) -> Any:
@@ -227,12 +227,12 @@ class OperandInjector(InRange):
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
     random_bits = value(checked_rng_type)
 
-    @choices(RescalingIntQuant, MinifloatQuant)
+    @choices(RescalingIntQuant, FloatQuant)
     def tensor_quant(bits: Any) -> Any:
         """None for no quantization."""
         if checked_bits(bits) is None:
             return None
-        return RescalingIntQuant if isinstance(bits, int) else MinifloatQuant
+        return RescalingIntQuant if isinstance(bits, int) else FloatQuant
 
     @value
     def bit_width(bits: Any, preserve_zero: Any) -> int:

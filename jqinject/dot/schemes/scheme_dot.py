@@ -265,7 +265,7 @@ def _payload_and_scale(
     integers = tensor.int() if tensor.payload is None else tensor.payload
     if not as_integers:
         return LabelledTensor(integers.astype(tensor.dtype), made.labels), scale
-    one = (jnp.ones((), jnp.float32), None, tensor.bit_width, tensor.signed, tensor.dtype)
+    one = (jnp.ones((), jnp.float32), None, tensor.grid, tensor.dtype)
     return LabelledTensor(IntQuantTensor.stored(integers, *one), made.labels), scale
 
 

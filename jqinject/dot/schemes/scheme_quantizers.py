@@ -111,7 +111,7 @@ class SchemeQuantizers(InnerModule):
             return QuantizedOperand(found.payload(), found.scale)
         shifted = self._held(name, binding, x, summed).quant.has_zero_point
         shifted = shifted and (not on_integers(found) or found.has_zero_point)
-        if not shifted and on_integers(found) and has_integers(found):
+        if not shifted and has_integers(found):
             narrow = jnp.int4 if found.bit_width == 4 and found.signed else None
             return QuantizedOperand(
                 found.int() if narrow is None else found.int().astype(narrow), found.scale

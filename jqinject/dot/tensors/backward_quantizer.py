@@ -62,7 +62,7 @@ class BackwardQuantizer:
         scaling.use_running_average = False
         scaling.begin_step()
         made = quantize(quantizer, g)
-        return made, jax.lax.convert_element_type(scaling.pending.get_value(), slot.dtype)
+        return made, jax.lax.convert_element_type(scaling.report(), slot.dtype)
 
 
 def _name(quantizer: Any) -> str:

@@ -14,7 +14,6 @@ from jqinject.quant_tensor import (
     Groups,
     grouped_integers,
     in_pieces,
-    on_integers,
     smaller_groups,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
@@ -89,7 +88,7 @@ def _in_groups(x: Any, groups: Groups) -> Affine | None:
     """The integers of an input in groups; None if it has none, or a scale that varies along the axis."""
     if grouped_integers(x):
         return affine_of(x.grouped) if has_integers(x.grouped) else None
-    if not on_integers(x) or not has_integers(x):
+    if not has_integers(x):
         return None
     varies = any(
         found.ndim >= -groups.dim and found.shape[groups.dim] > 1 for found in (x.scale, x.zero_point)
@@ -137,7 +136,7 @@ def operands_in_groups(
         rhs = in_pieces(rhs)
     groups = rhs.groups if grouped_integers(rhs) else None
     whole = rhs if groups is None else rhs.grouped
-    if not (on_integers(whole) and has_integers(whole)):
+    if not has_integers(whole):
         return None
     if groups is None and not grouped_integers(lhs):
         return None

@@ -48,7 +48,7 @@ def decide(a: LabelledTensor, b: LabelledTensor, out: Labels, groups: bool = Fal
     """
     both = a.tensor, b.tensor
     summed = summed_labels(a.labels, b.labels, out)
-    if all(on_integers(x) and has_integers(x) for x in both):
+    if all(map(has_integers, both)):
         kind, varying = "int", [not groups and varies(x, summed) for x in (a, b)]
     elif all(on_minifloats(x) and x.is_contractible for x in both):
         kind, varying = "fp8", [varies(x, summed, tiles=True) for x in (a, b)]

@@ -15,7 +15,8 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
-from jqinject.ops.packing import container_bits, pack, unpack
+from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -84,22 +85,27 @@ class StoredForm:
         return tuple(self.order.index(axis) for axis in range(len(self.shape)))
 
     @cached_property
+    def grid(self) -> IntGrid | None:
+        """The integers that are packed into bytes; None for whole bytes."""
+        if not jnp.issubdtype(self.dtype, jnp.integer) or jnp.iinfo(self.dtype).bits >= 8:
+            return None
+        return IntGrid(jnp.iinfo(self.dtype).bits, signed=bool(jnp.issubdtype(self.dtype, jnp.signedinteger)))
+
+    @property
     def packed_bits(self) -> int | None:
         """Bits of an integer that is packed into a byte; None for whole bytes."""
-        integer = jnp.issubdtype(self.dtype, jnp.integer) and jnp.iinfo(self.dtype).bits < 8
-        return container_bits(jnp.iinfo(self.dtype).bits) if integer else None
+        return None if self.grid is None else self.grid.packed_bits
 
     def stored(self, payload: jax.Array) -> jax.Array:
         """A payload in its stored form."""
         moved = payload.transpose(self.order)
-        return moved if self.packed_bits is None else pack(moved.astype(jnp.int8), self.packed_bits)
+        return moved if self.grid is None else self.grid.pack(moved.astype(jnp.int8))
 
     def payload(self, stored: jax.Array) -> jax.Array:
         """The payload from its stored form."""
-        if self.packed_bits is not None:
+        if self.grid is not None:
             shape = tuple(self.shape[axis] for axis in self.order)
-            signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
-            stored = unpack(stored, self.packed_bits, shape, signed).astype(self.dtype)
+            stored = self.grid.unpack(stored, shape).astype(self.dtype)
         return jax.lax.transpose(stored, self.back)
 
     def variables(
@@ -270,5 +276,8 @@ def served(stored: QuantizedOperand) -> QuantTensor:
     if jnp.issubdtype(stored.payload.dtype, jnp.integer):
         signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)
         bits = 8 * stored.payload.dtype.itemsize
-        return IntQuantTensor.stored(stored.payload, stored.scale, None, bits, signed, jnp.float32)
-    return FloatQuantTensor.stored(stored.payload, stored.scale, jnp.float32)
+        return IntQuantTensor.stored(
+            stored.payload, stored.scale, None, IntGrid(bits, bool(signed)), jnp.float32
+        )
+    form = FloatGrid.of_dtype(stored.payload.dtype)
+    return FloatQuantTensor.stored(stored.payload, stored.scale, None, form, jnp.float32)

@@ -13,8 +13,8 @@ from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.packing import pack, unpack
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -55,7 +55,7 @@ class _PackedCodes:
     """Minifloats of fewer than 8 bits, or of no dtype that backends convert to, as codes.
 
     Attributes:
-        codes: in bytes, two of them in one if they have at most 4 bits.
+        codes: in bytes, as their format packs them.
         scale: of the numbers, in a dtype of 8 bits where that is known.
         format: of the codes.
         shape: of the numbers.
@@ -161,14 +161,13 @@ def packed_tensor(x: Any) -> Any:
         return _PackedGroups(packed, x.groups, x.group_dim, piece) if is_packed(packed) else x
     if on_minifloats(x) and x.is_contractible:
         return _Packed(x.payload(), _narrow(x.scale, x.scale_dtype), None, np.dtype(x.dtype))
-    if on_minifloats(x) and not x.format.is_learned and x.keeps_minifloats:
+    if on_minifloats(x) and not x.format.is_learned and (x.kept_payload is not None or x.levels is not None):
         return _packed_codes(x, x.format)
     return x
 
 
 def _packed_codes(x: FloatQuantTensor, form: FloatGrid) -> _PackedCodes:
-    codes = form.codes(x.minifloats())
-    codes = pack(codes, 4) if form.bit_width <= 4 else codes
+    codes = form.pack(form.codes(x.minifloats()))
     return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
 
 
@@ -183,13 +182,15 @@ def unpacked_tensor(x: Any) -> Any:
     if isinstance(x, _PackedGroups):
         return in_groups(unpacked_tensor(x.grouped), x.groups.size, x.dim, x.groups.length, x.piece)
     if isinstance(x, _PackedCodes):
-        codes = unpack(x.codes, 4, x.shape, signed=False) if x.format.bit_width <= 4 else x.codes
         scale = x.scale.astype(jnp.float32)
-        value = from_float_steps(x.format.decode(codes), scale, x.dtype)
+        value = from_float_steps(x.format.decode(x.format.unpack(x.codes, x.shape)), scale, x.dtype)
         return FloatQuantTensor(value, scale, x.format)
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
         scale_dtype = x.scale.dtype if x.scale.dtype.itemsize == 1 else None
-        return FloatQuantTensor.stored(x.payload, x.scale.astype(jnp.float32), x.dtype, scale_dtype)
-    return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, *x.bits, x.dtype)
+        form = FloatGrid.of_dtype(x.payload.dtype)
+        return FloatQuantTensor.stored(
+            x.payload, x.scale.astype(jnp.float32), None, form, x.dtype, scale_dtype
+        )
+    return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, IntGrid(*x.bits), x.dtype)

@@ -14,23 +14,14 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.float8_dot import float8_product
-from jqinject.dot.kernels.integer import (
-    IntegerOperand,
-    affine_dot_general,
-    affine_of,
-    has_integers,
-)
+from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers
 from jqinject.dot.tensors.decision import decide, varies
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
 from jqinject.dot.tensors.packed_tensor import float32_of
 from jqinject.dot.tensors.scaled_product import scaled_product
 from jqinject.dot.tensors.two_levels import first_level, levels_of
 from jqinject.ops.sharding import sharded_beside
-from jqinject.quant_tensor import (
-    is_quantized,
-    on_integers,
-    on_minifloats,
-)
+from jqinject.quant_tensor import is_quantized, on_minifloats
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ def product(
     """The contraction of two operands, its axes in the order of `out`. No gradient is defined for payloads.
 
     Args:
-        a, b: the operands. Two `IntegerOperand`s are contracted as integers, whatever their scales vary along.
+        a, b: the operands.
         out: labels of the result.
         dtype: of the result.
         sums: how it sums; tiles are already cut.
@@ -77,11 +68,8 @@ def product(
     if sums.scaled and out_sharding is None:
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
         return scaled_product(a, b, out, dtype, plain)
-    left, right = a.tensor, b.tensor
-    integers = isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand)
-    if not integers:
-        a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
-    kind = "int" if integers else decide(a, b, out).kind
+    a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
+    kind = decide(a, b, out).kind
     dims, permutation = dimensions_of(a.labels, b.labels, out)
     if kind == "int" and permutation != tuple(range(len(out))) and permutation == dims.rhs_first:
         # The other order needs no transposition, and integers have the same sums.
@@ -89,10 +77,7 @@ def product(
         dims, permutation = dimensions_of(a.labels, b.labels, out)
     sharding = out_sharding if sharding_of is None else sharding_of(permutation)
     if kind == "int":
-        if integers:
-            left, right = a.tensor.integers, b.tensor.integers
-        else:
-            left, right = affine_of(a.tensor), affine_of(b.tensor)
+        left, right = affine_of(a.tensor), affine_of(b.tensor)
         y = affine_dot_general(left, right, dims, dtype, sums.accumulator_dtype, sharding)
     elif kind == "fp8":
         y = float8_product(a.tensor, b.tensor, dims, dtype, sharding)
@@ -172,8 +157,8 @@ def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> b
     tensor = x.tensor
     if is_quantized(other.tensor) or varies(x, summed, tiles=True):
         return False
-    if on_integers(tensor):
-        return has_integers(tensor) and not tensor.has_zero_point
+    if has_integers(tensor):
+        return not tensor.has_zero_point
     return on_minifloats(tensor) and tensor.is_contractible
 
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.labels import Labelling, Labels
+from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.kernels.integer import IntegerOperand
+from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.packed_tensor import (
     is_packed,
@@ -29,6 +29,7 @@ from jqinject.dot.tensors.packed_tensor import (
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.dot.tensors.two_levels import TwoLevels
 from jqinject.ops.float8_cast import to_float8_again
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBits, as_bits
 from jqinject.ops.ste import explain_forward_mode, first_order
@@ -157,8 +158,8 @@ def contract_operands(
 
     Args:
         plan: the static part.
-        lhs, rhs: the forward product's operands: arrays, QuantTensors or two `IntegerOperand`s, axes in any order, in
-            tiles or not. A stored right one gets no gradient.
+        lhs, rhs: the forward product's operands: arrays or QuantTensors, axes in any order, in tiles or not. A stored
+            right one gets no gradient.
         dgrad, wgrad: the backward products' operands.
 
     Returns:
@@ -193,8 +194,13 @@ def contract_integers(
         accumulator_dtype: of the sums; None means int32.
     """
     plan = plan_of_integers(dims, np.dtype(dtype), accumulator_dtype, out_sharding)
-    left, right = LabelledTensor(lhs, plan.labels.lhs), LabelledTensor(rhs, plan.labels.rhs)
-    return contract_operands(plan, left, right)[0]
+    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), rhs.value is None)
+    kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
+    try:
+        return _contract(static, lhs.value, rhs.value, (None, None), kept)[0]
+    except TypeError as error:
+        explain_forward_mode(error, plan.what)
+        raise
 
 
 def operands_of(
@@ -226,8 +232,11 @@ def _forward(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
 ) -> tuple[jax.Array, jax.Array | None]:
     plan, left, right = static.plan, kept.lhs, kept.rhs
-    if not isinstance(right, IntegerOperand):
-        left, right = unpacked_tensor(left), unpacked_tensor(right)
+    if isinstance(right, IntegerOperand):
+        dims, _ = dimensions_of(static.lhs, static.rhs, plan.labels.out)
+        by = plan.dtype, plan.fprop.accumulator_dtype, plan.out_sharding
+        return affine_dot_general(left.integers, right.integers, dims, *by), None
+    left, right = unpacked_tensor(left), unpacked_tensor(right)
     y = product(
         LabelledTensor(left, static.lhs),
         LabelledTensor(right, static.rhs),
@@ -276,7 +285,9 @@ _contract.defvjp(_fwd, _bwd)
 
 def _requantized(g: jax.Array, scale: jax.Array, dtype: np.dtype) -> FloatQuantTensor:
     """The payload of a gradient that arrives quantized."""
-    return FloatQuantTensor.stored(to_float8_again(g, scale, dtype), scale, g.dtype)
+    return FloatQuantTensor.stored(
+        to_float8_again(g, scale, dtype), scale, None, FloatGrid.of_dtype(dtype), g.dtype
+    )
 
 
 def _gradient(

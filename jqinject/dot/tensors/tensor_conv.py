@@ -17,7 +17,7 @@ from jqinject.dot.tensors.packed_tensor import array_of, floats_of, unpacked_ten
 from jqinject.dot.tensors.six_operands import UNCHANGED, BackwardProduct, KeptOperands, operands_of
 from jqinject.ops.packing import LowBits
 from jqinject.ops.ste import backward_only, first_order
-from jqinject.quant_tensor import as_array, on_integers
+from jqinject.quant_tensor import as_array
 
 NO_SECOND_DERIVATIVE = (
     "a quantized convolution has no second derivative: rounding has none.\n"
@@ -39,9 +39,7 @@ def convolves_integers(conv: Convolution, lhs: Any, rhs: Any, contraction: Contr
             "dequantized floats"
         )
     can = (
-        on_integers(lhs)
-        and on_integers(rhs)
-        and has_integers(lhs)
+        has_integers(lhs)
         and has_integers(rhs)
         and lhs.zero_point.size == 1
         and varies_only_along(rhs.zero_point, rhs.ndim, conv.channel_axis)

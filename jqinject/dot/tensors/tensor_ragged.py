@@ -10,7 +10,7 @@ from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.decision import ContractionKind, describe
 from jqinject.ops.ste import backward_only, first_order
-from jqinject.quant_tensor import IntQuantTensor, as_array, on_integers
+from jqinject.quant_tensor import IntQuantTensor, as_array
 from jqinject.quant_tensor.shaping import full_rank
 
 WHAT = "a ragged contraction of integers"
@@ -83,7 +83,7 @@ def ragged_dot_general(
 
 def _fits(ragged: Ragged, lhs: Any, rhs: Any) -> bool:
     for x, summed in ((lhs, ragged.lhs_contract), (rhs, ragged.rhs_contract)):
-        if not (on_integers(x) and has_integers(x)):
+        if not has_integers(x):
             return False
         for metadata in (x.scale, x.zero_point):
             if any(full_rank(metadata, x.ndim).shape[axis] > 1 for axis in summed):

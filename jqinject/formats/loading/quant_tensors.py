@@ -13,7 +13,7 @@ from jqinject.dot import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.formats.loading.axes import Axes
 from jqinject.formats.loading.rows import Rows
-from jqinject.ops import FloatGrid, TableGrid
+from jqinject.ops import FloatGrid, IntGrid, TableGrid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups
 
 E2M1, E2M3 = FloatGrid.of_dtype("float4_e2m1fn"), FloatGrid.of_dtype("float6_e2m3fn")
@@ -138,13 +138,13 @@ def _quant_tensor(rows: Rows, placed: Placed, dtype: Any) -> Any:
         zero = (
             jnp.float32(0) if placed.zero_point is None else jnp.asarray(placed.zero_point.astype(np.float32))
         )
-        made: Any = IntQuantTensor.stored(
-            jnp.asarray(placed.codes), scale, zero, form.bits, form.signed, dtype
-        )
+        grid = IntGrid(form.bits, form.signed)
+        made: Any = IntQuantTensor.stored(jnp.asarray(placed.codes), scale, zero, grid, dtype)
     elif form.kind == "table":
         made = _of_table(placed.codes, rows.table, scale, dtype)
     elif form.bits == 8:
-        made = FloatQuantTensor.stored(jnp.asarray(placed.codes), scale, dtype)
+        codes = jnp.asarray(placed.codes)
+        made = FloatQuantTensor.stored(codes, scale, None, FloatGrid.of_dtype(codes.dtype), dtype)
     else:
         minifloat = E2M1 if form.bits == 4 else E2M3
         # The code of -0 is nan's in formats that have no other for it.

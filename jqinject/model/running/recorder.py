@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,5 +97,8 @@ def clipped_fields(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
     if proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
         low, high = -1, 1
     else:
-        low, high = made.number_range(proxy is not None and bool(proxy.is_narrow_range))
+        grid = made.grid
+        if grid.is_integer and proxy is not None and proxy.is_narrow_range:
+            grid = replace(grid, narrow_range=True)
+        low, high = grid.bounds
     return x, made.value, made.scale, made.zero_point, low, high

@@ -14,15 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import has_integers
-from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.packing import container_bits, pack, unpack
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
     IntQuantTensor,
     as_array,
     is_grouped,
-    on_integers,
     on_minifloats,
     on_table,
 )
@@ -73,17 +70,16 @@ def decoded(fields: Fields, like: Any) -> Any:
         return payload
     one = _ungrouped(like)
     known = {"training": one.training, "dtype": one.dtype}
+    shape = (*payload.shape[:-1], one.shape[-1])
     if on_minifloats(one):
         form = one.known_format("a cache")
-        codes = payload if _is_float8(form) else _unpacked(payload, form.bit_width, one.shape[-1], False)
-        whole: Any = FloatQuantTensor.from_payload(codes, scale, format=form, **known)
+        whole: Any = FloatQuantTensor.from_payload(form.unpack(payload, shape), scale, format=form, **known)
     elif on_table(one):
-        codes = _unpacked(payload, one.bit_width, one.shape[-1], False)
+        codes = one.grid.unpack(payload, shape)
         whole = CodebookQuantTensor.from_codes(codes, scale, one.codebook, **known)
     else:
+        integers, zero = one.grid.unpack(payload, shape), fields.get("zero_point", 0.0)
         bits = int(one.bit_width)
-        integers = _unpacked(payload, bits, one.shape[-1], one.signed)
-        zero = fields.get("zero_point", 0.0)
         whole = IntQuantTensor.from_int(integers, scale, zero, bits, signed=one.signed, **known)
     if not is_grouped(like):
         return whole
@@ -168,26 +164,12 @@ def _ungrouped(x: Any) -> Any:
 
 def _payload(x: Any) -> jax.Array | None:
     """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
-    if on_integers(x) and has_integers(x):
-        bits = container_bits(int(x.bit_width))
-        return x.int() if bits == 8 else pack(x.int(), bits)
+    if has_integers(x):
+        return x.grid.pack(x.int())
     if on_minifloats(x) and not x.format.is_learned and x.format.bit_width <= 8:
-        if _is_float8(x.format):
-            return x.payload()
-        return pack(x.codes(), container_bits(x.format.bit_width))
-    if on_table(x):
-        return pack(x.codes(), container_bits(x.bit_width))
-    return None
-
-
-def _is_float8(form: FloatGrid) -> bool:
-    return form.bit_width == 8 and jnp.issubdtype(form.storage, jnp.floating)
-
-
-def _unpacked(payload: jax.Array, bits: int, features: int, signed: bool) -> jax.Array:
-    if container_bits(bits) == 8:
-        return payload
-    return unpack(payload, container_bits(bits), (*payload.shape[:-1], features), signed)
+        is_float8 = x.format.bit_width == 8 and jnp.issubdtype(x.format.storage, jnp.floating)
+        return x.payload() if is_float8 else x.format.pack(x.codes())
+    return x.grid.pack(x.codes()) if on_table(x) else None
 
 
 def _each(metadata: jax.Array, x: Any, at: int) -> jax.Array:

@@ -198,6 +198,7 @@ class PayloadContraction(ABC):
 
     token: jax.Array | None = field(default=None, kw_only=True)
 
+    @abstractmethod
     def __call__(
         self,
         lhs: jax.Array,
@@ -208,14 +209,6 @@ class PayloadContraction(ABC):
         out_sharding: Any = None,
     ) -> jax.Array:
         """The contraction; gradients go to the arrays, `precision` is that of the format."""
-        dtype = preferred_element_type or lhs.dtype
-        return self.contract(lhs, rhs, dimension_numbers, dtype, out_sharding)
-
-    @abstractmethod
-    def contract(
-        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
-    ) -> jax.Array:
-        """The payloads contracted, in `dtype`."""
 
 
 @dataclass
@@ -232,10 +225,17 @@ class Float8Contraction(PayloadContraction):
     weight: FloatQuantTensor
     grad_dtype: Any
 
-    def contract(
-        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
     ) -> jax.Array:
         """See `PayloadContraction`."""
+        dtype = preferred_element_type or lhs.dtype
         y, self.token = float8_dot_general(
             self.x.with_value(lhs),
             self.weight if self.weight.is_stored else self.weight.with_value(rhs),
@@ -265,10 +265,17 @@ class IntegerContraction(PayloadContraction):
     groups: tuple[Groups, Groups] | None = None
     stored: Any = None
 
-    def contract(
-        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
     ) -> jax.Array:
         """See `PayloadContraction`."""
+        dtype = preferred_element_type or lhs.dtype
         dims = self.dims
         if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
             dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
@@ -293,10 +300,17 @@ class StoredContraction(PayloadContraction):
     numbers: Mapping[str, jax.Array]
     form: FrozenForm
 
-    def contract(
-        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
     ) -> jax.Array:
         """See `PayloadContraction`."""
+        dtype = preferred_element_type or lhs.dtype
         dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
         static = StoredDot(self.form, dims, np.dtype(dtype), out_sharding)
         return stored_dot_general(lhs, self.numbers, static)
@@ -333,21 +347,21 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return Float8Contraction(x, weight, None if proxy is None else proxy.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not (on_integers(x) or grouped_integers(x)) or not has_integers(x):
+        if not has_integers(x.grouped if grouped_integers(x) else x):
             return None
         placed, frozen = self._placed(x.shape), self.frozen
         if placed is None:
             return None
-        summed = placed.dims.rhs_contract
-        if frozen is None and grouped_integers(weight):
+        summed, in_groups = placed.dims.rhs_contract, grouped_integers(weight)
+        if frozen is None and in_groups:
             weight = in_pieces(weight)
         integers = self._made_integers(weight) if frozen is None else frozen.integers(weight, summed)
         if integers is None:
             return None
         stored = None if frozen is None else frozen.form.value_dtype
-        made = weight.groups if grouped_integers(weight) else None
+        made = weight.groups if in_groups else None
         groups = made if frozen is None else frozen.form.contracted_groups
-        if groups is None and on_integers(x):
+        if groups is None and not x.is_grouped:
             return IntegerContraction(affine_of(x), integers, placed.dims, None, stored)
         found = in_common_groups(x, integers, groups, placed.dims)
         if found is None or (found.groups[0].size < LEAST_GROUP and self.contraction != "int"):

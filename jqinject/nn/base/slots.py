@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -118,6 +119,17 @@ def _sample(proxy: Any) -> Any:
     return traced if static else proxy.sample()
 
 
+# Layers all of whose slots were read, since a call reads proxies from `vars`.
+SEEN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def see(layer: Any) -> None:
+    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call."""
+    for slot in slots_of(type(layer)):
+        getattr(layer, slot.name)
+    SEEN.add(layer)
+
+
 @dataclass(frozen=True)
 class Slot:
     """One place for a quantizer on a layer, and the attribute that holds its proxy.
@@ -163,6 +175,7 @@ class Slot:
         return held
 
     def __set__(self, layer: Any, proxy: Any) -> None:
+        SEEN.discard(layer)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
         known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -11,21 +12,20 @@ from flax import nnx
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import Affine, affine_of, has_integers
-from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format
+from jqinject.nn.base.slots import GRAD, OUTPUT, SEEN, check_input_for_weight, hold_proxies, input_format, see
 from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
+    QuantTensor,
     as_array,
     grouped_integers,
     is_quantized,
     on_integers,
-    on_minifloats,
 )
 
 
@@ -170,7 +170,9 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
-        weight, proxy = getattr(self, self.weight_name)[...], self.weight_quant
+        if self not in SEEN:
+            see(self)
+        weight, proxy = getattr(self, self.weight_name)[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
         if not proxy.quant_metadata.requires_quant_input:
@@ -235,21 +237,35 @@ class QuantWeightLayer(WeightAxes[Out]):
             ValueError: the input has other features than the layer; a QuantTensor is to be returned, and input or
                 weight are not quantized.
         """
-        self._check_features(inputs)
-        input_quant, grad_quant, output_quant = self.input_quant, self.grad_quant, self.output_quant
+        attributes = vars(self)
+        features = attributes.get("in_features")
+        if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
+            self._check_features(inputs)
+        if self not in SEEN:
+            see(self)
+        input_quant, grad_quant, output_quant = map(
+            attributes.get, ("input_quant", "grad_quant", "output_quant")
+        )
         x = inputs if input_quant is None else input_quant(inputs)
-        weight = self._quantized_weight(x)
-        bias = self._quantized_bias(x, weight)
-        contraction = self._payload_contraction(x, weight)
+        weight, frozen = self._quantized_weight(x), self.frozen
+        bias = self.bias
+        if bias is not None:
+            bias = bias[...] if attributes.get("bias_quant") is None else self._quantized_bias(x, weight)
+        quantized = isinstance(weight, QuantTensor)
+        # Training contracts floats, which costs less than integers made anew at every step.
+        floats = frozen is None and not (
+            quantized and (weight._payload is not None or not weight.grid.is_integer)
+        )
+        contraction = None if floats and self.contraction == "auto" else self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
-        if contraction is not None and self.frozen is not None:
+        if contraction is not None and frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
-            parameters["promote_dtype"] = _promoting(vars(self)["promote_dtype"])
+            parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if is_quantized(weight) else weight
-        parameters["bias"] = bias.value if is_quantized(bias) else bias
-        array = x.value if is_quantized(x) else x
+            parameters[self.weight_name] = weight.value if quantized else weight
+        parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
+        array = x.value if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -268,16 +284,13 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
-        if (
-            asked == "auto"
-            and kind == "int"
-            and self.frozen is None
-            and not (keeps_integers(weight) and keeps_integers(x))
-        ):
-            # Training contracts floats, which costs less than integers made anew at every step. Evaluation contracts
-            # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
-            # side, and a deep network carries that on.
+        asked, kind = self.contraction, "fp8" if getattr(weight, "kind", "") == "minifloats" else "int"
+        without_payload = (
+            getattr(weight, "kept_payload", None) is None or getattr(x, "kept_payload", None) is None
+        )
+        if asked == "auto" and kind == "int" and self.frozen is None and without_payload:
+            # Evaluation contracts what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie
+            # fall on the other side, and a deep network carries that on. In training they are floats: see the call.
             return None
         if not self._contracts_as_flax():
             self._check_function(asked)
@@ -323,10 +336,10 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _made_integers(self, weight: Any) -> Affine | None:
         """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
         proxy = self.weight_quant
-        if proxy is not None and not proxy.has_whole_zero_points:
+        if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
         whole = weight.grouped if grouped_integers(weight) else weight
-        return affine_of(whole) if on_integers(whole) and has_integers(whole) else None
+        return affine_of(whole) if has_integers(whole) else None
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -334,17 +347,13 @@ def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _promoting(promote_dtype: PromoteDtypeFn) -> PromoteDtypeFn:
-    """A layer's `promote_dtype`, which leaves an unallocated kernel so."""
-
-    def promote(arrays: Any, /, **options: Any) -> Any:
-        inputs, kernel, bias = arrays
-        if not isinstance(kernel, np.ndarray):  # traced
-            return promote_dtype(arrays, **options)
-        inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
-        return inputs, _unallocated(kernel.shape, small.dtype), bias
-
-    return promote
+def _promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
+    """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
+    inputs, kernel, bias = arrays
+    if not isinstance(kernel, np.ndarray):  # traced
+        return promote_dtype(arrays, **options)
+    inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
+    return inputs, _unallocated(kernel.shape, small.dtype), bias
 
 
 def _described(operand: Any) -> str:

@@ -78,7 +78,7 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         return len(self.kernel_shape)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not on_integers(x) or not has_integers(x) or not on_integers(weight):
+        if not has_integers(x) or not on_integers(weight):
             return None
         frozen = self.frozen
         integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)

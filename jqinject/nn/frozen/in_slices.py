@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import CodebookQuant, FloatQuant, MinifloatQuant, RescalingIntQuant
+from jqinject.core import CodebookQuant, FloatQuant, RescalingIntQuant
 from jqinject.core._protocols import grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
@@ -23,7 +23,7 @@ OF_SLICE = 2**17  # bytes
 FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
-ELEMENTWISE = (CodebookQuant, FloatQuant, MinifloatQuant, RescalingIntQuant)
+ELEMENTWISE = (CodebookQuant, FloatQuant, RescalingIntQuant)
 # What has an element for each of the weight's, or sums some; everything else is of the whole weight.
 CUT = ("value", "sums")
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jqinject.dot import conv_general_dilated, dot_general, float8_dot_general, ragged_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.kernels.integer import keeps_integers
+from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.tensors.decision import contraction_kind
 from jqinject.program.policy import Choice
 from jqinject.program.weights.equation_arguments import arguments_of
@@ -36,7 +36,12 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
         return asked != "float"
     if on_minifloats(lhs):
         return True
-    return any(map(_is_stored, (lhs, rhs))) or (keeps_integers(lhs) and keeps_integers(rhs))
+    return any(map(_is_stored, (lhs, rhs))) or (_keeps_integers(lhs) and _keeps_integers(rhs))
+
+
+def _keeps_integers(x: Any) -> bool:
+    """Whether a tensor keeps the integers that it was rounded to, as quantizers in evaluation mode let it."""
+    return x.kept_payload is not None and has_integers(x.grouped if x.is_grouped else x)
 
 
 def _is_stored(x: Any) -> bool:

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from jqinject.program.weights.moves import Function, Move, Shape
 from jqinject.quant_tensor import (
-    FloatQuantTensor,
     Groups,
-    IntQuantTensor,
     is_grouped,
     on_integers,
     on_minifloats,
@@ -54,17 +52,13 @@ def moved(tensor: Any, move: Move) -> Any:
 
 def _with_numbers(tensor: Any, full: Function, follow: Function, dtype: Any) -> Any:
     """A tensor without groups, its numbers moved by `full`, its scales and zero points by `follow`."""
+    zero = follow(tensor.zero_point) if on_integers(tensor) else None
+    if tensor.is_stored:
+        return type(tensor).stored(full(tensor.kept_payload), follow(tensor.scale), zero, tensor.grid, dtype)
     if on_integers(tensor):
-        scale, zero = follow(tensor.scale), follow(tensor.zero_point)
-        if tensor.is_stored:
-            assert isinstance(tensor.bit_width, int) and tensor.payload is not None, "stored with known bits"
-            return IntQuantTensor.stored(
-                full(tensor.payload), scale, zero, tensor.bit_width, tensor.signed, dtype
-            )
+        scale = follow(tensor.scale)
         found = tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
         return found if tensor.payload is None else found.keeping(full(tensor.payload))
-    if on_minifloats(tensor) and tensor.is_stored:
-        return FloatQuantTensor.stored(full(tensor.payload()), follow(tensor.scale), dtype)
     if on_minifloats(tensor) or on_table(tensor):
         return tensor.set(value=full(tensor.value).astype(dtype), scale=follow(tensor.scale))
     return None

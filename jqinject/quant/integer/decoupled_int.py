@@ -3,8 +3,6 @@
 As in Brevitas, the fragments include a solver: a quantizer only adds a bit width.
 """
 
-from typing import Any
-
 from flax import nnx
 
 from jqinject import core
@@ -15,30 +13,13 @@ from jqinject.quant.solver import WeightQuantSolver
 CHANNEL_AXIS_OF_VIEW = 1  # views put the channels first and everything else in axis 1
 
 
-def _refuse_mapped(axis_name: Any) -> None:
-    if axis_name is not None:
-        raise ValueError(
-            "weight normalization takes the norms of a whole weight when the layer is made, outside of mapped "
-            f"axes, got axis_name={axis_name!r}.\n  cure: leave axis_name out; a sharded weight in jit, without "
-            "shard_map and pmap, has the norms of the whole"
-        )
-
-
-def _norm(kind: Any, axis_name: Any) -> Any:
-    _refuse_mapped(axis_name)
-    return kind(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
-
-
-def _start(scaling_init_impl: Any, bit_width: Any, axis_name: Any) -> Any:
-    _refuse_mapped(axis_name)
-    return scaling_init_impl(None) / (2.0 ** (bit_width - 1) - 1)
-
-
 class DecoupledWeightQuant(WeightQuantSolver):
     """Narrow signed integers by `DecoupledRescalingIntQuant`."""
 
     tensor_quant = core.DecoupledRescalingIntQuant
     decoupled_int_quant = core.DecoupledIntQuant
+    tensor_clamp_impl = core.TensorClampSte
+    pre_scaling_impl = core.StatsFromParameterScaling
     quant_type = enums.QuantType.INT
     bit_width_impl_type = enums.BitWidthImplType.CONST
     float_to_int_impl = core.RoundSte
@@ -55,8 +36,6 @@ class WeightPerTensorFloatDecoupledL2Param(DecoupledWeightQuant):
     """One scale: before rounding the l2-norm of the channel maxima over sqrt(channels), after it a learned one that
     starts there."""
 
-    tensor_clamp_impl = core.TensorClampSte
-    pre_scaling_impl = core.StatsFromParameterScaling
     scaling_stats_impl = core.AbsMaxL2
     scaling_stats_input_view_shape_impl = core.OverOutputChannelView
     scaling_stats_input_concat_dim = 0
@@ -67,8 +46,6 @@ class WeightPerTensorFloatDecoupledL2Param(DecoupledWeightQuant):
 class WeightPerChannelFloatDecoupled(DecoupledWeightQuant):
     """A scale for each output channel: before rounding max |w|, after it a learned one that starts there."""
 
-    tensor_clamp_impl = core.TensorClampSte
-    pre_scaling_impl = core.StatsFromParameterScaling
     scaling_stats_impl = core.AbsMax
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
@@ -132,12 +109,19 @@ class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
     scaling_min_val = 1e-10
     pre_scaling_min_val = 1e-10
 
-    normalize_stats_impl = value(lambda axis_name=None: _norm(core.L2Norm, axis_name))
-    scaling_init = value(
-        lambda scaling_init_impl, bit_width, axis_name=None: _start(scaling_init_impl, bit_width, axis_name)
-    )
-
+    normalize_stats_impl = core.L2Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
     pre_scaling_impl = this.per_channel_pre_norm.pre_scaling_impl
+
+    @value
+    def scaling_init(scaling_init_impl, bit_width, axis_name=None):
+        """max |w| / (2**(b-1) - 1) of the whole weight."""
+        if axis_name is not None:
+            raise ValueError(
+                "weight normalization takes the norms of a whole weight when the layer is made, outside of mapped "
+                f"axes, got axis_name={axis_name!r}.\n  cure: leave axis_name out; a sharded weight in jit, without "
+                "shard_map and pmap, has the norms of the whole"
+            )
+        return scaling_init_impl(None) / (2.0 ** (bit_width - 1) - 1)
 
 
 class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
@@ -149,7 +133,7 @@ class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
     float_to_int_impl = core.RoundToZeroSte
     accumulator_bit_width = 32
 
-    normalize_stats_impl = value(lambda axis_name=None: _norm(core.L1Norm, axis_name))
+    normalize_stats_impl = core.L1Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
     accumulator_bit_width_impl = value(
         lambda accumulator_bit_width: core.BitWidthConst(accumulator_bit_width)
     )

@@ -235,7 +235,7 @@ class TruncTo8bit(_To8bit, TruncQuantSolver):
     trunc_scaling_impl_type = enums.TruncScalingImplType.MSB
 
 
-class RoundTo8bit(_To8bit, TruncQuantSolver):
+class RoundTo8bit(TruncTo8bit):
     """The 8 most significant bits, rounded: `round(q / 2**(b - 8))`, ties to even.
 
     Example:
@@ -248,7 +248,6 @@ class RoundTo8bit(_To8bit, TruncQuantSolver):
     """
 
     float_to_int_impl_type = enums.FloatToIntImplType.ROUND
-    trunc_scaling_impl_type = enums.TruncScalingImplType.MSB
 
 
 class ShiftRoundSaturateTo8bit(

@@ -66,9 +66,7 @@ class Int8ActPerTensorFloat(
     """
 
 
-class Uint8ActPerTensorFloat(
-    UintQuant, ParamFromRuntimePercentileScaling, PerTensorFloatScaling8bit, ActQuantSolver
-):
+class Uint8ActPerTensorFloat(UintQuant, Int8ActPerTensorFloat):
     """8-bit unsigned activations (after a ReLU), a learned scale that starts from the 99.999th percentile of |x|."""
 
 
@@ -78,9 +76,7 @@ class Int8ActPerTensorFloatMinMaxInit(
     """8-bit signed activations, a learned scale that starts from `min_val` and `max_val`, which you declare."""
 
 
-class Uint8ActPerTensorFloatMaxInit(
-    UintQuant, ParamMinMaxInitScaling, PerTensorFloatScaling8bit, ActQuantSolver
-):
+class Uint8ActPerTensorFloatMaxInit(UintQuant, Int8ActPerTensorFloatMinMaxInit):
     """8-bit unsigned activations, a learned scale that starts from `max_val`, which you declare."""
 
     min_val = 0.0
@@ -92,21 +88,15 @@ class Int8ActPerTensorFloatBatchQuant1d(
     """8-bit signed activations, scaled by the average over batches of the mean channel maximum; sequences."""
 
 
-class Int8ActPerTensorFloatBatchQuant2d(
-    IntQuant, BatchQuantStatsScaling2d, PerTensorFloatScaling8bit, ActQuantSolver
-):
+class Int8ActPerTensorFloatBatchQuant2d(BatchQuantStatsScaling2d, Int8ActPerTensorFloatBatchQuant1d):
     """8-bit signed activations, scaled by the average over batches of the mean channel maximum; images."""
 
 
-class Uint8ActPerTensorFloatBatchQuant1d(
-    UintQuant, BatchQuantStatsScaling1d, PerTensorFloatScaling8bit, ActQuantSolver
-):
+class Uint8ActPerTensorFloatBatchQuant1d(UintQuant, Int8ActPerTensorFloatBatchQuant1d):
     """8-bit unsigned activations, scaled by the average over batches of the mean channel maximum; sequences."""
 
 
-class Uint8ActPerTensorFloatBatchQuant2d(
-    UintQuant, BatchQuantStatsScaling2d, PerTensorFloatScaling8bit, ActQuantSolver
-):
+class Uint8ActPerTensorFloatBatchQuant2d(UintQuant, Int8ActPerTensorFloatBatchQuant2d):
     """8-bit unsigned activations, scaled by the average over batches of the mean channel maximum; images."""
 
 
@@ -197,26 +187,20 @@ class Int8ActPerTensorFixedPointMinMaxInit(
     """8-bit signed activations, a learned power-of-two scale that starts from `min_val` and `max_val`."""
 
 
-class Uint8ActPerTensorFixedPoint(
-    UintQuant, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit, ActQuantSolver
-):
+class Uint8ActPerTensorFixedPoint(UintQuant, Int8ActPerTensorFixedPoint):
     """8-bit unsigned activations, a learned power-of-two scale that starts from the 99.999th percentile of |x|."""
 
 
-class Uint8ActPerTensorFixedPointMaxInit(
-    UintQuant, ParamMinMaxInitScaling, PerTensorPoTScaling8bit, ActQuantSolver
-):
+class Uint8ActPerTensorFixedPointMaxInit(UintQuant, Int8ActPerTensorFixedPointMinMaxInit):
     """8-bit unsigned activations, a learned power-of-two scale that starts from `max_val`."""
 
     min_val = 0.0
 
 
 class Int8BiasPerTensorFixedPointInternalScaling(
-    IntQuant, MaxStatsScaling, PerTensorPoTScaling8bit, BiasQuantSolver
+    PerTensorPoTScaling8bit, Int8BiasPerTensorFloatInternalScaling
 ):
     """8-bit biases with a power-of-two scale of their own."""
-
-    requires_input_scale = False
 
 
 class Int8WeightPerTensorFixedPointMSE(MSESymmetricScale, Int8WeightPerTensorFixedPoint):

@@ -4,157 +4,84 @@ Names read as in Brevitas: the format (`Fp8e4m3`, `Fp8e5m2`; `FNUZ` for the form
 quantized, what shares a scale, and where the scale comes from.
 """
 
-import jax.numpy as jnp
-
-from jqinject.core import AmaxScaling, Float8Cast, FloatQuant, RoundSte
-from jqinject.inject import ExtendedInjector
-from jqinject.quant.enums import ScalingPerOutputType, StatsOp
-from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
+from jqinject.quant import float_base
 
 
-class Fp8Quant(ExtendedInjector):
-    """8-bit floats: declare `q_dtype`, and `dq_dtype` for another dtype of the dequantized numbers."""
-
-    tensor_quant = FloatQuant
-    cast_impl = Float8Cast
-    float_to_int_impl = RoundSte
-    signed = True
-
-
-class Fp8e4m3(Fp8Quant):
-    """4 bits of exponent, 3 of mantissa, up to 448, no inf."""
-
-    q_dtype = jnp.float8_e4m3fn
-
-
-class Fp8e5m2(Fp8Quant):
-    """5 bits of exponent, 2 of mantissa, up to 57344, with inf."""
-
-    q_dtype = jnp.float8_e5m2
-
-
-class Fp8e4m3FNUZ(Fp8Quant):
-    """4 bits of exponent, 3 of mantissa, up to 240, no inf, one zero."""
-
-    q_dtype = jnp.float8_e4m3fnuz
-
-
-class Fp8e5m2FNUZ(Fp8Quant):
-    """5 bits of exponent, 2 of mantissa, up to 57344, no inf, one zero."""
-
-    q_dtype = jnp.float8_e5m2fnuz
-
-
-class AmaxStatsScaling(ExtendedInjector):
-    """The parts of a scale made from `max |x|`, recorded step by step."""
-
-    scaling_stats_op = StatsOp.MAX
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-    scaling_impl = AmaxScaling
-    amax_compute_algo = "max"
-    scaling_init = 1.0
-    margin = 0
-
-
-class DelayedAmaxScaling(AmaxStatsScaling):
-    """scale = max of the last 1024 steps' amaxes / largest number of the format; known before the tensor."""
-
-    delayed = True
-    amax_history_length = 1024
-
-
-class CurrentAmaxScaling(AmaxStatsScaling):
-    """scale = amax of the tensor itself / largest number of the format; the last amax is recorded."""
-
-    delayed = False
-    amax_history_length = 1
-
-
-class PerOutputChannel(ExtendedInjector):
-    """A scale for each output channel."""
-
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
-
-
-class Fp8e4m3WeightPerTensorDelayed(Fp8e4m3, DelayedAmaxScaling, WeightQuantSolver):
+class Fp8e4m3WeightPerTensorDelayed(float_base.Fp8e4m3, float_base.DelayedWeight):
     """Weights in `float8_e4m3fn`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e4m3WeightPerTensorCurrent(Fp8e4m3, CurrentAmaxScaling, WeightQuantSolver):
+class Fp8e4m3WeightPerTensorCurrent(float_base.Fp8e4m3, float_base.CurrentWeight):
     """Weights in `float8_e4m3fn`, one scale, from the weight itself."""
 
 
-class Fp8e4m3WeightPerChannelDelayed(Fp8e4m3, PerOutputChannel, DelayedAmaxScaling, WeightQuantSolver):
+class Fp8e4m3WeightPerChannelDelayed(float_base.PerOutputChannel, Fp8e4m3WeightPerTensorDelayed):
     """Weights in `float8_e4m3fn`, a scale for each output channel, made from the amaxes of earlier steps."""
 
 
-class Fp8e4m3WeightPerChannelCurrent(Fp8e4m3, PerOutputChannel, CurrentAmaxScaling, WeightQuantSolver):
+class Fp8e4m3WeightPerChannelCurrent(float_base.PerOutputChannel, Fp8e4m3WeightPerTensorCurrent):
     """Weights in `float8_e4m3fn`, a scale for each output channel, made from the channel itself."""
 
 
-class Fp8e4m3ActPerTensorDelayed(Fp8e4m3, DelayedAmaxScaling, ActQuantSolver):
+class Fp8e4m3ActPerTensorDelayed(float_base.Fp8e4m3, float_base.DelayedAct):
     """Activations in `float8_e4m3fn`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e4m3ActPerTensorCurrent(Fp8e4m3, CurrentAmaxScaling, ActQuantSolver):
+class Fp8e4m3ActPerTensorCurrent(float_base.Fp8e4m3, float_base.CurrentAct):
     """Activations in `float8_e4m3fn`, one scale, from the tensor itself."""
 
 
-class Fp8e5m2GradPerTensorDelayed(Fp8e5m2, DelayedAmaxScaling, GradQuantSolver):
+class Fp8e5m2GradPerTensorDelayed(float_base.Fp8e5m2, float_base.DelayedGrad):
     """Gradients in `float8_e5m2`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e5m2GradPerTensorCurrent(Fp8e5m2, CurrentAmaxScaling, GradQuantSolver):
+class Fp8e5m2GradPerTensorCurrent(float_base.Fp8e5m2, float_base.CurrentGrad):
     """Gradients in `float8_e5m2`, one scale, from the gradient itself."""
 
 
-class Fp8e4m3GradPerTensorDelayed(Fp8e4m3, DelayedAmaxScaling, GradQuantSolver):
+class Fp8e4m3GradPerTensorDelayed(float_base.Fp8e4m3, float_base.DelayedGrad):
     """Gradients in `float8_e4m3fn`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e4m3GradPerTensorCurrent(Fp8e4m3, CurrentAmaxScaling, GradQuantSolver):
+class Fp8e4m3GradPerTensorCurrent(float_base.Fp8e4m3, float_base.CurrentGrad):
     """Gradients in `float8_e4m3fn`, one scale, from the gradient itself."""
 
 
-class Fp8e4m3FNUZWeightPerTensorDelayed(Fp8e4m3FNUZ, DelayedAmaxScaling, WeightQuantSolver):
+class Fp8e4m3FNUZWeightPerTensorDelayed(float_base.Fp8e4m3FNUZ, float_base.DelayedWeight):
     """Weights in `float8_e4m3fnuz`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e4m3FNUZWeightPerTensorCurrent(Fp8e4m3FNUZ, CurrentAmaxScaling, WeightQuantSolver):
+class Fp8e4m3FNUZWeightPerTensorCurrent(float_base.Fp8e4m3FNUZ, float_base.CurrentWeight):
     """Weights in `float8_e4m3fnuz`, one scale, from the weight itself."""
 
 
-class Fp8e4m3FNUZWeightPerChannelDelayed(
-    Fp8e4m3FNUZ, PerOutputChannel, DelayedAmaxScaling, WeightQuantSolver
-):
+class Fp8e4m3FNUZWeightPerChannelDelayed(float_base.PerOutputChannel, Fp8e4m3FNUZWeightPerTensorDelayed):
     """Weights in `float8_e4m3fnuz`, a scale for each output channel, made from the amaxes of earlier steps."""
 
 
-class Fp8e4m3FNUZWeightPerChannelCurrent(
-    Fp8e4m3FNUZ, PerOutputChannel, CurrentAmaxScaling, WeightQuantSolver
-):
+class Fp8e4m3FNUZWeightPerChannelCurrent(float_base.PerOutputChannel, Fp8e4m3FNUZWeightPerTensorCurrent):
     """Weights in `float8_e4m3fnuz`, a scale for each output channel, made from the channel itself."""
 
 
-class Fp8e4m3FNUZActPerTensorDelayed(Fp8e4m3FNUZ, DelayedAmaxScaling, ActQuantSolver):
+class Fp8e4m3FNUZActPerTensorDelayed(float_base.Fp8e4m3FNUZ, float_base.DelayedAct):
     """Activations in `float8_e4m3fnuz`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e4m3FNUZActPerTensorCurrent(Fp8e4m3FNUZ, CurrentAmaxScaling, ActQuantSolver):
+class Fp8e4m3FNUZActPerTensorCurrent(float_base.Fp8e4m3FNUZ, float_base.CurrentAct):
     """Activations in `float8_e4m3fnuz`, one scale, from the tensor itself."""
 
 
-class Fp8e5m2FNUZGradPerTensorDelayed(Fp8e5m2FNUZ, DelayedAmaxScaling, GradQuantSolver):
+class Fp8e5m2FNUZGradPerTensorDelayed(float_base.Fp8e5m2FNUZ, float_base.DelayedGrad):
     """Gradients in `float8_e5m2fnuz`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e5m2FNUZGradPerTensorCurrent(Fp8e5m2FNUZ, CurrentAmaxScaling, GradQuantSolver):
+class Fp8e5m2FNUZGradPerTensorCurrent(float_base.Fp8e5m2FNUZ, float_base.CurrentGrad):
     """Gradients in `float8_e5m2fnuz`, one scale, from the gradient itself."""
 
 
-class Fp8e4m3FNUZGradPerTensorDelayed(Fp8e4m3FNUZ, DelayedAmaxScaling, GradQuantSolver):
+class Fp8e4m3FNUZGradPerTensorDelayed(float_base.Fp8e4m3FNUZ, float_base.DelayedGrad):
     """Gradients in `float8_e4m3fnuz`, one scale, from the amaxes of earlier steps."""
 
 
-class Fp8e4m3FNUZGradPerTensorCurrent(Fp8e4m3FNUZ, CurrentAmaxScaling, GradQuantSolver):
+class Fp8e4m3FNUZGradPerTensorCurrent(float_base.Fp8e4m3FNUZ, float_base.CurrentGrad):
     """Gradients in `float8_e4m3fnuz`, one scale, from the gradient itself."""

@@ -13,402 +13,380 @@ Source: Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)" an
 """
 
 from jqinject import core
-from jqinject.quant import enums
-from jqinject.quant.float_base import (
-    FloatActBase,
-    FloatWeightBase,
-    Fp4e2m1Mixin,
-    Fp6e2m3Mixin,
-    Fp6e3m2Mixin,
-    Fp8e4m3Mixin,
-    Fp8e5m2Mixin,
-    FpFNUZMixin,
-    FpOCPMixin,
-    ScaledFloatActBase,
-    ScaledFloatWeightBase,
-)
-from jqinject.quant.fragments import DynamicPerGroup, DynamicPerRow, MSESymmetricScale
+from jqinject.quant import enums, float_base, fragments
 
 
-class Fp8e4m3Weight(Fp8e4m3Mixin, FloatWeightBase):
+class Fp8e4m3Weight(float_base.Fp8e4m3Mixin, float_base.FloatWeightBase):
     """e4m3 weights, without a scale."""
 
 
-class Fp8e5m2Weight(Fp8e5m2Mixin, FloatWeightBase):
+class Fp8e5m2Weight(float_base.Fp8e5m2Mixin, float_base.FloatWeightBase):
     """e5m2 weights, without a scale."""
 
 
-class Fp8e4m3Act(Fp8e4m3Mixin, FloatActBase):
+class Fp8e4m3Act(float_base.Fp8e4m3Mixin, float_base.FloatActBase):
     """e4m3 activations, without a scale."""
 
 
-class Fp8e5m2Act(Fp8e5m2Mixin, FloatActBase):
+class Fp8e5m2Act(float_base.Fp8e5m2Mixin, float_base.FloatActBase):
     """e5m2 activations, without a scale."""
 
 
-class Fp8e4m3WeightPerTensorFloat(Fp8e4m3Mixin, ScaledFloatWeightBase):
+class Fp8e4m3WeightPerTensorFloat(float_base.Fp8e4m3Mixin, float_base.ScaledFloatWeightBase):
     """e4m3 weights, one scale = max |w| / 480."""
 
 
-class Fp8e5m2WeightPerTensorFloat(Fp8e5m2Mixin, ScaledFloatWeightBase):
+class Fp8e5m2WeightPerTensorFloat(float_base.Fp8e5m2Mixin, float_base.ScaledFloatWeightBase):
     """e5m2 weights, one scale = max |w| / 114688."""
 
 
-class Fp8e4m3ActPerTensorFloat(Fp8e4m3Mixin, ScaledFloatActBase):
+class Fp8e4m3ActPerTensorFloat(float_base.Fp8e4m3Mixin, float_base.ScaledFloatActBase):
     """e4m3 activations, a learned scale that starts from max |x| / 480."""
 
 
-class Fp8e5m2ActPerTensorFloat(Fp8e5m2Mixin, ScaledFloatActBase):
+class Fp8e5m2ActPerTensorFloat(float_base.Fp8e5m2Mixin, float_base.ScaledFloatActBase):
     """e5m2 activations, a learned scale that starts from max |x| / 114688."""
 
 
-class Fp8e4m3WeightPerChannelFloat(Fp8e4m3Mixin, ScaledFloatWeightBase):
+class Fp8e4m3WeightPerChannelFloat(float_base.PerOutputChannel, Fp8e4m3WeightPerTensorFloat):
     """e4m3 weights, a scale for each output channel, max |w| / 480."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e5m2WeightPerChannelFloat(Fp8e5m2Mixin, ScaledFloatWeightBase):
+class Fp8e5m2WeightPerChannelFloat(float_base.PerOutputChannel, Fp8e5m2WeightPerTensorFloat):
     """e5m2 weights, a scale for each output channel, max |w| / 114688."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e4m3ActPerChannelFloat2d(Fp8e4m3Mixin, ScaledFloatActBase):
+class Fp8e4m3ActPerChannelFloat2d(float_base.PerOutputChannel, Fp8e4m3ActPerTensorFloat):
     """e4m3 images, each channel's learned scale starts from its max |x| / 480."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e5m2ActPerChannelFloat2d(Fp8e5m2Mixin, ScaledFloatActBase):
+class Fp8e5m2ActPerChannelFloat2d(float_base.PerOutputChannel, Fp8e5m2ActPerTensorFloat):
     """e5m2 images, each channel's learned scale starts from its max |x| / 114688."""
 
-    scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
-
-class Fp8e4m3WeightPerTensorFloatMSE(MSESymmetricScale, Fp8e4m3WeightPerTensorFloat):
+class Fp8e4m3WeightPerTensorFloatMSE(fragments.MSESymmetricScale, Fp8e4m3WeightPerTensorFloat):
     """e4m3 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2WeightPerTensorFloatMSE(MSESymmetricScale, Fp8e5m2WeightPerTensorFloat):
+class Fp8e5m2WeightPerTensorFloatMSE(fragments.MSESymmetricScale, Fp8e5m2WeightPerTensorFloat):
     """e5m2 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e4m3WeightPerChannelFloatMSE(MSESymmetricScale, Fp8e4m3WeightPerChannelFloat):
+class Fp8e4m3WeightPerChannelFloatMSE(fragments.MSESymmetricScale, Fp8e4m3WeightPerChannelFloat):
     """e4m3 weights, learned scales of output channels that start from the least squared error."""
 
 
-class Fp8e5m2WeightPerChannelFloatMSE(MSESymmetricScale, Fp8e5m2WeightPerChannelFloat):
+class Fp8e5m2WeightPerChannelFloatMSE(fragments.MSESymmetricScale, Fp8e5m2WeightPerChannelFloat):
     """e5m2 weights, learned scales of output channels that start from the least squared error."""
 
 
-class Fp8e4m3ActPerTensorFloatMSE(MSESymmetricScale, Fp8e4m3ActPerTensorFloat):
+class Fp8e4m3ActPerTensorFloatMSE(fragments.MSESymmetricScale, Fp8e4m3ActPerTensorFloat):
     """e4m3 activations, a learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2ActPerTensorFloatMSE(MSESymmetricScale, Fp8e5m2ActPerTensorFloat):
+class Fp8e5m2ActPerTensorFloatMSE(fragments.MSESymmetricScale, Fp8e5m2ActPerTensorFloat):
     """e5m2 activations, a learned scale that starts from the least squared error."""
 
 
-class Fp8e4m3ActPerChannelFloat2dMSE(MSESymmetricScale, Fp8e4m3ActPerChannelFloat2d):
+class Fp8e4m3ActPerChannelFloat2dMSE(fragments.MSESymmetricScale, Fp8e4m3ActPerChannelFloat2d):
     """e4m3 images, channels' learned scales that start from the least squared error."""
 
 
-class Fp8e5m2ActPerChannelFloat2dMSE(MSESymmetricScale, Fp8e5m2ActPerChannelFloat2d):
+class Fp8e5m2ActPerChannelFloat2dMSE(fragments.MSESymmetricScale, Fp8e5m2ActPerChannelFloat2d):
     """e5m2 images, channels' learned scales that start from the least squared error."""
 
 
-class FpOCPWeight(FpOCPMixin, FloatWeightBase):
+class FpOCPWeight(float_base.FpOCPMixin, float_base.FloatWeightBase):
     """OCP weights, without a scale; declare the format."""
 
 
-class FpOCPAct(FpOCPMixin, FloatActBase):
+class FpOCPAct(float_base.FpOCPMixin, float_base.FloatActBase):
     """OCP activations, without a scale; declare the format."""
 
 
-class FpOCPWeightPerTensorFloat(FpOCPMixin, ScaledFloatWeightBase):
+class FpOCPWeightPerTensorFloat(float_base.FpOCPMixin, float_base.ScaledFloatWeightBase):
     """OCP weights, one scale = max |w| / largest number; declare the format."""
 
 
-class FpOCPActPerTensorFloat(FpOCPMixin, ScaledFloatActBase):
+class FpOCPActPerTensorFloat(float_base.FpOCPMixin, float_base.ScaledFloatActBase):
     """OCP activations, a learned scale that starts from max |x| / largest number; declare the format."""
 
 
-class FpOCPWeightPerChannelFloat(FpOCPMixin, ScaledFloatWeightBase):
+class FpOCPWeightPerChannelFloat(float_base.FpOCPMixin, float_base.ScaledFloatWeightBase):
     """OCP weights, a scale for each output channel, max |w| / largest number; declare the format."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class FpOCPActPerChannelFloat2d(FpOCPMixin, ScaledFloatActBase):
+class FpOCPActPerChannelFloat2d(float_base.FpOCPMixin, float_base.ScaledFloatActBase):
     """OCP images, each channel's learned scale starts from its max |x| / largest number; declare the format."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class Fp8e4m3OCPWeight(FpOCPWeight, Fp8e4m3Mixin):
+class Fp8e4m3OCPWeight(FpOCPWeight, float_base.Fp8e4m3Mixin):
     """e4m3 weights, without a scale."""
 
 
-class Fp8e4m3OCPAct(FpOCPAct, Fp8e4m3Mixin):
+class Fp8e4m3OCPAct(FpOCPAct, float_base.Fp8e4m3Mixin):
     """e4m3 activations, without a scale."""
 
 
-class Fp8e4m3OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, Fp8e4m3Mixin):
+class Fp8e4m3OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, float_base.Fp8e4m3Mixin):
     """e4m3 weights, one scale = max |w| / 448."""
 
 
-class Fp8e4m3OCPActPerTensorFloat(FpOCPActPerTensorFloat, Fp8e4m3Mixin):
+class Fp8e4m3OCPActPerTensorFloat(FpOCPActPerTensorFloat, float_base.Fp8e4m3Mixin):
     """e4m3 activations, a learned scale that starts from max |x| / 448."""
 
 
-class Fp8e4m3OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp8e4m3Mixin):
+class Fp8e4m3OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, float_base.Fp8e4m3Mixin):
     """e4m3 weights, a scale for each output channel, max |w| / 448."""
 
 
-class Fp8e5m2OCPWeight(FpOCPWeight, Fp8e5m2Mixin):
+class Fp8e5m2OCPWeight(FpOCPWeight, float_base.Fp8e5m2Mixin):
     """e5m2 weights, without a scale."""
 
 
-class Fp8e5m2OCPAct(FpOCPAct, Fp8e5m2Mixin):
+class Fp8e5m2OCPAct(FpOCPAct, float_base.Fp8e5m2Mixin):
     """e5m2 activations, without a scale."""
 
 
-class Fp8e5m2OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, Fp8e5m2Mixin):
+class Fp8e5m2OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, float_base.Fp8e5m2Mixin):
     """e5m2 weights, one scale = max |w| / 57344."""
 
 
-class Fp8e5m2OCPActPerTensorFloat(FpOCPActPerTensorFloat, Fp8e5m2Mixin):
+class Fp8e5m2OCPActPerTensorFloat(FpOCPActPerTensorFloat, float_base.Fp8e5m2Mixin):
     """e5m2 activations, a learned scale that starts from max |x| / 57344."""
 
 
-class Fp8e5m2OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp8e5m2Mixin):
+class Fp8e5m2OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, float_base.Fp8e5m2Mixin):
     """e5m2 weights, a scale for each output channel, max |w| / 57344."""
 
 
-class Fp6e3m2OCPWeight(FpOCPWeight, Fp6e3m2Mixin):
+class Fp6e3m2OCPWeight(FpOCPWeight, float_base.Fp6e3m2Mixin):
     """e3m2 weights, without a scale."""
 
 
-class Fp6e3m2OCPAct(FpOCPAct, Fp6e3m2Mixin):
+class Fp6e3m2OCPAct(FpOCPAct, float_base.Fp6e3m2Mixin):
     """e3m2 activations, without a scale."""
 
 
-class Fp6e3m2OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, Fp6e3m2Mixin):
+class Fp6e3m2OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, float_base.Fp6e3m2Mixin):
     """e3m2 weights, one scale = max |w| / 28."""
 
 
-class Fp6e3m2OCPActPerTensorFloat(FpOCPActPerTensorFloat, Fp6e3m2Mixin):
+class Fp6e3m2OCPActPerTensorFloat(FpOCPActPerTensorFloat, float_base.Fp6e3m2Mixin):
     """e3m2 activations, a learned scale that starts from max |x| / 28."""
 
 
-class Fp6e3m2OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp6e3m2Mixin):
+class Fp6e3m2OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, float_base.Fp6e3m2Mixin):
     """e3m2 weights, a scale for each output channel, max |w| / 28."""
 
 
-class Fp6e2m3OCPWeight(FpOCPWeight, Fp6e2m3Mixin):
+class Fp6e2m3OCPWeight(FpOCPWeight, float_base.Fp6e2m3Mixin):
     """e2m3 weights, without a scale."""
 
 
-class Fp6e2m3OCPAct(FpOCPAct, Fp6e2m3Mixin):
+class Fp6e2m3OCPAct(FpOCPAct, float_base.Fp6e2m3Mixin):
     """e2m3 activations, without a scale."""
 
 
-class Fp6e2m3OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, Fp6e2m3Mixin):
+class Fp6e2m3OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, float_base.Fp6e2m3Mixin):
     """e2m3 weights, one scale = max |w| / 7.5."""
 
 
-class Fp6e2m3OCPActPerTensorFloat(FpOCPActPerTensorFloat, Fp6e2m3Mixin):
+class Fp6e2m3OCPActPerTensorFloat(FpOCPActPerTensorFloat, float_base.Fp6e2m3Mixin):
     """e2m3 activations, a learned scale that starts from max |x| / 7.5."""
 
 
-class Fp6e2m3OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp6e2m3Mixin):
+class Fp6e2m3OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, float_base.Fp6e2m3Mixin):
     """e2m3 weights, a scale for each output channel, max |w| / 7.5."""
 
 
-class Fp4e2m1OCPWeight(FpOCPWeight, Fp4e2m1Mixin):
+class Fp4e2m1OCPWeight(FpOCPWeight, float_base.Fp4e2m1Mixin):
     """e2m1 weights, without a scale."""
 
 
-class Fp4e2m1OCPAct(FpOCPAct, Fp4e2m1Mixin):
+class Fp4e2m1OCPAct(FpOCPAct, float_base.Fp4e2m1Mixin):
     """e2m1 activations, without a scale."""
 
 
-class Fp4e2m1OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, Fp4e2m1Mixin):
+class Fp4e2m1OCPWeightPerTensorFloat(FpOCPWeightPerTensorFloat, float_base.Fp4e2m1Mixin):
     """e2m1 weights, one scale = max |w| / 6."""
 
 
-class Fp4e2m1OCPActPerTensorFloat(FpOCPActPerTensorFloat, Fp4e2m1Mixin):
+class Fp4e2m1OCPActPerTensorFloat(FpOCPActPerTensorFloat, float_base.Fp4e2m1Mixin):
     """e2m1 activations, a learned scale that starts from max |x| / 6."""
 
 
-class Fp4e2m1OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp4e2m1Mixin):
+class Fp4e2m1OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, float_base.Fp4e2m1Mixin):
     """e2m1 weights, a scale for each output channel, max |w| / 6."""
 
 
-class FpOCPWeightPerTensorFloatMSE(MSESymmetricScale, FpOCPWeightPerTensorFloat):
+class FpOCPWeightPerTensorFloatMSE(fragments.MSESymmetricScale, FpOCPWeightPerTensorFloat):
     """OCP weights, one learned scale that starts from the least squared error; declare the format."""
 
 
-class FpOCPWeightPerChannelFloatMSE(MSESymmetricScale, FpOCPWeightPerChannelFloat):
+class FpOCPWeightPerChannelFloatMSE(fragments.MSESymmetricScale, FpOCPWeightPerChannelFloat):
     """OCP weights, learned scales of output channels that start from the least squared error; declare the format."""
 
 
-class FpOCPActPerTensorFloatMSE(MSESymmetricScale, FpOCPActPerTensorFloat):
+class FpOCPActPerTensorFloatMSE(fragments.MSESymmetricScale, FpOCPActPerTensorFloat):
     """OCP activations, a learned scale that starts from the least squared error; declare the format."""
 
 
-class FpOCPActPerChannelFloat2dMSE(MSESymmetricScale, FpOCPActPerChannelFloat2d):
+class FpOCPActPerChannelFloat2dMSE(fragments.MSESymmetricScale, FpOCPActPerChannelFloat2d):
     """OCP images, channels' learned scales that start from the least squared error; declare the format."""
 
 
-class Fp8e4m3OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, Fp8e4m3Mixin):
+class Fp8e4m3OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, float_base.Fp8e4m3Mixin):
     """e4m3 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e4m3OCPWeightPerChannelFloatMSE(FpOCPWeightPerChannelFloatMSE, Fp8e4m3Mixin):
+class Fp8e4m3OCPWeightPerChannelFloatMSE(FpOCPWeightPerChannelFloatMSE, float_base.Fp8e4m3Mixin):
     """e4m3 weights, learned scales of output channels that start from the least squared error."""
 
 
-class Fp8e4m3OCPActPerTensorFloatMSE(FpOCPActPerTensorFloatMSE, Fp8e4m3Mixin):
+class Fp8e4m3OCPActPerTensorFloatMSE(FpOCPActPerTensorFloatMSE, float_base.Fp8e4m3Mixin):
     """e4m3 activations, a learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, Fp8e5m2Mixin):
+class Fp8e5m2OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, float_base.Fp8e5m2Mixin):
     """e5m2 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2OCPWeightPerChannelFloatMSE(FpOCPWeightPerChannelFloatMSE, Fp8e5m2Mixin):
+class Fp8e5m2OCPWeightPerChannelFloatMSE(FpOCPWeightPerChannelFloatMSE, float_base.Fp8e5m2Mixin):
     """e5m2 weights, learned scales of output channels that start from the least squared error."""
 
 
-class Fp8e5m2OCPActPerTensorFloatMSE(FpOCPActPerTensorFloatMSE, Fp8e5m2Mixin):
+class Fp8e5m2OCPActPerTensorFloatMSE(FpOCPActPerTensorFloatMSE, float_base.Fp8e5m2Mixin):
     """e5m2 activations, a learned scale that starts from the least squared error."""
 
 
-class FpFNUZWeight(FpFNUZMixin, FloatWeightBase):
+class FpFNUZWeight(float_base.FpFNUZMixin, float_base.FloatWeightBase):
     """FNUZ weights, without a scale; declare the format."""
 
 
-class FpFNUZAct(FpFNUZMixin, FloatActBase):
+class FpFNUZAct(float_base.FpFNUZMixin, float_base.FloatActBase):
     """FNUZ activations, without a scale; declare the format."""
 
 
-class FpFNUZWeightPerTensorFloat(FpFNUZMixin, ScaledFloatWeightBase):
+class FpFNUZWeightPerTensorFloat(float_base.FpFNUZMixin, float_base.ScaledFloatWeightBase):
     """FNUZ weights, one scale = max |w| / largest number; declare the format."""
 
 
-class FpFNUZActPerTensorFloat(FpFNUZMixin, ScaledFloatActBase):
+class FpFNUZActPerTensorFloat(float_base.FpFNUZMixin, float_base.ScaledFloatActBase):
     """FNUZ activations, a learned scale that starts from max |x| / largest number; declare the format."""
 
 
-class FpFNUZWeightPerChannelFloat(FpFNUZMixin, ScaledFloatWeightBase):
+class FpFNUZWeightPerChannelFloat(float_base.FpFNUZMixin, float_base.ScaledFloatWeightBase):
     """FNUZ weights, a scale for each output channel, max |w| / largest number; declare the format."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class FpFNUZActPerChannelFloat2d(FpFNUZMixin, ScaledFloatActBase):
+class FpFNUZActPerChannelFloat2d(float_base.FpFNUZMixin, float_base.ScaledFloatActBase):
     """FNUZ images, each channel's learned scale starts from its max |x| / largest number; declare the format."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class Fp8e4m3FNUZWeight(FpFNUZWeight, Fp8e4m3Mixin):
+class Fp8e4m3FNUZWeight(FpFNUZWeight, float_base.Fp8e4m3Mixin):
     """e4m3 weights, without a scale."""
 
 
-class Fp8e4m3FNUZAct(FpFNUZAct, Fp8e4m3Mixin):
+class Fp8e4m3FNUZAct(FpFNUZAct, float_base.Fp8e4m3Mixin):
     """e4m3 activations, without a scale."""
 
 
-class Fp8e4m3FNUZWeightPerTensorFloat(FpFNUZWeightPerTensorFloat, Fp8e4m3Mixin):
+class Fp8e4m3FNUZWeightPerTensorFloat(FpFNUZWeightPerTensorFloat, float_base.Fp8e4m3Mixin):
     """e4m3 weights, one scale = max |w| / 240."""
 
 
-class Fp8e4m3FNUZActPerTensorFloat(FpFNUZActPerTensorFloat, Fp8e4m3Mixin):
+class Fp8e4m3FNUZActPerTensorFloat(FpFNUZActPerTensorFloat, float_base.Fp8e4m3Mixin):
     """e4m3 activations, a learned scale that starts from max |x| / 240."""
 
 
-class Fp8e4m3FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, Fp8e4m3Mixin):
+class Fp8e4m3FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, float_base.Fp8e4m3Mixin):
     """e4m3 weights, a scale for each output channel, max |w| / 240."""
 
 
-class Fp8e5m2FNUZWeight(FpFNUZWeight, Fp8e5m2Mixin):
+class Fp8e5m2FNUZWeight(FpFNUZWeight, float_base.Fp8e5m2Mixin):
     """e5m2 weights, without a scale."""
 
 
-class Fp8e5m2FNUZAct(FpFNUZAct, Fp8e5m2Mixin):
+class Fp8e5m2FNUZAct(FpFNUZAct, float_base.Fp8e5m2Mixin):
     """e5m2 activations, without a scale."""
 
 
-class Fp8e5m2FNUZWeightPerTensorFloat(FpFNUZWeightPerTensorFloat, Fp8e5m2Mixin):
+class Fp8e5m2FNUZWeightPerTensorFloat(FpFNUZWeightPerTensorFloat, float_base.Fp8e5m2Mixin):
     """e5m2 weights, one scale = max |w| / 57344."""
 
 
-class Fp8e5m2FNUZActPerTensorFloat(FpFNUZActPerTensorFloat, Fp8e5m2Mixin):
+class Fp8e5m2FNUZActPerTensorFloat(FpFNUZActPerTensorFloat, float_base.Fp8e5m2Mixin):
     """e5m2 activations, a learned scale that starts from max |x| / 57344."""
 
 
-class Fp8e5m2FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, Fp8e5m2Mixin):
+class Fp8e5m2FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, float_base.Fp8e5m2Mixin):
     """e5m2 weights, a scale for each output channel, max |w| / 57344."""
 
 
-class FpFNUZWeightPerTensorFloatMSE(MSESymmetricScale, FpFNUZWeightPerTensorFloat):
+class FpFNUZWeightPerTensorFloatMSE(fragments.MSESymmetricScale, FpFNUZWeightPerTensorFloat):
     """FNUZ weights, one learned scale that starts from the least squared error; declare the format."""
 
 
-class FpFNUZWeightPerChannelFloatMSE(MSESymmetricScale, FpFNUZWeightPerChannelFloat):
+class FpFNUZWeightPerChannelFloatMSE(fragments.MSESymmetricScale, FpFNUZWeightPerChannelFloat):
     """FNUZ weights, learned scales of output channels that start from the least squared error; declare the format."""
 
 
-class FpFNUZActPerTensorFloatMSE(MSESymmetricScale, FpFNUZActPerTensorFloat):
+class FpFNUZActPerTensorFloatMSE(fragments.MSESymmetricScale, FpFNUZActPerTensorFloat):
     """FNUZ activations, a learned scale that starts from the least squared error; declare the format."""
 
 
-class FpFNUZActPerChannelFloat2dMSE(MSESymmetricScale, FpFNUZActPerChannelFloat2d):
+class FpFNUZActPerChannelFloat2dMSE(fragments.MSESymmetricScale, FpFNUZActPerChannelFloat2d):
     """FNUZ images, channels' learned scales that start from the least squared error; declare the format."""
 
 
-class Fp8e4m3FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, Fp8e4m3Mixin):
+class Fp8e4m3FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, float_base.Fp8e4m3Mixin):
     """e4m3 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e4m3FNUZWeightPerChannelFloatMSE(FpFNUZWeightPerChannelFloatMSE, Fp8e4m3Mixin):
+class Fp8e4m3FNUZWeightPerChannelFloatMSE(FpFNUZWeightPerChannelFloatMSE, float_base.Fp8e4m3Mixin):
     """e4m3 weights, learned scales of output channels that start from the least squared error."""
 
 
-class Fp8e4m3FNUZActPerTensorFloatMSE(FpFNUZActPerTensorFloatMSE, Fp8e4m3Mixin):
+class Fp8e4m3FNUZActPerTensorFloatMSE(FpFNUZActPerTensorFloatMSE, float_base.Fp8e4m3Mixin):
     """e4m3 activations, a learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, Fp8e5m2Mixin):
+class Fp8e5m2FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, float_base.Fp8e5m2Mixin):
     """e5m2 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2FNUZWeightPerChannelFloatMSE(FpFNUZWeightPerChannelFloatMSE, Fp8e5m2Mixin):
+class Fp8e5m2FNUZWeightPerChannelFloatMSE(FpFNUZWeightPerChannelFloatMSE, float_base.Fp8e5m2Mixin):
     """e5m2 weights, learned scales of output channels that start from the least squared error."""
 
 
-class Fp8e5m2FNUZActPerTensorFloatMSE(FpFNUZActPerTensorFloatMSE, Fp8e5m2Mixin):
+class Fp8e5m2FNUZActPerTensorFloatMSE(FpFNUZActPerTensorFloatMSE, float_base.Fp8e5m2Mixin):
     """e5m2 activations, a learned scale that starts from the least squared error."""
 
 
-class DynamicFloatAct(ScaledFloatActBase):
-    """Minifloats with scale = max |x| / largest number of the tensor at hand."""
-
-    scaling_impl = core.RuntimeDynamicStatsScaling
-
-
-class Fp8e4m3OCPDynamicActPerTensorFloat(Fp8e4m3Mixin, FpOCPMixin, DynamicFloatAct):
+class Fp8e4m3OCPDynamicActPerTensorFloat(
+    float_base.Fp8e4m3Mixin, float_base.FpOCPMixin, float_base.DynamicFloatAct
+):
     """e4m3 activations, scale = max |x| / 448 of the tensor."""
 
 
-class Fp8e4m3FNUZDynamicActPerTensorFloat(Fp8e4m3Mixin, FpFNUZMixin, DynamicFloatAct):
+class Fp8e4m3FNUZDynamicActPerTensorFloat(
+    float_base.Fp8e4m3Mixin, float_base.FpFNUZMixin, float_base.DynamicFloatAct
+):
     """e4m3 activations without negative 0, scale = max |x| / 240 of the tensor."""
 
 
-class Fp8e4m3OCPDynamicActPerRowFloat(DynamicPerRow, Fp8e4m3Mixin, FpOCPMixin, DynamicFloatAct):
+class Fp8e4m3OCPDynamicActPerRowFloat(
+    fragments.DynamicPerRow, float_base.Fp8e4m3Mixin, float_base.FpOCPMixin, float_base.DynamicFloatAct
+):
     """e4m3 activations, scale = max |x| / 448 of each row (the last axis)."""
 
 
@@ -419,15 +397,17 @@ class Fp8e4m3OCPDynamicActPerRowFixedPoint(Fp8e4m3OCPDynamicActPerRowFloat):
     restrict_value_float_to_int_impl = core.FloorSte
 
 
-class Fp8e4m3FNUZDynamicActPerRowFloat(DynamicPerRow, Fp8e4m3Mixin, FpFNUZMixin, DynamicFloatAct):
+class Fp8e4m3FNUZDynamicActPerRowFloat(
+    fragments.DynamicPerRow, float_base.Fp8e4m3Mixin, float_base.FpFNUZMixin, float_base.DynamicFloatAct
+):
     """e4m3 activations without negative 0, scale = max |x| / 240 of each row (the last axis)."""
 
 
-class Fp8e4m3DynamicActPerGroupFloat(DynamicPerGroup, Fp8e4m3ActPerTensorFloat):
+class Fp8e4m3DynamicActPerGroupFloat(fragments.DynamicPerGroup, Fp8e4m3ActPerTensorFloat):
     """e4m3 activations, all codes numbers, scale = max |x| / 480 of each group of `group_size` features."""
 
 
-class Fp8e4m3OCPDynamicActPerGroupFloat(DynamicPerGroup, Fp8e4m3OCPActPerTensorFloat):
+class Fp8e4m3OCPDynamicActPerGroupFloat(fragments.DynamicPerGroup, Fp8e4m3OCPActPerTensorFloat):
     """e4m3 activations, scale = max |x| / 448 of each group of `group_size` features, which you declare."""
 
 

@@ -12,32 +12,22 @@ from typing import Any, final
 import numpy as np
 
 from jqinject import core
-from jqinject.inject import choices, value
+from jqinject.inject import ExtendedInjector, choices, value
 from jqinject.quant import enums
-from jqinject.quant.enums import (
-    BitWidthImplType,
-    FloatToIntImplType,
-    LearnedRoundImplType,
-    QuantType,
-    RestrictValueType,
-    ScaleRounding,
-    ScalingImplType,
-    ScalingPerOutputType,
-    StatsOp,
-    TruncScalingImplType,
-)
-from jqinject.quant.solver.solve_shapes import as_tuple
+from jqinject.quant.enums import RestrictValueType, ScalingImplType
+from jqinject.quant.solver.solve_shapes import as_tuple, choosing
 
 _REQUIRED = inspect.Parameter.empty
 
 
-def pick(name: str, choice: Any, table: Mapping[Any, Any]) -> Any:
+def pick(name: str, choice: Any, table: Mapping[Any, Any], otherwise: Any = _REQUIRED) -> Any:
     """What a table holds for an enum member or its name.
 
     Args:
         name: the injector's name that the choice was declared under, for the error text.
         choice: a member or its name in any case.
         table: the options, by members of one enum.
+        otherwise: the result if nothing is declared or the table has no option for it; without it that is an error.
 
     Raises:
         ValueError: `choice` names no member, or the table has no option for it; says which there are.
@@ -47,28 +37,25 @@ def pick(name: str, choice: Any, table: Mapping[Any, Any]) -> Any:
         >>> pick("float_to_int_impl_type", "floor", FLOAT_TO_INT_IMPL).__name__
         'FloorSte'
     """
+    if choice is None and otherwise is not _REQUIRED:
+        return otherwise
     member = enums.as_enum(type(next(iter(table))), choice, name=name)
-    if member not in table:
+    if member not in table and otherwise is _REQUIRED:
         options = ", ".join(repr(str(option.value)) for option in table)
         raise ValueError(f"{name} = {str(member.value)!r} cannot be used here; it takes one of {options}")
-    return table[member]
+    return table.get(member, otherwise)
 
 
-def pick_or_none(name: str, choice: Any, table: Mapping[Any, Any], otherwise: Any = None) -> Any:
-    """As `pick`, but `otherwise` if nothing is declared or the table has no option for it."""
-    if choice is None:
-        return otherwise
-    return table.get(enums.as_enum(type(next(iter(table))), choice, name=name), otherwise)
-
-
-def selected(name: str, table: Mapping[Any, Any], default: Any = _REQUIRED, look_up: Any = pick) -> Any:
+def selected(
+    name: str, table: Mapping[Any, Any], default: Any = _REQUIRED, otherwise: Any = _REQUIRED
+) -> Any:
     """Return the `@value` function that looks up the choice declared under a name.
 
     Args:
         name: of an enum's choice, such as "float_to_int_impl_type".
         table: member -> component class, or another value.
         default: the choice if none is declared; without it one has to be.
-        look_up: `pick`, or `pick_or_none` where not every member selects something.
+        otherwise: the result where not every member selects something; see `pick`.
 
     Example:
         >>> from jqinject.inject import ExtendedInjector
@@ -80,54 +67,51 @@ def selected(name: str, table: Mapping[Any, Any], default: Any = _REQUIRED, look
     """
 
     def select(**choice):
-        return look_up(name, choice.get(name, default), table)
+        return pick(name, choice.get(name, default), table, otherwise)
 
     argument = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
     vars(select)["__signature__"] = inspect.Signature([argument])
-    return choices(*(option for option in table.values() if isinstance(option, type)))(select)
+    return choosing(select, *table.values())
 
 
 # The quantizer itself: its kind, its bit width, how it rounds and clamps.
 
 FLOAT_TO_INT_IMPL = {
-    FloatToIntImplType.ROUND: core.RoundSte,
-    FloatToIntImplType.FLOOR: core.FloorSte,
-    FloatToIntImplType.CEIL: core.CeilSte,
-    FloatToIntImplType.ROUND_TO_ZERO: core.RoundToZeroSte,
-    FloatToIntImplType.DPU: core.DPURoundSte,
-    FloatToIntImplType.STOCHASTIC_ROUND: core.StochasticRoundSte,
-    FloatToIntImplType.LEARNED_ROUND: core.LearnedRoundSte,
+    enums.FloatToIntImplType.ROUND: core.RoundSte,
+    enums.FloatToIntImplType.FLOOR: core.FloorSte,
+    enums.FloatToIntImplType.CEIL: core.CeilSte,
+    enums.FloatToIntImplType.ROUND_TO_ZERO: core.RoundToZeroSte,
+    enums.FloatToIntImplType.DPU: core.DPURoundSte,
+    enums.FloatToIntImplType.STOCHASTIC_ROUND: core.StochasticRoundSte,
+    enums.FloatToIntImplType.LEARNED_ROUND: core.LearnedRoundSte,
 }
 LEARNED_ROUND_IMPL = {
-    LearnedRoundImplType.HARD_SIGMOID: core.LearnedRoundHardSigmoid,
-    LearnedRoundImplType.SIGMOID: core.LearnedRoundSigmoid,
-    LearnedRoundImplType.IDENTITY: core.LearnedRoundIdentity,
+    enums.LearnedRoundImplType.HARD_SIGMOID: core.LearnedRoundHardSigmoid,
+    enums.LearnedRoundImplType.SIGMOID: core.LearnedRoundSigmoid,
+    enums.LearnedRoundImplType.IDENTITY: core.LearnedRoundIdentity,
 }
 BIT_WIDTH_IMPL = {
-    BitWidthImplType.CONST: core.BitWidthConst,
-    BitWidthImplType.PARAMETER: core.BitWidthParameter,
-    BitWidthImplType.STATEFUL_CONST: core.BitWidthStatefulConst,
+    enums.BitWidthImplType.CONST: core.BitWidthConst,
+    enums.BitWidthImplType.PARAMETER: core.BitWidthParameter,
+    enums.BitWidthImplType.STATEFUL_CONST: core.BitWidthStatefulConst,
 }
 WEIGHT_TENSOR_QUANT = {
-    QuantType.FP: None,
-    QuantType.INT: core.RescalingIntQuant,
-    QuantType.TERNARY: core.TernaryQuant,
-    QuantType.BINARY: core.BinaryQuant,
+    enums.QuantType.FP: None,
+    enums.QuantType.INT: core.RescalingIntQuant,
+    enums.QuantType.TERNARY: core.TernaryQuant,
+    enums.QuantType.BINARY: core.BinaryQuant,
 }
-ACT_TENSOR_QUANT = {**WEIGHT_TENSOR_QUANT, QuantType.BINARY: core.ClampedBinaryQuant}
-INT_QUANT = dict.fromkeys(QuantType) | {QuantType.INT: core.IntQuant}
-
-int_quant = selected("quant_type", INT_QUANT)
-bit_width_impl = selected("bit_width_impl_type", BIT_WIDTH_IMPL)
-float_to_int_impl = selected("float_to_int_impl_type", FLOAT_TO_INT_IMPL)
-learned_round_impl = selected("learned_round_impl_type", LEARNED_ROUND_IMPL)
-trunc_tensor_quant = selected("quant_type", {QuantType.FP: None, QuantType.INT: core.TruncIntQuant})
+ACT_TENSOR_QUANT = {**WEIGHT_TENSOR_QUANT, enums.QuantType.BINARY: core.ClampedBinaryQuant}
+TRUNC_TENSOR_QUANT = {enums.QuantType.FP: None, enums.QuantType.INT: core.TruncIntQuant}
+INT_QUANT = dict.fromkeys(enums.QuantType) | {enums.QuantType.INT: core.IntQuant}
 
 
-def _tensor_quant(table: Mapping[QuantType, Any]) -> Any:
+def tensor_quant_from(table: Mapping[enums.QuantType, Any]) -> Any:
+    """Return `tensor_quant` from `quant_type`; groups have scales only where numbers are integers."""
+
     def select(quant_type, scaling_per_output=None):
         tensor_quant = pick("quant_type", quant_type, table)
-        has_groups = enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP)
+        has_groups = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
         if has_groups and tensor_quant not in (None, core.RescalingIntQuant):
             raise ValueError(
                 f"quant_type = {str(quant_type)!r} has no scales for groups.\n"
@@ -135,44 +119,14 @@ def _tensor_quant(table: Mapping[QuantType, Any]) -> Any:
             )
         return tensor_quant
 
-    return choices(*filter(None, table.values()))(select)
-
-
-weight_tensor_quant = _tensor_quant(WEIGHT_TENSOR_QUANT)
-act_tensor_quant = _tensor_quant(ACT_TENSOR_QUANT)
+    return choosing(select, *table.values())
 
 
 @choices(core.PrescaledRestrictIntQuant, core.RescalingIntQuant)
 def bias_tensor_quant(quant_type, requires_input_scale):
     """`tensor_quant` of biases from `quant_type` and from whether the scale comes in with the input."""
     component = core.PrescaledRestrictIntQuant if requires_input_scale else core.RescalingIntQuant
-    return pick("quant_type", quant_type, {QuantType.FP: None, QuantType.INT: component})
-
-
-@value
-def learned_round_init(tracked_parameter_list):
-    """Where learned rounding starts: at 0 for each element of the weight."""
-    if len(tracked_parameter_list) != 1:
-        found = "no weight" if not tracked_parameter_list else f"{len(tracked_parameter_list)} weights"
-        raise ValueError(
-            "float_to_int_impl_type = 'learned_round' learns how each element of one weight is rounded, and this "
-            f"quantizer has {found}.\n  cure: a quantizer of its own for each layer (weight_quant=MyQuantizer), "
-            "and 'round' or 'stochastic_round' for activations"
-        )
-    return np.zeros(tracked_parameter_list[0].shape, np.float32)
-
-
-@choices(core.TensorClamp, core.TensorClampSte)
-def parameter_tensor_clamp_impl(bit_width_impl_type, scaling_impl_type):
-    """`tensor_clamp_impl`: a learned scale or bit width needs the gradient of the clamped elements, others pass it."""
-    learned = enums.chooses(
-        scaling_impl_type,
-        ScalingImplType.AFFINE_STATS,
-        ScalingImplType.PARAMETER_FROM_STATS,
-        ScalingImplType.PARAMETER,
-    )
-    learned = learned or enums.chooses(bit_width_impl_type, BitWidthImplType.PARAMETER)
-    return core.TensorClamp if learned else core.TensorClampSte
+    return pick("quant_type", quant_type, {enums.QuantType.FP: None, enums.QuantType.INT: component})
 
 
 # Where a constant or learned scale starts.
@@ -268,30 +222,28 @@ RESTRICT_VALUE_IMPL = {
     RestrictValueType.POWER_OF_TWO: core.PowerOfTwoRestrictValue,
     RestrictValueType.INT: core.IntRestrictValue,
 }
-INT_SCALING_IMPL = {  # powers of two span 2^(b-1) steps, others the integers
-    RestrictValueType.FP: core.IntScaling,
-    RestrictValueType.SIGNED_FP: core.IntScaling,
-    RestrictValueType.LOG_FP: core.IntScaling,
-    RestrictValueType.POWER_OF_TWO: core.PowerOfTwoIntScaling,
-}
-TRUNC_INT_SCALING_IMPL = {RestrictValueType.POWER_OF_TWO: core.PowerOfTwoIntScaling}  # integers are shifted
+POWER_OF_TWO_STEPS = {
+    RestrictValueType.POWER_OF_TWO: core.PowerOfTwoIntScaling
+}  # 2^(b-1), others the integers
+_FLOATS = (RestrictValueType.FP, RestrictValueType.SIGNED_FP, RestrictValueType.LOG_FP)
+INT_SCALING_IMPL = dict.fromkeys(_FLOATS, core.IntScaling) | POWER_OF_TWO_STEPS
 EXPONENT_IMPL = {
-    ScaleRounding.FLOOR: core.FloorExponent,
-    ScaleRounding.CEIL: core.CeilExponent,
-    ScaleRounding.EVEN: core.EvenExponent,
-    ScaleRounding.RCEIL: core.RoundUpExponent,
+    enums.ScaleRounding.FLOOR: core.FloorExponent,
+    enums.ScaleRounding.CEIL: core.CeilExponent,
+    enums.ScaleRounding.EVEN: core.EvenExponent,
+    enums.ScaleRounding.RCEIL: core.RoundUpExponent,
 }
 STATS_IMPL = {
-    StatsOp.MAX: core.AbsMax,
-    StatsOp.MAX_AVE: core.AbsMaxAve,
-    StatsOp.AVE: core.AbsAve,
-    StatsOp.MEAN_SIGMA_STD: core.MeanSigmaStd,
-    StatsOp.MEAN_LEARN_SIGMA_STD: core.MeanLearnedSigmaStd,
-    StatsOp.PERCENTILE: core.AbsPercentile,
-    StatsOp.MIN_MAX: core.AbsMinMax,
-    StatsOp.PERCENTILE_INTERVAL: core.PercentileInterval,
-    StatsOp.SIGNED_MAX: core.SignedAbsMax,
-    StatsOp.SIGMA_STD: core.SigmaStd,
+    enums.StatsOp.MAX: core.AbsMax,
+    enums.StatsOp.MAX_AVE: core.AbsMaxAve,
+    enums.StatsOp.AVE: core.AbsAve,
+    enums.StatsOp.MEAN_SIGMA_STD: core.MeanSigmaStd,
+    enums.StatsOp.MEAN_LEARN_SIGMA_STD: core.MeanLearnedSigmaStd,
+    enums.StatsOp.PERCENTILE: core.AbsPercentile,
+    enums.StatsOp.MIN_MAX: core.AbsMinMax,
+    enums.StatsOp.PERCENTILE_INTERVAL: core.PercentileInterval,
+    enums.StatsOp.SIGNED_MAX: core.SignedAbsMax,
+    enums.StatsOp.SIGMA_STD: core.SigmaStd,
 }
 PARAMETER_SCALING_IMPL = {
     ScalingImplType.PARAMETER: core.ParameterScaling,
@@ -313,96 +265,126 @@ ACT_SCALING_IMPL = {
     ScalingImplType.STATS: core.RuntimeStatsScaling,
     ScalingImplType.AFFINE_STATS: core.RuntimeStatsScaling,
 }
-ACT_SCALING_INIT = {
-    ScalingImplType.CONST: MinMaxScalingInit,
-    ScalingImplType.PARAMETER: MinMaxScalingInit,
-}
+ACT_SCALING_INIT = dict.fromkeys((ScalingImplType.CONST, ScalingImplType.PARAMETER), MinMaxScalingInit)
 TRUNC_SCALING_IMPL = {
-    TruncScalingImplType.MSB: core.TruncMsbScaling,
-    TruncScalingImplType.WRAPPER: core.TruncScalingWrapper,
+    enums.TruncScalingImplType.MSB: core.TruncMsbScaling,
+    enums.TruncScalingImplType.WRAPPER: core.TruncScalingWrapper,
 }
-# for information only: `scaling_affine_rescaling_init` enables it
 AFFINE_RESCALING = {ScalingImplType.STATS: False, ScalingImplType.AFFINE_STATS: True}
 
-trunc_scaling_impl = selected("trunc_scaling_impl_type", TRUNC_SCALING_IMPL, default="msb")
-parameter_scaling_init_impl = selected("scaling_impl_type", PARAMETER_SCALING_INIT, look_up=pick_or_none)
-act_scaling_init_impl = selected("scaling_impl_type", ACT_SCALING_INIT, look_up=pick_or_none)
-affine_rescaling = selected("scaling_impl_type", AFFINE_RESCALING, look_up=pick_or_none)
-restrict_scaling_impl = selected("restrict_scaling_type", RESTRICT_VALUE_IMPL)
-int_scaling_impl = selected("restrict_scaling_type", INT_SCALING_IMPL)
-trunc_int_scaling_impl = selected("restrict_scaling_type", TRUNC_INT_SCALING_IMPL)
-exponent_impl = selected("scale_rounding", EXPONENT_IMPL, default=None, look_up=pick_or_none)
 
+class Choices(ExtendedInjector):
+    """What is chosen in the same way in every role."""
 
-@choices(*PARAMETER_SCALING_IMPL.values(), core.SharedExponentScaling)
-def parameter_scaling_impl(scaling_impl_type=None, scale_rounding=None):
-    """`scaling_impl` of weights and biases from `scaling_impl_type`."""
-    if scaling_impl_type is None or scale_rounding is None:
-        return scaling_impl_type and pick("scaling_impl_type", scaling_impl_type, PARAMETER_SCALING_IMPL)
-    if not enums.chooses(scaling_impl_type, ScalingImplType.STATS):
-        raise ValueError(
-            f"scale_rounding = {scale_rounding!r} rounds the power of two of a tensor's own blocks, and "
-            f"scaling_impl_type = {str(scaling_impl_type)!r} takes the scale from elsewhere.\n"
-            "  cure: scaling_impl_type = 'stats', or no scale_rounding"
+    bit_width_impl = selected("bit_width_impl_type", BIT_WIDTH_IMPL)
+    float_to_int_impl = selected("float_to_int_impl_type", FLOAT_TO_INT_IMPL)
+    learned_round_impl_type = enums.LearnedRoundImplType.HARD_SIGMOID
+    learned_round_impl = selected("learned_round_impl_type", LEARNED_ROUND_IMPL)
+    scaling_init = value(lambda scaling_init_impl: None if scaling_init_impl is None else scaling_init_impl())
+    # for information only: `scaling_affine_rescaling_init` enables it
+    affine_rescaling = selected("scaling_impl_type", AFFINE_RESCALING, otherwise=None)
+    restrict_scaling_impl = selected("restrict_scaling_type", RESTRICT_VALUE_IMPL)
+    int_scaling_impl = selected("restrict_scaling_type", INT_SCALING_IMPL)
+
+    @value
+    def learned_round_init(tracked_parameter_list):
+        """Where learned rounding starts: at 0 for each element of the weight."""
+        if len(tracked_parameter_list) != 1:
+            found = "no weight" if not tracked_parameter_list else f"{len(tracked_parameter_list)} weights"
+            raise ValueError(
+                "float_to_int_impl_type = 'learned_round' learns how each element of one weight is rounded, and this "
+                f"quantizer has {found}.\n  cure: a quantizer of its own for each layer (weight_quant=MyQuantizer), "
+                "and 'round' or 'stochastic_round' for activations"
+            )
+        return np.zeros(tracked_parameter_list[0].shape, np.float32)
+
+    @choices(*STATS_IMPL.values())
+    def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
+        """`scaling_stats_impl` from `scaling_stats_op`."""
+        impl = scaling_stats_op and pick("scaling_stats_op", scaling_stats_op, STATS_IMPL)
+        if impl is core.SignedAbsMax and enums.chooses(restrict_scaling_type, RestrictValueType.POWER_OF_TWO):
+            raise ValueError(
+                "scaling_stats_op = 'signed_max' can be negative, which a power of two cannot: "
+                "declare restrict_scaling_type = 'signed_fp', or scaling_stats_op = 'max'"
+            )
+        return impl
+
+    @value
+    def scaling_per_output(scaling_per_output_type=None, scaling_per_output_channel=None):
+        """What shares a scale: from `scaling_per_output_type`, or from the older flag, which takes precedence."""
+        if scaling_per_output_channel is not None:
+            return (
+                enums.ScalingPerOutputType.CHANNEL
+                if scaling_per_output_channel
+                else enums.ScalingPerOutputType.TENSOR
+            )
+        if scaling_per_output_type is None:
+            return None
+        return enums.as_enum(
+            enums.ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type"
         )
-    return core.SharedExponentScaling
 
 
-@choices(*ACT_SCALING_IMPL.values())
-def act_scaling_impl(scaling_impl_type=None, scaling_per_output=None):
-    """`scaling_impl` of activations from `scaling_impl_type`."""
-    if scaling_impl_type is None:
-        return None
-    if enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
-        raise ValueError(
-            "an activation's groups have no scales of their own to keep (how many there are depends on the "
-            "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "
-            "scaling_impl = RuntimeDynamicGroupStatsScaling, as MXInt8Act and Int8DynamicActPerGroupFloat declare"
+class ParameterChoices(ExtendedInjector):
+    """What is chosen for weights and biases."""
+
+    scaling_init_impl = selected("scaling_impl_type", PARAMETER_SCALING_INIT, otherwise=None)
+
+    @choices(core.TensorClamp, core.TensorClampSte)
+    def tensor_clamp_impl(bit_width_impl_type, scaling_impl_type):
+        """A learned scale or bit width needs the gradient of the clamped elements, others pass it."""
+        learned = enums.chooses(
+            scaling_impl_type,
+            ScalingImplType.AFFINE_STATS,
+            ScalingImplType.PARAMETER_FROM_STATS,
+            ScalingImplType.PARAMETER,
         )
-    return pick("scaling_impl_type", scaling_impl_type, ACT_SCALING_IMPL)
+        learned = learned or enums.chooses(bit_width_impl_type, enums.BitWidthImplType.PARAMETER)
+        return core.TensorClamp if learned else core.TensorClampSte
+
+    @choices(*PARAMETER_SCALING_IMPL.values(), core.SharedExponentScaling)
+    def scaling_impl(scaling_impl_type=None, scale_rounding=None):
+        """`scaling_impl` of weights and biases from `scaling_impl_type`."""
+        if scaling_impl_type is None or scale_rounding is None:
+            return scaling_impl_type and pick("scaling_impl_type", scaling_impl_type, PARAMETER_SCALING_IMPL)
+        if not enums.chooses(scaling_impl_type, ScalingImplType.STATS):
+            raise ValueError(
+                f"scale_rounding = {scale_rounding!r} rounds the power of two of a tensor's own blocks, and "
+                f"scaling_impl_type = {str(scaling_impl_type)!r} takes the scale from elsewhere.\n"
+                "  cure: scaling_impl_type = 'stats', or no scale_rounding"
+            )
+        return core.SharedExponentScaling
 
 
-@choices(*STATS_IMPL.values())
-def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
-    """`scaling_stats_impl` from `scaling_stats_op`."""
-    impl = scaling_stats_op and pick("scaling_stats_op", scaling_stats_op, STATS_IMPL)
-    if impl is core.SignedAbsMax and enums.chooses(restrict_scaling_type, RestrictValueType.POWER_OF_TWO):
-        raise ValueError(
-            "scaling_stats_op = 'signed_max' can be negative, which a power of two cannot: "
-            "declare restrict_scaling_type = 'signed_fp', or scaling_stats_op = 'max'"
-        )
-    return impl
+class ActChoices(ExtendedInjector):
+    """What is chosen for activations and accumulators."""
+
+    scaling_init_impl = selected("scaling_impl_type", ACT_SCALING_INIT, otherwise=None)
+    # -max_val has the same magnitude, so the scale is max_val's
+    min_val = value(lambda signed, max_val: -float(max_val) if signed else 0.0)
+
+    @choices(*ACT_SCALING_IMPL.values())
+    def scaling_impl(scaling_impl_type=None, scaling_per_output=None):
+        """`scaling_impl` of activations from `scaling_impl_type`."""
+        if scaling_impl_type is None:
+            return None
+        if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
+            raise ValueError(
+                "an activation's groups have no scales of their own to keep (how many there are depends on the "
+                "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "
+                "scaling_impl = RuntimeDynamicGroupStatsScaling, as MXInt8Act and Int8DynamicActPerGroupFloat declare"
+            )
+        return pick("scaling_impl_type", scaling_impl_type, ACT_SCALING_IMPL)
 
 
-@value
-def scaling_per_output(scaling_per_output_type=None, scaling_per_output_channel=None):
-    """What shares a scale: from `scaling_per_output_type`, or from the older flag, which takes precedence."""
-    if scaling_per_output_channel is not None:
-        return ScalingPerOutputType.CHANNEL if scaling_per_output_channel else ScalingPerOutputType.TENSOR
-    if scaling_per_output_type is None:
-        return None
-    return enums.as_enum(ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type")
+class BlockChoices(ExtendedInjector):
+    """What is chosen for weights and activations: integers, the sign of scales, the exponents of blocks."""
 
+    int_quant = selected("quant_type", INT_QUANT)
+    bipolar_search = value(lambda restrict_scale_positive: not restrict_scale_positive)
+    exponent_impl = selected("scale_rounding", EXPONENT_IMPL, default=None, otherwise=None)
 
-@value
-def scaling_init(scaling_init_impl):
-    """`scaling_init`, where the scale is a constant or starts as one."""
-    return None if scaling_init_impl is None else scaling_init_impl()
-
-
-@value
-def min_val(signed, max_val):
-    """`min_val` unless declared: -max_val has the same magnitude, so the scale is max_val's."""
-    return -float(max_val) if signed else 0.0
-
-
-@value
-def restrict_scale_positive(restrict_scaling_type=None):
-    """Whether scales are positive."""
-    return enums.chooses(restrict_scaling_type, RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)
-
-
-@value
-def bipolar_search(restrict_scale_positive):
-    """Whether a search tries negative scales too."""
-    return not restrict_scale_positive
+    @value
+    def restrict_scale_positive(restrict_scaling_type=None):
+        """Whether scales are positive."""
+        return enums.chooses(restrict_scaling_type, RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)

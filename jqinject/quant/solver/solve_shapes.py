@@ -1,7 +1,7 @@
 """Facts of the layer, or of the layers that share a quantizer, and the shapes that follow from them.
 
 Views put the channels first and everything else in axis 1. `by_output` and `of_statistic` make the rows that depend on
-what shares a scale; the other functions read the layer.
+what shares a scale; the other functions read the layer. The tables at the end are parts of the solvers.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject import core
-from jqinject.inject import choices, this, value
+from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
 from jqinject.quant import enums
 
@@ -40,7 +40,7 @@ def by_output(tensor: Any = None, channel: Any = None, group: Any = None) -> Any
     def select(scaling_per_output):
         return table.get(scaling_per_output and scaling_per_output.lower(), tensor)
 
-    return choices(*_classes(tensor, channel, group))(select)
+    return choosing(select, tensor, channel, group)
 
 
 def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
@@ -53,11 +53,12 @@ def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> 
             scaling_per_output and scaling_per_output.lower(), channel if of_channels else tensor
         )
 
-    return choices(*_classes(tensor, channel, group))(select)
+    return choosing(select, tensor, channel, group)
 
 
-def _classes(*options: Any) -> list[type]:
-    return [option for option in options if isinstance(option, type)]
+def choosing(select: Callable[..., Any], *options: Any) -> Any:
+    """Return the `@value` function of `select`, which returns one of some options."""
+    return choices(*(option for option in options if isinstance(option, type)))(select)
 
 
 def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -151,83 +152,14 @@ def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
     return facts[0]
 
 
-# What statistics reduce, and how they see the tensor.
-
-stats_reduce_dim = of_statistic(channel=CHANNEL_REDUCE_DIM, group=this.group_elements_axis)
-scaling_stats_input_view_shape_impl = of_statistic(
-    core.OverTensorView, core.OverOutputChannelView, this.input_view_impl
-)
-keepdim = by_output(tensor=False, channel=False, group=True)
-
-
-@value
-def declared_permute_dims(scaling_stats_permute_dims=None):
-    """`permute_dims`: what the view permutes, as declared."""
-    return scaling_stats_permute_dims
-
-
-# Weights: facts of the layer.
-
-scaling_shape_of_weight = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
-weight_concat_dim = by_output(tensor=0, channel=1, group=this.group_elements_axis)
-# quantized group scales have one more axis than the weight: their channels are those of the scale's shape
-weight_channel_shape = by_output(channel=this.scaling_shape)
-
-
-@value
-def output_channel_dim(module):
-    """The weight's axis, or axes, of output channels."""
-    return agreed(module, attrgetter("output_channel_dim"), "output_channel_dim")
-
-
 @value
 def output_channel_axes(module):
     """The weight's axes of output channels, as a tuple."""
-    return as_tuple(agreed(module, attrgetter("output_channel_dim"), "output_channel_dim"))
+    return as_tuple(_channel_dim(module))
 
 
-@value
-def out_channels(module, output_channel_dim):
-    """How many output channels the weight has, along each axis that counts them."""
-    return agreed(module, partial(channels_of, output_channel_dim=output_channel_dim), "out_channels")
-
-
-@value
-def weight_channel_axes(output_channel_dim):
-    """How many axes count output channels."""
-    return len(as_tuple(output_channel_dim))
-
-
-def _number_of_axes(layer: Any) -> int:
-    return len(layer.weight_shape)
-
-
-@value
-def weight_permute_dims(module, output_channel_dim):
-    """The permutation that puts the channels of a weight first; None if they are first already."""
-    axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
-    channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
-    if channels == axes[: len(channels)]:
-        return None
-    if len(channels) > 1:
-        return (*channels, *(axis for axis in axes if axis not in channels))
-    axes[0], axes[channels[0]] = channels[0], 0
-    return tuple(axes)
-
-
-@value
-def weight_per_output_channel_shape(module, output_channel_dim, out_channels):
-    """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
-    shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
-    for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
-        shape[axis] = size
-    return tuple(shape)
-
-
-# Groups: the axis of the inputs is cut into groups, of activations that of the features.
-
-weight_input_view_impl = by_output(core.Identity, core.Identity, core.OverSubChannelBlockView)
-act_input_view_impl = by_output(core.Identity, core.Identity, core.DynamicOverSubChannelBlockView)
+def _channel_dim(module: Any) -> int | tuple[int, ...]:
+    return agreed(module, attrgetter("output_channel_dim"), "output_channel_dim")
 
 
 @value
@@ -236,132 +168,171 @@ def weight_group_dim(module):
     return agreed(module, group_dim_of, "group_dim")
 
 
-@value
-def block_width(group_size=None):
-    """How many groups beside each other share a scale: the second length of a block, or 1."""
-    return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
+def _number_of_axes(layer: Any) -> int:
+    return len(layer.weight_shape)
 
 
-@value
-def weight_block_dim(module):
-    """The axis of a weight along which the groups of a block are neighbours: its last one of output channels."""
-    return as_tuple(agreed(module, attrgetter("output_channel_dim"), "output_channel_dim"))[-1]
+class Shapes(ExtendedInjector):
+    """What statistics reduce, and how they see the tensor, in every role."""
+
+    scaling_stats_input_view_shape_impl = of_statistic(
+        core.OverTensorView, core.OverOutputChannelView, this.input_view_impl
+    )
+    stats_reduce_dim = of_statistic(channel=CHANNEL_REDUCE_DIM, group=this.group_elements_axis)
+    keepdim = by_output(tensor=False, channel=False, group=True)
+    group_elements_axis = value(elements_axis)
 
 
-@value
-def no_group_dim():
-    """`group_dim` of biases, which have none."""
-    raise ValueError(
-        "a bias has no groups.\n  cure: scaling_per_output_type = 'tensor' or 'channel' for a bias quantizer"
+class WeightShapes(ExtendedInjector):
+    """Shapes of weights, from facts of the layer; groups cut the axis of the inputs."""
+
+    scaling_shape = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
+    scaling_stats_input_concat_dim = by_output(tensor=0, channel=1, group=this.group_elements_axis)
+    # quantized group scales have one more axis than the weight: their channels are those of the scale's shape
+    channel_shape = by_output(channel=this.scaling_shape)
+    output_channel_dim = value(_channel_dim)
+    channel_axes = value(lambda output_channel_dim: len(as_tuple(output_channel_dim)))
+    input_view_impl = by_output(core.Identity, core.Identity, core.OverSubChannelBlockView)
+    group_dim = weight_group_dim
+    block_dim = value(lambda module: as_tuple(_channel_dim(module))[-1])
+    # the scales that a nested injector quantizes, which says so by declaring either name
+    upstream_shape = value(
+        lambda upstream_scaling=None: None if upstream_scaling is None else (this << 1).scaling_shape
     )
 
+    @value
+    def out_channels(module, output_channel_dim):
+        """How many output channels the weight has, along each axis that counts them."""
+        return agreed(module, partial(channels_of, output_channel_dim=output_channel_dim), "out_channels")
 
-@value
-def group_elements_axis(group_dim):
-    """The axis along the elements of a group, after the cut."""
-    return elements_axis(group_dim)
+    @value
+    def permute_dims(module, output_channel_dim):
+        """The permutation that puts the channels of a weight first; None if they are first already."""
+        axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
+        channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
+        if channels == axes[: len(channels)]:
+            return None
+        if len(channels) > 1:
+            return (*channels, *(axis for axis in axes if axis not in channels))
+        axes[0], axes[channels[0]] = channels[0], 0
+        return tuple(axes)
+
+    @value
+    def scaling_per_output_channel_shape(module, output_channel_dim, out_channels):
+        """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
+        shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
+        for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
+            shape[axis] = size
+        return tuple(shape)
+
+    @value
+    def quantized_shape(module, tracked_parameter_list=(), upstream_shape=None):
+        """The shape of what is quantized: the weight's, or of a nested injector that of the scales it is given.
+
+        Scales are not Variables; an array in `tracked_parameter_list` stands for them.
+        """
+        if upstream_shape is not None:
+            return tuple(upstream_shape)
+        for tracked in tracked_parameter_list:
+            if not isinstance(tracked, nnx.Variable):
+                return tuple(tracked.shape)
+        return weight_shape_of(module)
+
+    @value
+    def expanded_groupwise_shape(
+        module,
+        quantized_shape,
+        group_dim,
+        block_dim=None,
+        scaling_per_output=None,
+        group_size=None,
+        group_padding=True,
+        upstream_shape=None,
+    ):
+        """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes two."""
+        if group_size is None:
+            return (
+                this.group_size
+                if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
+                else None
+            )
+        size, width = block_of(group_size, "a group-wise weight quantizer")
+        if upstream_shape is not None or quantized_shape != weight_shape_of(module):
+            check_groups_of_scales(quantized_shape, size, group_dim)
+        elif not group_padding:
+            check_divides(quantized_shape[group_dim], size, "a group-wise weight quantizer")
+            if width > 1:
+                where = "a weight quantizer in blocks, along their second axis,"
+                check_divides(quantized_shape[block_dim], width, where)
+        return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
+
+    @value
+    def reshaped_groupwise_shape(expanded_groupwise_shape, group_elements_axis):
+        """The shape of a weight whose groups are joined again, padding included."""
+        shape = list(expanded_groupwise_shape)
+        size = shape.pop(group_elements_axis)
+        shape[group_elements_axis - (group_elements_axis >= 0)] *= size
+        return tuple(shape)
+
+    @value
+    def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
+        """The shape of the scales of a weight's groups: 1 along the elements of each."""
+        shape = list(expanded_groupwise_shape)
+        shape[group_elements_axis] = 1
+        return tuple(shape)
 
 
-@value
-def upstream_shape(upstream_scaling=None):
-    """The shape of the scales that a nested injector quantizes, which says so by declaring either name; else None."""
-    return None if upstream_scaling is None else (this << 1).scaling_shape
+class BlockWidth(ExtendedInjector):
+    """Groups beside each other that share a scale, of weights and of activations."""
+
+    @value
+    def block_width(group_size=None):
+        """How many groups beside each other share a scale: the second length of a block, or 1."""
+        return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
 
 
-@value
-def quantized_shape(module, tracked_parameter_list=(), upstream_shape=None):
-    """The shape of what is quantized: the weight's, or of a nested injector that of the scales it is given.
+class ActShapes(ExtendedInjector):
+    """Shapes of activations: a layer that knows its slots' channels declares them; otherwise the user does."""
 
-    Scales are not Variables; an array in `tracked_parameter_list` stands for them.
-    """
-    if upstream_shape is not None:
-        return tuple(upstream_shape)
-    for tracked in tracked_parameter_list:
-        if not isinstance(tracked, nnx.Variable):
-            return tuple(tracked.shape)
-    return weight_shape_of(module)
+    scaling_shape = by_output(tensor=(), channel=this.per_channel_broadcastable_shape, group=())
+    scaling_per_output_channel_shape = this.per_channel_broadcastable_shape
+    permute_dims = value(lambda scaling_stats_permute_dims=None: scaling_stats_permute_dims)
 
+    @value
+    def per_channel_broadcastable_shape(activation_channel_shape=None):
+        """The shape of a per-channel scale of activations."""
+        if activation_channel_shape is None:
+            raise ValueError(
+                "a scale for each channel needs to know the channels, and this layer does not know how many flow "
+                "here.\n  cure: per_channel_broadcastable_shape = (4,) for 4 channels along the last axis, (4, 1, 1) "
+                "along the third from the end"
+            )
+        return activation_channel_shape
 
-@value
-def expanded_groupwise_shape(
-    module,
-    quantized_shape,
-    group_dim,
-    block_dim=None,
-    scaling_per_output=None,
-    group_size=None,
-    group_padding=True,
-    upstream_shape=None,
-):
-    """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes (groups, elements)."""
-    if group_size is None:
+    @value
+    def channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
+        """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
+        per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
         return (
-            this.group_size if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP) else None
+            this.per_channel_broadcastable_shape
+            if per_channel and scaling_stats_permute_dims is None
+            else None
         )
-    size, width = block_of(group_size, "a group-wise weight quantizer")
-    if upstream_shape is not None or quantized_shape != weight_shape_of(module):
-        check_groups_of_scales(quantized_shape, size, group_dim)
-    elif not group_padding:
-        check_divides(quantized_shape[group_dim], size, "a group-wise weight quantizer")
-        if width > 1:
-            where = "a weight quantizer in blocks, along their second axis,"
-            check_divides(quantized_shape[block_dim], width, where)
-    return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
 
 
-@value
-def reshaped_groupwise_shape(expanded_groupwise_shape, group_elements_axis):
-    """The shape of a weight whose groups are joined again, padding included."""
-    shape = list(expanded_groupwise_shape)
-    size = shape.pop(group_elements_axis)
-    shape[group_elements_axis - (group_elements_axis >= 0)] *= size
-    return tuple(shape)
+class BiasShapes(ExtendedInjector):
+    """Shapes of biases, all of whose axes are channels, so that they need no view."""
 
+    scaling_shape = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
+    scaling_stats_input_concat_dim = output_channel_dim = 0
+    permute_dims = value(lambda scaling_stats_permute_dims=None: scaling_stats_permute_dims)
+    channel_axes = value(lambda module: len(agreed(module, shape_of_bias, "out_channels")))
+    scaling_per_output_channel_shape = value(lambda module: agreed(module, shape_of_bias, "out_channels"))
+    input_view_impl = core.Identity
 
-@value
-def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
-    """The shape of the scales of a weight's groups: 1 along the elements of each."""
-    shape = list(expanded_groupwise_shape)
-    shape[group_elements_axis] = 1
-    return tuple(shape)
-
-
-# Activations: a layer that knows how many channels flow through a slot declares them; otherwise the user does.
-
-scaling_shape_of_act = by_output(tensor=(), channel=this.per_channel_broadcastable_shape, group=())
-
-
-@value
-def per_channel_broadcastable_shape(activation_channel_shape=None):
-    """The shape of a per-channel scale of activations."""
-    if activation_channel_shape is None:
+    @value
+    def group_dim():
+        """Biases have no groups."""
         raise ValueError(
-            "a scale for each channel needs to know the channels, and this layer does not know how many flow "
-            "here.\n  cure: per_channel_broadcastable_shape = (4,) for 4 channels along the last axis, (4, 1, 1) "
-            "along the third from the end"
+            "a bias has no groups.\n  cure: scaling_per_output_type = 'tensor' or 'channel' for a bias quantizer"
         )
-    return activation_channel_shape
-
-
-@value
-def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
-    """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
-    per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
-    if per_channel and scaling_stats_permute_dims is None:
-        return this.per_channel_broadcastable_shape
-    return None
-
-
-# All axes of a bias are channels, so it needs no view.
-
-
-@value
-def bias_per_output_channel_shape(module):
-    """The shape of a per-channel scale of biases: one for each element."""
-    return agreed(module, shape_of_bias, "out_channels")
-
-
-@value
-def bias_channel_axes(module):
-    """How many axes a bias has."""
-    return len(agreed(module, shape_of_bias, "out_channels"))

@@ -1,0 +1,156 @@
+"""Quantizers to two and to three values: signs times a scale."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import InitVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import check
+from jqinject.core._protocols import Clamp, Scaling
+from jqinject.core.clamp import TensorClamp
+from jqinject.core.component import component
+from jqinject.core.quantizers.quantizer import DelayWrapper, Quantizer, Rounded, start_delay
+from jqinject.ops.fake_quant import Offset
+from jqinject.ops.grid import IntGrid, TableGrid
+from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
+
+
+class _SignQuant(Quantizer):
+    """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
+
+    bits = 1
+    signed: bool = True
+    delay: DelayWrapper | None = None
+
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        check.fields(self, signed=check.flag)
+        if not self.signed:
+            raise ValueError(
+                f"{type(self).__name__} quantizes to -scale and +scale: it needs signed=True, got {self.signed!r}."
+            )
+        start_delay(self, quant_delay_steps)
+
+    def _numbers(self) -> tuple[IntGrid, None]:
+        return IntGrid(self.bits), None
+
+    @abstractmethod
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """-1, 0 and 1, float32."""
+
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
+        y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
+        return y if self.delay is None else self.delay(x, y), None
+
+
+@component
+class BinaryQuant(_SignQuant):
+    """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
+
+    Differs from Brevitas: nan stays nan (there: -scale).
+
+    Args:
+        scaling_impl: the scale `s`, called with `x` alone.
+        signed: must be True.
+        quant_delay_steps: calls that return `x` unchanged.
+
+    Raises:
+        ValueError: `signed` is False.
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> BinaryQuant(ConstScaling(0.5))(jnp.array([0.04, -0.6, 3.3])).value
+        Array([ 0.5, -0.5,  0.5], dtype=float32)
+    """
+
+    scaling_impl: Scaling
+    signed: bool = True
+    quant_delay_steps: InitVar[int | None] = 0
+
+    @property
+    def grid(self) -> TableGrid:
+        """The numbers at scale 1 that it rounds to nearest on."""
+        return TableGrid((-1.0, 1.0))
+
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return binary_sign_ste(x)
+
+
+@component
+class ClampedBinaryQuant(_SignQuant):
+    """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
+
+    Differs from Brevitas: nan stays nan (there: -scale).
+
+    Args:
+        scaling_impl: the scale `s`, called with `x` alone.
+        tensor_clamp_impl: how to clamp.
+        signed: must be True.
+        quant_delay_steps: calls that return `x` unchanged.
+
+    Raises:
+        ValueError: `signed` is False.
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> quant = ClampedBinaryQuant(ConstScaling(0.5))
+        >>> jax.grad(lambda x: quant(x).value.sum())(jnp.array([0.04, -0.6, 3.3]))
+        Array([0.5, 0. , 0. ], dtype=float32)
+    """
+
+    scaling_impl: Scaling
+    tensor_clamp_impl: Clamp = TensorClamp()
+    signed: bool = True
+    quant_delay_steps: InitVar[int | None] = 0
+
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return binary_sign_ste(self.tensor_clamp_impl(x, -scale, scale))
+
+
+@component
+class TernaryQuant(_SignQuant):
+    """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is nonzero.
+
+    Args:
+        scaling_impl: the scale `s`, called with `x` alone.
+        threshold: numbers up to this fraction of the scale become 0.
+        quant_delay_steps: calls that return `x` unchanged; None for no delay.
+
+    Raises:
+        ValueError: when `threshold` is negative or not finite.
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> TernaryQuant(ConstScaling(1.0), 0.5)(jnp.array([0.04, -0.6, 3.3])).value
+        Array([ 0., -1.,  1.], dtype=float32)
+    """
+
+    bits = 2
+    scaling_impl: Scaling
+    threshold: float
+    quant_delay_steps: InitVar[int | None] = None
+
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        super().__post_init__(quant_delay_steps)
+        check.fields(self, threshold=check.number)
+        if self.threshold < 0:
+            raise ValueError(
+                f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {self.threshold!r}."
+            )
+
+    @property
+    def grid(self) -> TableGrid:
+        """The numbers at scale 1 that it rounds to nearest on."""
+        return TableGrid((-1.0, 0.0, 1.0))
+
+    def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        mask = (jnp.abs(x) > self.threshold * scale).astype(jnp.float32)
+        return mask * ternary_sign_ste(x)
