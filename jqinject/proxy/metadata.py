@@ -45,8 +45,8 @@ def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result
         return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
-    size = f" of shape {result.shape}" if hasattr(result, "shape") else ""
-    size = f" of {len(result)}" if isinstance(result, tuple | list) else size
+    shape = getattr(result, "shape", len(result) if isinstance(result, tuple | list) else None)
+    size = "" if shape is None else f" of {shape}" if isinstance(shape, int) else f" of shape {shape}"
     raise TypeError(
         f"tensor_quant = {type(quantizer).__name__} must return a Quantized, or (value, scale, zero_point, bit_width), "
         f"got {type(result).__name__}{size}.\n  cure: return Quantized(value, scale, None, IntGrid(bit_width))"
@@ -149,7 +149,7 @@ def quant_metadata_of(binding: Binding, handed: Mapping[str, Any]) -> QuantMetad
         binding: the injector.
         handed: what an assembly is handed.
     """
-    flags: dict[str, bool | None] = {}
+    flags: dict[str, Any] = {}
     for name in ("signed", "narrow_range"):
         flag = declared(binding, name, handed)
         unsaid = flag is None and (name == "signed" or not binding.declares(name))
