@@ -11,7 +11,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -146,7 +146,8 @@ class Slot:
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
-        argument: the argument of the layer; if empty, it is called as the attribute.
+        keyword: the argument of the layer; empty if it is called as the attribute.
+        argument: the argument of the layer.
     """
 
     name: str
@@ -154,10 +155,11 @@ class Slot:
     proxy_class: type[QuantProxyFromInjector]
     what: str
     of_parameter: bool = False
-    argument: str = ""
+    keyword: str = ""
+    argument: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "argument", self.argument or self.name)
+        object.__setattr__(self, "argument", self.keyword or self.name)
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
@@ -189,7 +191,7 @@ class Slot:
 
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
-        return replace(self, name=name)
+        return replace(self, name=name, keyword=self.argument)
 
 
 WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
