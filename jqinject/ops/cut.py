@@ -125,10 +125,6 @@ class Cut:
         """The axes that share a number, in order."""
         return tuple(sorted((self.axis, *self.beside)))
 
-    def count(self, shape: tuple[int, ...]) -> int:
-        """The elements that share a number, of a tensor of this shape, with the zeros that fill up a group."""
-        return self.size * self._across(shape)
-
     def zeros(self, shape: tuple[int, ...]) -> int:
         """How many zeros the last group has, of a tensor of this shape.
 
@@ -136,14 +132,7 @@ class Cut:
             >>> Cut(axis=0, size=2, piece=1, beside=(1,)).zeros((3, 5))
             5
         """
-        return -shape[self.axis] % self.size * self._across(shape)
-
-    def _across(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape[axis] for axis in self.beside)
-
-    def missing(self, x: jax.Array) -> int:
-        """How many zeros fill up the last group."""
-        return -x.shape[self.axis] % self.size
+        return -shape[self.axis] % self.size * math.prod(shape[axis] for axis in self.beside)
 
     def reduced(self, reduction: Any, x: jax.Array) -> jax.Array:
         """`jnp.max`, `jnp.min` or `jnp.sum` of each group without the zeros that fill up the last, for each element.
@@ -161,9 +150,7 @@ class Cut:
         return self._repeated(self._found(reduction, x), x)
 
     def filled(self, found: jax.Array, with_fill: jax.Array) -> jax.Array:
-        """What was found of each group, of the last, if zeros fill it up, `with_fill`."""
-        if not self.missing(found):
-            return found
+        """What was found of each group; of the last, which zeros fill up, `with_fill`."""
         last = found.shape[self.axis] // self.size * self.size
         places = jax.lax.broadcasted_iota(jnp.int32, found.shape, self.axis)
         return jnp.where(sharded_as(places >= last, found), with_fill, found)

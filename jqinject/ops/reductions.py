@@ -17,8 +17,8 @@ that share a statistic would do the same, so these come as a tuple.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from collections.abc import Callable
+from functools import lru_cache, partialmethod, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -45,107 +45,68 @@ def parts_of(x: Tensors) -> tuple[jax.Array, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
+class _Kind(NamedTuple):
+    """A way to reduce: of an array along axes, of two arrays, and over mapped axes."""
+
+    along: Callable[..., jax.Array]
+    of_two: Callable[..., jax.Array]
+    over_names: Callable[[jax.Array, Names], jax.Array]
+
+
 class Over(NamedTuple):
     """What a statistic reduces: a tensor in place, or several without joining them.
 
     Attributes:
         axes: an axis, a tuple of axes in the order in which elements are counted, an axis in groups, or None for the
-            whole tensor.
+            whole tensor. Results broadcast against the tensor along axes; of a whole tensor they are scalars.
         names: of mapped axes that share one statistic.
     """
 
     axes: Axes = None
     names: Names = ()
 
-    def of(self, ndim: int) -> tuple[int, ...]:
-        """The axes of a tensor of `ndim` axes, from the front."""
-        if self.axes is None:
-            return tuple(range(ndim))
-        if isinstance(self.axes, Cut):
-            return self.axes.shared
-        return tuple(axis % ndim for axis in (self.axes if isinstance(self.axes, tuple) else (self.axes,)))
-
-    @classmethod
-    def along(cls, axes: Sequence[int] | Cut | None, names: Names = ()) -> Over:
-        """Over any sequence of axes, an axis in groups, or with None the whole tensor."""
-        return cls(axes if axes is None or isinstance(axes, Cut) else tuple(axes), names)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether results broadcast against the tensor along its axes: unless the whole tensor is reduced."""
-        return self.axes is not None
-
     def count(self, x: Tensors) -> int:
         """The number of elements in one statistic."""
         if not (self.names or isinstance(x, tuple)):
             return _elements(self.axes, x.shape)
-        return sum(self._here(x)) * places_over(self.names)
+        return sum(_elements(self.axes, part.shape) for part in parts_of(x)) * places_over(self.names)
 
-    def max(self, x: Tensors) -> jax.Array:
-        """The largest element."""
-        found = self._plainly(jnp.max, x)
-        if found is not None:
-            return found
-        found = reduce(jnp.maximum, self._reduced(jnp.max, x))
-        return max_over(self._with_zeros(jnp.maximum, found), self.names)
-
-    def min(self, x: Tensors) -> jax.Array:
-        """The smallest element."""
-        found = self._plainly(jnp.min, x)
-        if found is not None:
-            return found
-        found = reduce(jnp.minimum, self._reduced(jnp.min, x))
-        return min_over(self._with_zeros(jnp.minimum, found), self.names)
-
-    def sum(self, x: Tensors, of_zero: Any = None) -> jax.Array:
-        """The sum.
+    def _reduced(self, kind: _Kind, x: Tensors, of_zero: Any = None) -> jax.Array:
+        """The one place that reduces tensors, groups that cross shards included.
 
         Args:
-            x: what is added: a function of the tensor.
-            of_zero: this function of a zero that fills up a group; None for 0.
+            kind: the reduction.
+            x: what is reduced: a function of the tensor, or of each of several.
+            of_zero: this function of a zero that fills up a group; None if these zeros are left out.
         """
-        found = self._plainly(jnp.sum, x)
-        if found is not None:
-            return found
-        found = reduce(jnp.add, self._reduced(jnp.sum, x))
-        if of_zero is not None and isinstance(self.axes, Cut):
-            zeros = sum(self.axes.zeros(part.shape) for part in parts_of(x))
-            found = self.axes.filled(found, found + zeros * of_zero)
-        return sum_over(found, self.names)
+        axes = self.axes
+        if not (self.names or isinstance(x, tuple) or isinstance(axes, Cut)):
+            return kind.along(x, axis=axes, keepdims=axes is not None)
+        parts = parts_of(x)
+        if not isinstance(axes, Cut):
+            found = reduce(kind.of_two, (kind.along(x, axis=axes, keepdims=axes is not None) for x in parts))
+            return kind.over_names(found, self.names)
+        found = reduce(kind.of_two, (axes.reduced(kind.along, part) for part in parts))
+        zeros = sum(axes.zeros(part.shape) for part in parts)
+        if zeros and of_zero is not None:
+            found = axes.filled(found, kind.of_two(found, zeros * of_zero))
+        return kind.over_names(found, self.names)
+
+    max = partialmethod(_reduced, _Kind(jnp.max, jnp.maximum, max_over), of_zero=0)
+    min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, min_over), of_zero=0)
+    sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
 
     def positions(self, x: Tensors) -> Any:
         """The number of each element, counted along the axes in their order; int32, one array for each tensor."""
         parts = parts_of(x)
-        before = [0, *accumulate(self._here(x))]
-        found = tuple(
-            self._numbered(part, start, before[-1]) for part, start in zip(parts, before, strict=False)
-        )
-        return found if isinstance(x, tuple) else found[0]
-
-    def _plainly(self, reduction: Any, x: Tensors) -> jax.Array | None:
-        """The result where one reduction along axes is all there is to do, else None."""
-        if self.names or isinstance(x, tuple) or isinstance(self.axes, Cut):
-            return None
-        return reduction(x, axis=self.axes, keepdims=self.axes is not None)
-
-    def _here(self, x: Tensors) -> list[int]:
-        return [_elements(self.axes, part.shape) for part in parts_of(x)]
-
-    def _with_zeros(self, extreme: Any, found: jax.Array) -> jax.Array:
-        """An extreme with the zeros that fill up groups; positions, which are integers, leave them out."""
-        if not isinstance(self.axes, Cut) or jnp.issubdtype(found.dtype, jnp.integer):
-            return found
-        return self.axes.filled(found, extreme(found, 0))
-
-    def _reduced(self, reduction: Any, x: Tensors) -> list[jax.Array]:
-        if isinstance(self.axes, Cut):
-            return [self.axes.reduced(reduction, part) for part in parts_of(x)]
-        return [reduction(part, axis=self.of(part.ndim), keepdims=self.keeps) for part in parts_of(x)]
+        before = [0, *accumulate(_elements(self.axes, part.shape) for part in parts)]
+        found = [self._numbered(part, start, before[-1]) for part, start in zip(parts, before, strict=False)]
+        return tuple(found) if isinstance(x, tuple) else found[0]
 
     def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
-        axes, cut = self.of(x.ndim), self.axes if isinstance(self.axes, Cut) else None
+        cut = self.axes if isinstance(self.axes, Cut) else None
         found = None
-        for axis in axes:
+        for axis in _axes_of(self.axes, x.ndim):
             places, length = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis), x.shape[axis]
             if cut is not None and axis == cut.axis:
                 places, length = places % cut.size, cut.size
@@ -158,12 +119,20 @@ class Over(NamedTuple):
         return sharded_as(found, x)
 
 
+def _axes_of(axes: Axes, ndim: int) -> tuple[int, ...]:
+    """The axes of a tensor that are reduced, from the front, in the order in which elements are counted."""
+    if isinstance(axes, Cut):
+        return axes.shared
+    every = range(ndim) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    return tuple(axis % ndim for axis in every)
+
+
 @lru_cache(maxsize=1024)
 def _elements(axes: Axes, shape: tuple[int, ...]) -> int:
     """The number of elements that a tensor of this shape has in one statistic."""
     if isinstance(axes, Cut):
-        return axes.count(shape)
-    return math.prod(shape[axis] for axis in Over(axes).of(len(shape)))
+        return axes.size * math.prod(shape[axis] for axis in axes.beside)
+    return math.prod(shape[axis] for axis in _axes_of(axes, len(shape)))
 
 
 @jax.custom_jvp
@@ -216,7 +185,7 @@ def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
     def found(x: jax.Array, positions: jax.Array) -> jax.Array:
         return choose((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
 
-    return over.min(each(found, x, over.positions(x)))
+    return over.min(each(found, x, over.positions(x)), of_zero=None)
 
 
 def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
@@ -228,35 +197,6 @@ def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
         over: the searched axes.
     """
     return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
-
-
-def ties(hits: Tensors, over: Over, of_zero: jax.Array | None = None) -> jax.Array:
-    """How many elements hit, float32.
-
-    Args:
-        hits: whether each does.
-        over: the reduced axes.
-        of_zero: whether the zeros that fill up a group do; None if not.
-    """
-    filled = None if of_zero is None else of_zero.astype(jnp.float32)
-    return over.sum(each(lambda hit: hit.astype(jnp.float32), hits), of_zero=filled)
-
-
-def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
-    """The change of an extreme, shared equally by tied elements.
-
-    Args:
-        dx: the change of the tensor.
-        hits: which of its elements are the extreme.
-        count: the number of these.
-        over: the reduced axes.
-        weight: a factor of the change.
-    """
-    return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (weight / jnp.maximum(count, 1.0))
-
-
-ALMOST = 1.0 - 2.0**-21
-"""A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
 
 
 def rank_high(percentile: float, size: int) -> int:
@@ -296,8 +236,8 @@ def rank_between(percentile: float, size: int) -> tuple[int, int, np.float32]:
 def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest element (1-based), without interpolation.
 
-    A maximum or minimum at the ends; otherwise a bisection on the bits, 32 passes over the tensor for any rank (a sort
-    of a million elements takes tens of times as long). For a tensor distributed over devices, only counts are sent.
+    A bisection on the bits of integers in the order of the floats, 32 passes over the tensor for any rank (a sort of a
+    million elements takes tens of times as long). For a tensor distributed over devices, only counts are sent.
 
     Args:
         x: float32 tensor, or several.
@@ -311,18 +251,10 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
         >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, Over())
         Array(3., dtype=float32)
     """
-    if isinstance(k, int) and k == over.count(x):
-        return over.max(x)
-    if isinstance(k, int) and k == 1:
-        return over.min(x)
-    return _bisect(x, k, over)
-
-
-def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
-    """The k-th smallest, bit by bit: unsigned integers in the order of the floats, nan last."""
     top = jnp.uint32(1 << 31)
 
     def key_of(x: jax.Array) -> jax.Array:
+        """An unsigned integer in the order of the floats, nan last."""
         bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
         return jnp.where(bits >= top, ~bits, bits | top)
 
@@ -330,11 +262,8 @@ def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
 
     def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (top >> i.astype(jnp.uint32))
-        below = over.sum(
-            each(lambda keys: (keys < candidate).astype(jnp.int32), keys),
-            of_zero=(top < candidate).astype(jnp.int32),
-        )
-        return jnp.where(below < k, candidate, found)
+        below = each(lambda keys: (keys < candidate).astype(jnp.int32), keys)
+        return jnp.where(over.sum(below, (top < candidate).astype(jnp.int32)) < k, candidate, found)
 
     key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))
     return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)

@@ -33,7 +33,7 @@ from jqinject.core.memory.number import (
 from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after, mean, mean_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
-from jqinject.core.statistics.statistic import gated_statistic_of, statistic_of
+from jqinject.core.statistics.statistic import statistic_of
 from jqinject.ops.clamp import all_finite, shaped
 from jqinject.ops.reductions import parts_of
 from jqinject.ops.sharding import sharded_as
@@ -346,7 +346,7 @@ class Memory(Component):
         if self.searches:
             stat = self.stats.gated(x, collecting, task)
         else:
-            stat = gated_statistic_of(self.stats, self.view, x, collecting)
+            stat = statistic_of(self.stats, self.view, x, of_parameter=False, active=collecting)
         stat = stat if stat.shape == self.shape else self._shaped(stat)
         stat = stat if made is None else made(stat)
         stat = stat if domain.least is not None else domain.clamped(stat)

@@ -310,7 +310,7 @@ class Quantizer(Component):
             value, payload = self._round(x, scale, zero_point, ends, grid, keep)
             return Quantized(value, scale, zero_point, grid, payload)
         cut = cut_of(view, x) if keep and zero_point is not None else None
-        if cut is not None and cut.missing(x):
+        if cut is not None and cut.zeros(x.shape):
             keep = False  # padding zeros would become integers other than the zero point
         scale, zero_point = beside(view, x, scale, zero_point)
         rounded = partial(self._round, grid=grid, keep=keep)

@@ -188,7 +188,8 @@ class AmaxScaling(InnerModule):
         view = self.scaling_stats_input_view_shape_impl
         x = jax.lax.stop_gradient(x).astype(jnp.float32)
         stat, viewed = in_place(self.scaling_stats_impl, view, x)
-        amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
+        two_phases = isinstance(stat, TwoPhaseStat)
+        amax = stat.statistic(stat.measured(viewed, detached=True)) if two_phases else stat(viewed)
         amax = jnp.maximum(amax, self.scaling_min_val) if self.scaling_min_val else amax
         amax = sharded_as(check.statistic_shape(amax, last.shape, "amax"), last)
         return gathered(over_axis(amax, self.axis_name, last), last)

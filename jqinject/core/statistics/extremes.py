@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from abc import abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import jax
@@ -39,69 +38,86 @@ def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
     return ops.locate(x, value, over)
 
 
-def _change_of_abs(x: jax.Array, dx: jax.Array) -> jax.Array:
-    return jax.jvp(jnp.abs, (x,), (dx,))[1]
-
-
+ALMOST = 1.0 - 2.0**-21
+"""A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
 TIES = (None, "first", "shared", "near")
 
 
 class Ranked(Reduction):
-    """Abstract: a statistic of elements of some ranks, the highest first.
+    """Base of statistics of elements of some ranks: by default, of the last and the first, or of percentiles.
 
     Attributes:
+        ends: the "high" end, the "low" one, or both, the high one first.
         of_magnitude: whether magnitudes are ranked.
+        slope_at_zero: whether magnitudes have the slope 1 at 0, as `jnp.abs`; else they have none, unless `ties` is
+            "near".
         ties: which of several equal elements has the gradient: the "first"; all of them, in equal "shared" parts;
             likewise all that are "near", a few units in the last place from an end that is at least (at most) 0, since
             a compiler may compute the tensor again, and round anew, for the gradient. None is the first along axes, and
             shared parts over the whole tensor.
+        high_percentile_q, low_percentile_q: the percentiles, where a statistic has such arguments.
     """
 
+    ends: ClassVar[tuple[str, ...]] = ("high",)
     of_magnitude: ClassVar[bool] = False
+    slope_at_zero: ClassVar[bool] = False
     ties: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        where = type(self).__name__
         if self.ties not in TIES:
-            raise ValueError(f"{type(self).__name__}: ties must be one of {TIES}, got {self.ties!r}.")
+            raise ValueError(f"{where}: ties must be one of {TIES}, got {self.ties!r}.")
+        names = ("low_percentile_q", "high_percentile_q")
+        given = [name for name in names if hasattr(self, name)]
+        check.fields(self, **dict.fromkeys(given, check.percentile))
+        if len(given) == 2:
+            check.ordered(*(getattr(self, name) for name in names), where, names)
 
-    @abstractmethod
     def ranks(self, count: int) -> tuple[int, ...]:
-        """The 1-based ranks among `count` elements."""
+        """The 1-based ranks of the ends among `count` elements."""
+        high = ops.rank_high(getattr(self, "high_percentile_q", 100.0), count)
+        low = ops.rank_low(getattr(self, "low_percentile_q", 0.0), count)
+        return tuple({"high": high, "low": low}[end] for end in self.ends)
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""
-        ranked = each(jnp.abs, x) if self.of_magnitude else x
-        return tuple(map(partial(ops.kth_smallest, ranked, over=self.over), _ranks(self, self.over.count(x))))
+        ranked, over, found = each(jnp.abs, x) if self.of_magnitude else x, self.over, []
+        count = over.count(x)
+        ends = {1: over.min, count: over.max}
+        for rank in _ranks(self, count):
+            found.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
+        return tuple(found)
 
     def locate(self, x: Tensors, measured: Any) -> Any:
         """Where they are, or how many share the gradient."""
-        ranked = self._ranked(x)
+        ranked, over = self._ranked(x), self.over
         if self._rule == "first":
-            ends = zip(measured, _ranks(self, self.over.count(x)), strict=True)
-            return tuple(_place(ranked, end, rank, self.over) for end, rank in ends)
-        return tuple(
-            ops.ties(hits, self.over, end == 0 if self._rule == "near" else None)
-            for hits, end in zip(self._hits(ranked, measured), measured, strict=True)
-        )
+            ends = zip(measured, self.ranks(over.count(x)), strict=True)
+            return tuple(_place(ranked, end, rank, over) for end, rank in ends)
+        # Of the zeros that fill up a group, those that are near hit too.
+        near = [(end == 0).astype(jnp.float32) if self._rule == "near" else None for end in measured]
+        hits = self._hits(ranked, measured)
+        return tuple(map(over.sum, each(lambda hit: hit.astype(jnp.float32), hits), near))
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How they change."""
-        if self.of_magnitude:
-            dx = each(_change_of_abs, x, dx) if self.slope_at_zero else ops.change_of_magnitude(x, dx)
+        over, near = self.over, self._rule == "near"
+        if self.of_magnitude and (near or self.slope_at_zero):
+            dx = each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
+        elif self.of_magnitude:
+            dx = ops.change_of_magnitude(x, dx)
         if self._rule == "first":
-            return tuple(ops.picked(dx, place, self.over) for place in located)
-        hits = self._hits(self._ranked(x), measured)
-        return tuple(
-            # At 0 an end has half of the gradient, as in `jnp.maximum`.
-            ops.shared(dx, hit, count, self.over, choose(end == 0, 0.5, 1.0) if self._rule == "near" else 1.0)
-            for end, hit, count in zip(measured, hits, located, strict=True)
-        )
+            return tuple(ops.picked(dx, place, over) for place in located)
 
-    @property
-    def slope_at_zero(self) -> bool:
-        """Whether magnitudes have the slope 1 at 0, as `jnp.abs`; else they have none."""
-        return self.ties == "near"
+        def changed(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
+            # At 0 an end has half of the gradient, as in `jnp.maximum`.
+            weight = choose(end == 0, 0.5, 1.0) if near else 1.0
+            return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (
+                weight / jnp.maximum(count, 1.0)
+            )
+
+        return tuple(map(changed, measured, self._hits(self._ranked(x), measured), located))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
@@ -109,14 +125,14 @@ class Ranked(Reduction):
 
     @property
     def _rule(self) -> str:
-        return self.ties or ("first" if self.over.keeps else "shared")
+        return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
 
     def _hits(self, ranked: Tensors, measured: Any) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
         if self._rule != "near":
             return [each(lambda x, end=end: x == end, ranked) for end in measured]
         ends = zip((operator.ge, operator.le), measured, strict=False)
-        return [each(lambda x, by=by, end=end: by(x, end * ops.ALMOST), ranked) for by, end in ends]
+        return [each(lambda x, by=by, end=end: by(x, end * ALMOST), ranked) for by, end in ends]
 
 
 @lru_cache(maxsize=1024)
@@ -124,18 +140,8 @@ def _ranks(stat: Ranked, count: int) -> tuple[int, ...]:
     return stat.ranks(count)
 
 
-class _LargestMagnitude(Ranked):
-    """Base of statistics of `max |x|`."""
-
-    of_magnitude: ClassVar[bool] = True
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """The last."""
-        return (count,)
-
-
 @dataclass(frozen=True)
-class AbsMax(_LargestMagnitude):
+class AbsMax(Ranked):
     """`factor * max |x|`.
 
     Args:
@@ -157,6 +163,7 @@ class AbsMax(_LargestMagnitude):
         Array([-0.5,  0.5,  0. ], dtype=float32)
     """
 
+    of_magnitude: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     factor: float = 1.0
@@ -228,14 +235,11 @@ class MinMax(Ranked):
     """
 
     signed: ClassVar[bool] = True
+    ends: ClassVar[tuple[str, ...]] = ("high", "low")
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     factor: float = 1.0
     ties: Any = "near"
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """The last and the first."""
-        return count, 1
 
     def measure(self, x: Tensors) -> Any:
         """Both ends, zero included."""
@@ -251,6 +255,8 @@ class MinMax(Ranked):
 class _Width(Ranked):
     """Base of widths between two ranks, zero included."""
 
+    ends: ClassVar[tuple[str, ...]] = ("high", "low")
+
     def statistic(self, measured: Any) -> jax.Array:
         """The width."""
         high, low = measured
@@ -260,6 +266,7 @@ class _Width(Ranked):
 class _LowOrZero(Ranked):
     """Base of low ends, or 0."""
 
+    ends: ClassVar[tuple[str, ...]] = ("low",)
     signed: ClassVar[bool] = True
 
     def statistic(self, measured: Any) -> jax.Array:
@@ -284,10 +291,6 @@ class AbsMinMax(_Width):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """The last and the first."""
-        return count, 1
-
 
 @dataclass(frozen=True)
 class NegativeMinOrZero(_LowOrZero):
@@ -306,13 +309,9 @@ class NegativeMinOrZero(_LowOrZero):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """The first."""
-        return (1,)
-
 
 @dataclass(frozen=True)
-class AbsMaxAve(_LargestMagnitude):
+class AbsMaxAve(Ranked):
     """The mean over channels of `max |x|`: one number.
 
     Args:
@@ -327,6 +326,7 @@ class AbsMaxAve(_LargestMagnitude):
         Array(1.75, dtype=float32)
     """
 
+    of_magnitude: ClassVar[bool] = True
     needs_axis: ClassVar[bool] = True
     stats_reduce_dim: Axes
 
@@ -336,7 +336,7 @@ class AbsMaxAve(_LargestMagnitude):
 
 
 @dataclass(frozen=True)
-class AbsMaxL2(_LargestMagnitude):
+class AbsMaxL2(Ranked):
     """`||m||_2 / sqrt(C)`, `m` the `max |x|` of each of `C` channels: one number.
 
     Args:
@@ -351,6 +351,7 @@ class AbsMaxL2(_LargestMagnitude):
         Array(3., dtype=float32)
     """
 
+    of_magnitude: ClassVar[bool] = True
     needs_axis: ClassVar[bool] = True
     stats_reduce_dim: Axes
 
@@ -386,14 +387,6 @@ class AbsPercentile(Ranked):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, high_percentile_q=check.percentile)
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """That of the percentile."""
-        return (ops.rank_high(self.high_percentile_q, count),)
-
 
 @dataclass(frozen=True)
 class InterpolatedAbsPercentile(AbsPercentile):
@@ -407,10 +400,7 @@ class InterpolatedAbsPercentile(AbsPercentile):
         Array(2.5, dtype=float32)
     """
 
-    @property
-    def slope_at_zero(self) -> bool:
-        """Yes."""
-        return True
+    slope_at_zero: ClassVar[bool] = True
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """Those of both neighbours, and of the last: nan, if there is one."""
@@ -461,14 +451,6 @@ class NegativePercentileOrZero(_LowOrZero):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, low_percentile_q=check.percentile)
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """That of the percentile."""
-        return (ops.rank_low(self.low_percentile_q, count),)
-
 
 @dataclass(frozen=True)
 class PercentileInterval(_Width):
@@ -496,13 +478,3 @@ class PercentileInterval(_Width):
     high_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, low_percentile_q=check.percentile, high_percentile_q=check.percentile)
-        ends = self.low_percentile_q, self.high_percentile_q
-        check.ordered(*ends, "PercentileInterval", ("low_percentile_q", "high_percentile_q"))
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """Those of both, the higher first."""
-        return ops.rank_high(self.high_percentile_q, count), ops.rank_low(self.low_percentile_q, count)

@@ -6,9 +6,9 @@ A range is symmetric, `[-high, high]`, or has two ends around 0.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -59,33 +59,31 @@ class RangeMethod(Protocol):
 
 
 class _OfStatistic:
-    """Base of ranges whose end, or lower and upper end, is a statistic."""
+    """Base of ranges whose end, or lower and upper end, is a statistic with the range's fields as arguments.
+
+    Attributes:
+        statistic: makes the statistic.
+        checks: of the fields.
+    """
 
     takes_cut: ClassVar[bool] = True
+    statistic: ClassVar[Callable[..., Reduction]]
+    checks: ClassVar[dict[str, check.Check]] = {"factor": check.number}
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        check.fields(self, factor=check.number)
+        check.fields(self, **self.checks)
         if self.factor <= 0:
             raise ValueError(f"{type(self).__name__}: factor must be a positive number, got {self.factor!r}")
 
-    @property
-    @abstractmethod
-    def statistic(self) -> Reduction:
-        """The statistic of a whole tensor."""
-
     def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
-        ends = _along(self.statistic, x, axes, names)
+        if isinstance(axes, Cut):
+            axes = replace(axes, spreads=True)
+        elif axes is not None:
+            axes = tuple(axes)
+        ends = self.statistic(**vars(self), stats_reduce_dim=axes, keepdim=True, axis_name=names)(x)
         return ClippingRange(*reversed(ends)) if isinstance(ends, tuple) else ClippingRange(ends)
-
-
-def _along(stat: Reduction, x: jax.Array, axes: Axes | None, names: Names) -> Any:
-    """A statistic along axes, as it broadcasts against the tensor."""
-    if axes is not None:
-        axes = replace(axes, spreads=True) if isinstance(axes, Cut) else tuple(axes)
-    changes: Any = {"stats_reduce_dim": axes, "keepdim": True, "axis_name": names}
-    return replace(stat, **changes)(x)
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,8 @@ class AbsMaxRange(_OfStatistic):
         Array([[3.]], dtype=float32)
     """
 
+    statistic = staticmethod(partial(AbsMax, ties="near"))
     factor: float = 1.0
-
-    @property
-    def statistic(self) -> Reduction:
-        """See the class."""
-        return AbsMax(factor=self.factor, ties="near")
 
 
 @dataclass(frozen=True)
@@ -126,12 +120,8 @@ class RMSRange(_OfStatistic):
     Source: Qwix's `rms,factor`.
     """
 
+    statistic = RMS
     factor: float = 4.0
-
-    @property
-    def statistic(self) -> Reduction:
-        """See the class."""
-        return RMS(self.factor)
 
 
 @dataclass(frozen=True)
@@ -153,18 +143,11 @@ class AbsMeanRange(_OfStatistic):
         Array([2.], dtype=float32)
     """
 
+    statistic = AbsMean
+    checks = {"factor": check.number, "p": check.above_zero, "count_zeros": check.flag}
     factor: float = 1.0
     p: float = 1.0
     count_zeros: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, p=check.above_zero, count_zeros=check.flag)
-
-    @property
-    def statistic(self) -> Reduction:
-        """See the class."""
-        return AbsMean(self.factor, self.p, self.count_zeros)
 
 
 @dataclass(frozen=True)
@@ -185,12 +168,8 @@ class MinMaxRange(_OfStatistic):
         (Array([0.], dtype=float32), Array([3.], dtype=float32))
     """
 
+    statistic = MinMax
     factor: float = 1.0
-
-    @property
-    def statistic(self) -> Reduction:
-        """See the class."""
-        return MinMax(factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -215,10 +194,9 @@ class NonzeroRange:
         """Whether the other method takes a `Cut`."""
         return takes_cut(self.calibration)
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Any, names: Names = ()) -> ClippingRange:
         """See the class."""
-        method: Callable[..., ClippingRange] = self.calibration  # takes a `Cut` if it says so
-        found = method(x, axes, names) if names else method(x, axes)
+        found = self.calibration(x, axes, names) if names else self.calibration(x, axes)
         return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
 
 
@@ -277,17 +255,18 @@ class AbsPercentileRange(_OfStatistic):
         Array([2.], dtype=float32)
     """
 
+    checks = {"percentile": check.number}
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
-        check.fields(self, percentile=check.number)
+        super().__post_init__()
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
 
-    @property
-    def statistic(self) -> Reduction:
-        """See the class."""
-        return InterpolatedAbsPercentile(self.percentile)
+    @staticmethod
+    def statistic(percentile: float, **arguments: Any) -> Reduction:
+        """The statistic of a whole tensor."""
+        return InterpolatedAbsPercentile(percentile, **arguments)
 
 
 @dataclass(frozen=True)
@@ -335,7 +314,7 @@ class MSERange:
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
-        over = Over.along(axes, names)
+        over = Over(axes if isinstance(axes, Cut) else tuple(axes), names)
         whole = AbsMaxRange()(x, axes, names).high
         steps, rounded = self._grid()
 

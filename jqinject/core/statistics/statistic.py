@@ -11,6 +11,7 @@ Reducing the tensor axes behind a view's axis saves the view: a transposition, a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -64,6 +65,7 @@ class TwoPhaseStat(ABC):
         takes_cut: whether `stats_reduce_dim` may be a `Cut`: an axis in groups that cross shards, as `over` takes it.
         stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
         keepdim: whether the reduced axis is kept with size 1.
+        factor: multiplies the statistic.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
             the statistic is then that of the whole tensor. Otherwise, each shard has its own.
     """
@@ -73,6 +75,7 @@ class TwoPhaseStat(ABC):
     takes_cut: ClassVar[bool] = True
     stats_reduce_dim: Axes
     keepdim: Any = False
+    factor: Any = 1.0
     axis_name: Any = None
 
     @cached_property
@@ -106,30 +109,39 @@ class TwoPhaseStat(ABC):
     def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
         """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`."""
 
-    def finished(self, reduced: jax.Array) -> jax.Array:
-        """What `over` reduced, without the reduced axis unless `keepdim`; of groups, one number for each."""
-        return finish(reduced, self.stats_reduce_dim, self.keepdim)
+    def finished(self, reduced: Any) -> jax.Array:
+        """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
+        number for each.
+        """
+        (found,) = jax.tree.leaves(reduced)
+        if self.factor != 1:
+            found = self.factor * found
+        axes = self.stats_reduce_dim
+        if axes is None or (self.keepdim and not isinstance(axes, Cut)):
+            return found
+        return finish(found, axes, self.keepdim)
 
     def along(self, axes: Axes) -> TwoPhaseStat:
         """The statistic over other axes, up to its shape."""
         kept = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
         return replace(cast(Any, self), stats_reduce_dim=axes, **kept)
 
-    def measured(self, x: Tensors) -> Any:
-        """The measurement, as a differentiable function of `x`."""
-        return _measured(self, not_empty(x, self.stats_reduce_dim))
+    def measured(self, x: Tensors, active: jax.Array | None = None, detached: bool = False) -> Any:
+        """The measurement, as a differentiable function of `x` unless `detached`.
+
+        If `active` is given and false, they are arbitrary numbers, at no cost.
+        """
+        if isinstance(x, tuple):
+            x = tuple(part.astype(jnp.float32) for part in x if part.size) or x[0]
+        first = x[0] if isinstance(x, tuple) else (x := jnp.asarray(x, jnp.float32))
+        shape = _least_shape(self.stats_reduce_dim, first.shape)
+        if shape != first.shape:
+            x = jnp.zeros(shape, jnp.float32)
+        return self.measure(x) if detached else _measured(self, x, active)
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`, float32."""
-        return self.statistic(_measured(self, not_empty(x, self.stats_reduce_dim)))
-
-    def detached(self, x: jax.Array) -> jax.Array:
-        """The statistic of `x` without gradient."""
-        return self.statistic(self.measure(not_empty(x, self.stats_reduce_dim)))
-
-    def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
-        """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
-        return self.statistic(_gated(self, not_empty(x, self.stats_reduce_dim), active))
+        return self.statistic(self.measured(x))
 
 
 @dataclass(frozen=True)
@@ -138,54 +150,34 @@ class Reduction(TwoPhaseStat):
 
     Attributes:
         needs_axis: whether it works over channels, not over a whole tensor.
-        factor: multiplies the statistic.
     """
 
     takes_several: ClassVar[bool] = True
     needs_axis: ClassVar[bool] = False
-    factor = 1.0
     axis_name: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
         if self.needs_axis and self.stats_reduce_dim is None:
             raise ValueError(
-                f"{where} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
+                f"{type(self).__name__} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
                 "For one statistic of the whole tensor use AbsMax or AbsAve."
             )
         check.fields(self, keepdim=check.flag, factor=check.above_zero)
 
-    def statistic(self, measured: Any) -> jax.Array:
-        """What was measured, if that is one array."""
-        return self.finished(*jax.tree.leaves(measured))
-
-    def finished(self, reduced: jax.Array) -> jax.Array:
-        """See `TwoPhaseStat`; times the factor."""
-        scaled = reduced if self.factor == 1 else self.factor * reduced
-        return finish(scaled, self.stats_reduce_dim, self.keepdim)
+    statistic = TwoPhaseStat.finished
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _measured(stat: TwoPhaseStat, x: Tensors) -> Any:
-    return stat.measure(x)
+def _measured(stat: TwoPhaseStat, x: Tensors, active: jax.Array | None) -> Any:
+    return stat.measure(x) if active is None else _where_active(active, stat.measure, x)
 
 
 @_measured.defjvp
 def _(stat, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    measured = _measured(stat, x)
-    return measured, stat.change(dx, x, measured, stat.locate(x, measured))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _gated(stat: TwoPhaseStat, x: jax.Array, active: jax.Array) -> Any:
-    return _where_active(active, stat.measure, x)
-
-
-@_gated.defjvp
-def _(stat, primals, tangents):
     (x, active), (dx, _) = primals, tangents
-    measured = _gated(stat, x, active)
+    measured = _measured(stat, x, active)
+    if active is None:
+        return measured, stat.change(dx, x, measured, stat.locate(x, measured))
     return measured, stat.change(dx, x, measured, _where_active(active, stat.locate, x, measured))
 
 
@@ -193,7 +185,8 @@ def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: A
     """The function's result if `active`, else zeros."""
     shapes = jax.eval_shape(function, *arguments)
     check_same_places(shapes, active)
-    return jax.lax.cond(active, function, lambda *_: _zeros(shapes), *arguments)
+    idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.cond(active, function, lambda *_: idle, *arguments)
 
 
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
@@ -203,33 +196,23 @@ def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 
-def not_empty(x: Any, axis: Axes) -> Any:
-    """Tensors as float32, padded with a zero where a statistic would have no elements."""
-    if isinstance(x, tuple):
-        filled = tuple(part for part in x if part.size) or x[:1]
-        return tuple(not_empty(part, axis) for part in filled)
-    x = jnp.asarray(x).astype(jnp.float32)
+@lru_cache(maxsize=1024)
+def _least_shape(axis: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor, or of the zeros in its place where a statistic would have no elements."""
     if axis is None:
-        return x if x.size else jnp.zeros((1,), jnp.float32)
+        return shape if math.prod(shape) else (1,)
     if isinstance(axis, Cut):
-        return x
+        return shape
     axes = axis if isinstance(axis, tuple) else (axis,)
-    if axes and not -x.ndim <= min(axes) <= max(axes) < x.ndim:
+    if axes and not -len(shape) <= min(axes) <= max(axes) < len(shape):
         raise ValueError(
-            f"stats_reduce_dim={axis} is not an axis of the viewed tensor of shape {x.shape}. Over "
-            "the whole tensor "
+            f"stats_reduce_dim={axis} is not an axis of the viewed tensor of shape {shape}. Over the whole tensor "
             "use stats_reduce_dim=None; over channels a view that keeps them, such as OverOutputChannelView."
         )
-    if x.size:
-        return x
-    reduced = {each % x.ndim for each in axes}
-    if all(x.shape[each] for each in reduced):
-        return x
-    return jnp.zeros([1 if place in reduced else size for place, size in enumerate(x.shape)], jnp.float32)
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    reduced = {place % len(shape) for place in axes}
+    if all(shape[place] for place in reduced):
+        return shape
+    return tuple(1 if place in reduced else size for place, size in enumerate(shape))
 
 
 @dataclass(frozen=True)
@@ -318,14 +301,14 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
 
 @lru_cache(maxsize=1024)
 def as_it_lies(stat: Any, view: View, shape: tuple[int, ...]) -> Any:
-    """A statistic of the tensor equal to `stat` of its view; None if the view is needed.
+    """A statistic of the tensor equal to `stat` of its view; None if the view is needed, or zeros are for the tensor.
 
     Args:
         stat: the statistic: a value.
         view: the view: a value.
         shape: of the tensor.
     """
-    axes = reduced_axes(view, stat.stats_reduce_dim, shape) if takes_axes(stat) else None
+    axes = reduced_axes(view, stat.stats_reduce_dim, shape) if takes_axes(stat) and math.prod(shape) else None
     if axes is None:
         return None
     return stat if stat.stats_reduce_dim in (None, axes) else stat.along(axes)
@@ -435,39 +418,26 @@ def _told(stat: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> 
     return told_if_gathered(x, axes, message)
 
 
-def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool = True) -> jax.Array:
+def statistic_of(
+    stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool = True, active: Any = None
+) -> jax.Array:
     """`stat(view(x))`, up to its shape.
 
     Args:
-        stat: the statistic; not a searched one.
+        stat: the statistic, not a searched one; a `TwoPhaseStat` leaves no gradient computation behind when idle.
         view: the view.
         x: the tensor, float32, or several with a common statistic.
         join: the axis along which several views are joined.
         of_parameter: see `in_place`.
+        active: bool scalar, traced or not: if false, the result is an arbitrary number, computed at no cost.
     """
-    if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and not isinstance(x, tuple):
-        direct = as_it_lies(stat, view, x.shape)
-        if direct is not None:
-            return direct(x)
-        return stat(view(x if takes_axes(stat) else _told_of_view(stat, view, x, of_parameter)))
+    if active is not None and not isinstance(active, jax.core.Tracer) and bool(active):
+        active = None
+    if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and isinstance(x, jax.Array):
+        lies = as_it_lies(stat, view, x.shape)
+        if lies is not None:
+            return lies.statistic(_measured(lies, x, active))
     stat, x = in_place(stat, view, x, join, of_parameter)
-    return stat(x)
-
-
-def gated_statistic_of(stat: Any, view: Any, x: jax.Array, active: jax.Array) -> jax.Array:
-    """`statistic_of(stat, view, x)` if `active`, else an arbitrary number; computed only if needed.
-
-    Args:
-        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind.
-        view: the view.
-        x: the tensor, float32.
-        active: bool scalar, traced or not.
-    """
-    if not isinstance(active, jax.core.Tracer) and bool(active):
-        return statistic_of(stat, view, x, of_parameter=False)
-    stat, x = in_place(stat, view, x, of_parameter=False)
     if isinstance(stat, TwoPhaseStat):
-        return stat.gated(x, active)
-    shape = jax.eval_shape(stat, x)
-    check_same_places(shape, active)
-    return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)
+        return stat.statistic(stat.measured(x, active))
+    return stat(x) if active is None else _where_active(active, stat, x)

@@ -59,7 +59,7 @@ def ties_as_torch() -> Iterator[None]:
     ours = percentiles._place
 
     def place(x: jax.Array, value: jax.Array, k: int, over: Over) -> jax.Array:
-        if over.keeps:
+        if over.axes is not None:
             return ours(x, value, k, over)
 
         def theirs(array: jax.Array) -> np.ndarray:
