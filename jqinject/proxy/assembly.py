@@ -140,7 +140,8 @@ def build_stacked(
     if "plain" in made:
         return made["plain"]
     quantizer = nnx.merge(made["graphdef"], stacked)
-    _reconnect(quantizer, made["foreign"], layers)
+    for path, source in made["foreign"].items():
+        _set(walk(quantizer, path[:-1]), path[-1], walk(layers, source))
     return quantizer
 
 
@@ -164,11 +165,6 @@ def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple
             if isinstance(child, nnx.Variable):
                 owned.setdefault(id(child), (index, name))
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
-
-
-def _reconnect(quantizer: nnx.Module, foreign: dict[tuple[Any, ...], tuple[Any, ...]], layers: Any) -> None:
-    for path, source in foreign.items():
-        _set(walk(quantizer, path[:-1]), path[-1], walk(layers, source))
 
 
 def walk(node: Any, path: tuple[Any, ...]) -> Any:
@@ -308,7 +304,7 @@ def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
 
     def own(quantizer: Any) -> dict[tuple[Any, ...], tuple[int, ...]]:
         found = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
-        learned = {path: v for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed}
-        return {path: v.get_value().shape for path, v in learned.items()}
+        learned = (path for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed)
+        return {path: found[path].get_value().shape for path in learned}
 
     return own(old) == own(new)

@@ -314,7 +314,9 @@ class QuantProxyFromInjector(Answers):
                 found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
             elif self.use_running_average and not more:
                 # Serving may contract what was rounded; training contracts floats.
-                found = traced_once(quantizer, x) if isinstance(x, jax.core.Tracer) else None
+                is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
+                if is_value and isinstance(x, jax.core.Tracer):
+                    found = traced_once(quantizer, x)
                 quantizer = getattr(quantizer, "keeping_payload", quantizer)
             made = self._pack(quantizer(x, *more) if found is None else found)
             plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
@@ -354,25 +356,17 @@ class QuantProxyFromInjector(Answers):
 QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
 
 
-def traced_once(quantizer: Any, x: Any) -> Quantized | None:
-    """What a quantizer, which keeps payloads if it can, returns for a tensor of a program that is being traced.
+@partial(jax.jit, static_argnums=0, inline=True)
+def traced_once(quantizer: Any, x: jax.Array) -> Quantized | None:
+    """What a quantizer without state, which keeps payloads if it can, returns for a tensor of a program being traced.
 
-    None if it has state, the tensor is concrete, or the result has numbers that are known before the program runs. A
-    model traces its quantizers hundreds of times, each about a millisecond; the equations are the same, and JAX
-    inlines them.
+    None if the result has numbers that are known before the program runs. A model traces its quantizers hundreds of
+    times, each about a millisecond; the equations are the same, and JAX inlines them.
 
     Args:
-        quantizer: the quantizer.
+        quantizer: the quantizer, a value.
         x: a float array.
     """
-    is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
-    return _traced(quantizer, x) if is_value and isinstance(x, jax.core.Tracer) else None
-
-
-@partial(jax.jit, static_argnums=0, inline=True)
-def _traced(quantizer: Any, x: jax.Array) -> Quantized | None:
     result = getattr(quantizer, "keeping_payload", quantizer)(x)
-    traced = isinstance(result, Quantized) and all(
-        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)
-    )
-    return result if traced else None
+    leaves = jax.tree.leaves(result) if isinstance(result, Quantized) else [None]
+    return result if all(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None

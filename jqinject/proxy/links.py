@@ -94,11 +94,10 @@ def known_layers(proxy: Any) -> tuple[Any, ...]:
 
 def first_parameters(proxy: Any) -> Any:
     """What has the weight and bias of the first layer of `proxy`: the layer, or what is remembered of a lost one."""
-    known = linked_layers(proxy)
-    if known and len(known) >= proxy.served_layers:
-        return known[0]
     links = LINKS.get(proxy)
-    return links.parameters if links is not None and links.parameters is not None else known_layers(proxy)[0]
+    if links is not None and links.parameters is not None and len(linked_layers(proxy)) < proxy.served_layers:
+        return links.parameters
+    return known_layers(proxy)[0]
 
 
 def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
