@@ -296,7 +296,7 @@ class Memory(Component):
         count, held = record["counter"], record["buffer"]
         collecting = count < policy.limit
         if self.searches:
-            stat = self.stats.gated(x, collecting, task)
+            stat = self.stats.of([x], task, collecting)
         else:
             stat = statistic_of(self.stats, self.view, x, of_parameter=False, active=collecting)
         stat = stat if stat.shape == self.shape else self._shaped(stat)

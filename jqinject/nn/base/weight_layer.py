@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot import Affine, affine_of, has_integers
+from jqinject.dot import Affine, affine_of
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -23,7 +23,6 @@ from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
     as_array,
-    grouped_integers,
     is_quantized,
     on_integers,
 )
@@ -254,7 +253,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         quantized = isinstance(weight, QuantTensor)
         # Training contracts floats, which costs less than integers made anew at every step.
         floats = frozen is None and not (
-            quantized and (weight._payload is not None or not weight.grid.is_integer)
+            quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
         contraction = None if floats and self.contraction == "auto" else self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
@@ -338,8 +337,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         proxy = vars(self).get("weight_quant")
         if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
-        whole = weight.grouped if grouped_integers(weight) else weight
-        return affine_of(whole) if has_integers(whole) else None
+        return affine_of(weight.grouped if weight.is_grouped else weight)
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
