@@ -154,7 +154,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             self._assemble_for(self._known(layers), committed=False)
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """The committed scale after the weight's channels are multiplied; see `core._protocols.Rescales`."""
+        """The committed scale after the weight's channels are multiplied; see `core._protocols.Factors`."""
         assert self.record is not None, "committed"
         numbers = self.record[...]
         if "zero_point" in numbers:
