@@ -338,6 +338,7 @@ class Factors(Protocol):
         Raises:
             ValueError: channels that share a number have different factors.
         """
+        ...
 
     def check_signs(self) -> None:
         """Raise a ValueError if a factor is negative."""
