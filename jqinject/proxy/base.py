@@ -355,6 +355,29 @@ class QuantProxyFromInjector(Answers):
         found = result if isinstance(result, Quantized) else packable(result, self.tensor_quant, signed)
         return found.quant_tensor(training=not self.use_running_average)
 
+    def __call__(self, x: Any, quant_input: Any = None) -> Any:
+        """Quantize a parameter.
+
+        Args:
+            x: a weight, for instance; float, any shape.
+            quant_input: for a quantizer of weights that goes by it, the `IntQuantTensor` that the weight is contracted
+                with, or its `InputFormat`.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
+
+        Raises:
+            TypeError: the quantizer goes by the input, and this is not quantized to integers.
+            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
+        """
+        if self.tensor_quant is None or self.disable_quant:
+            return x
+        return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
+
+    def _more(self, quant_input: Any) -> tuple[Any, ...]:
+        """What the quantizer is called with beside the parameter."""
+        return ()
+
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
         quantizer, found = self.tensor_quant, None

@@ -9,7 +9,6 @@ import functools
 import inspect
 import math
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +31,7 @@ from jqinject.proxy import (
     WeightQuantProxyFromInjector,
     complete,
 )
+from jqinject.proxy.links import Links
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import on_integers
 
@@ -119,15 +119,14 @@ def _sample(proxy: Any) -> Any:
     return traced if static else proxy.sample()
 
 
-# Layers all of whose slots were read, since a call reads proxies from `vars`.
-SEEN: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
 def see(layer: Any) -> None:
-    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call."""
+    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call.
+
+    A layer that is in `LINKS` itself was seen.
+    """
     for slot in slots_of(type(layer)):
         getattr(layer, slot.name)
-    SEEN.add(layer)
+    LINKS[layer] = Links()
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class Slot:
         return held
 
     def __set__(self, layer: Any, proxy: Any) -> None:
-        SEEN.discard(layer)
+        LINKS.pop(layer, None)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
         known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
