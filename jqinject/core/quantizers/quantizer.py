@@ -83,23 +83,12 @@ class Quantized:
         return self.grid.bit_width
 
     def __iter__(self) -> Iterator[Any]:
-<<<<<<< HEAD
         form, numbers = self.grid, (self.value, self.scale, _shown(self.zero_point))
-        if isinstance(form, FloatGrid):
+        if form.is_minifloat:
             widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
             return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
         pre = () if self.pre_scale is None else (self.pre_scale, _shown(self.pre_zero_point))
         return iter((*numbers, self.bit_width, *pre))
-=======
-        form, pre = self.grid, self.pre_scale
-        numbers = (self.value, self.scale, _shown(self.zero_point))
-        if not form.is_minifloat:
-            return iter(
-                (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
-            )
-        widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
-        return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
->>>>>>> main
 
     def quant_tensor(self, *, training: bool) -> Any:
         """The tensor that flows between layers.
@@ -113,18 +102,12 @@ class Quantized:
         grid = self.grid
         if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
-<<<<<<< HEAD
-        if not isinstance(grid, FloatGrid):
+        if not grid.is_minifloat:
             bits, numbers = grid.bit_width, (self.value, self.scale, self.zero_point)
             if type(bits) is not int:
                 return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
             plain = int_grid(bits, grid.signed)
             return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
-=======
-        if not grid.is_minifloat:
-            form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
->>>>>>> main
         if self.levels is not None:
             return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
         return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)

@@ -10,7 +10,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -88,7 +88,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
     size, dim = proxy.quant_metadata.group_size, proxy.quant_metadata.group_dim
     # Groups without padding are refused where they do not fill the axis.
     padded = getattr(getattr(proxy.tensor_quant, "input_view_impl", None), "group_padding", True)
-    if len(summed) < 2 or not padded:
+    if size is None or dim is None or len(summed) < 2 or not padded:
         return
     shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
     axis = dim % len(shape)
@@ -145,7 +145,8 @@ class Slot:
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
-        argument: the argument of the layer; if empty, it is called as the attribute.
+        keyword: the argument of the layer; empty if it is called as the attribute.
+        argument: the argument of the layer.
     """
 
     name: str
@@ -153,10 +154,11 @@ class Slot:
     proxy_class: type[QuantProxyFromInjector]
     what: str
     of_parameter: bool = False
-    argument: str = ""
+    keyword: str = ""
+    argument: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "argument", self.argument or self.name)
+        object.__setattr__(self, "argument", self.keyword or self.name)
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
@@ -188,7 +190,7 @@ class Slot:
 
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
-        return replace(self, name=name)
+        return replace(self, name=name, keyword=self.argument)
 
 
 WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
@@ -320,7 +322,7 @@ def make_proxy(
     )
     make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
     proxy = make(offered=offered)
-    if slot is WEIGHT and proxy.group_size is not None:
+    if slot is WEIGHT and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
