@@ -127,12 +127,8 @@ from jqinject.core.statistics.extremes import AbsMax as AbsMax
 from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2
 from jqinject.core.statistics.extremes import AbsMinMax as AbsMinMax
-from jqinject.core.statistics.extremes import AbsPercentile as AbsPercentile
-from jqinject.core.statistics.extremes import InterpolatedAbsPercentile as InterpolatedAbsPercentile
 from jqinject.core.statistics.extremes import MinMax as MinMax
 from jqinject.core.statistics.extremes import NegativeMinOrZero as NegativeMinOrZero
-from jqinject.core.statistics.extremes import NegativePercentileOrZero as NegativePercentileOrZero
-from jqinject.core.statistics.extremes import PercentileInterval as PercentileInterval
 from jqinject.core.statistics.extremes import SignedAbsMax as SignedAbsMax
 from jqinject.core.statistics.half_quadratic import HalfQuadraticOptimizerScale as HalfQuadraticOptimizerScale
 from jqinject.core.statistics.half_quadratic import (
@@ -146,6 +142,10 @@ from jqinject.core.statistics.means import L2Norm as L2Norm
 from jqinject.core.statistics.means import MeanLearnedSigmaStd as MeanLearnedSigmaStd
 from jqinject.core.statistics.means import MeanSigmaStd as MeanSigmaStd
 from jqinject.core.statistics.means import SigmaStd as SigmaStd
+from jqinject.core.statistics.percentiles import AbsPercentile as AbsPercentile
+from jqinject.core.statistics.percentiles import InterpolatedAbsPercentile as InterpolatedAbsPercentile
+from jqinject.core.statistics.percentiles import NegativePercentileOrZero as NegativePercentileOrZero
+from jqinject.core.statistics.percentiles import PercentileInterval as PercentileInterval
 from jqinject.core.statistics.ranges import AbsMaxRange as AbsMaxRange
 from jqinject.core.statistics.ranges import AbsMeanRange as AbsMeanRange
 from jqinject.core.statistics.ranges import AbsPercentileRange as AbsPercentileRange

@@ -23,6 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from inspect import unwrap
 from typing import Any, ClassVar
 
 import jax
@@ -76,19 +77,22 @@ class FloorSte(_StraightThrough):
 class RoundToZeroSte(_StraightThrough):
     """Round towards zero. See `jqinject.ops.round_to_zero_ste`."""
 
-    elementwise, _rounded = staticmethod(ste.toward_zero), staticmethod(ste.round_to_zero_ste)
+    elementwise, _rounded = staticmethod(unwrap(ste.round_to_zero_ste)), staticmethod(ste.round_to_zero_ste)
 
 
 class DPURoundSte(_StraightThrough):
     """Round to nearest; ties of negative numbers go up. See `jqinject.ops.dpu_round_ste`."""
 
-    elementwise, _rounded = staticmethod(ste.nearest_ties_up_below_zero), staticmethod(ste.dpu_round_ste)
+    elementwise, _rounded = staticmethod(unwrap(ste.dpu_round_ste)), staticmethod(ste.dpu_round_ste)
 
 
 class RoundHalfToZeroSte(_StraightThrough):
     """Round to nearest; ties go to the integer nearer to zero. See `jqinject.ops.round_half_to_zero_ste`."""
 
-    elementwise, _rounded = staticmethod(ste.nearest_ties_to_zero), staticmethod(ste.round_half_to_zero_ste)
+    elementwise, _rounded = (
+        staticmethod(unwrap(ste.round_half_to_zero_ste)),
+        staticmethod(ste.round_half_to_zero_ste),
+    )
 
 
 def _set_view(self: Any, deterministic: bool | None = None) -> None:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
-from jqinject.core.clamp import TensorClamp, largest_float
+from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import Component, component
+from jqinject.ops.minifloat import max_float
 from jqinject.ops.power import exp2, max_int, min_int
 
 
@@ -157,7 +158,7 @@ class FloatScaling:
 
     def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
         """A Python float for constant widths, else a float32 array."""
-        return largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        return max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from jqinject.ops.float8_cast import (
     round_up_exponent,
     scale_of_exponent,
 )
-from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
@@ -240,8 +239,8 @@ class QuantRestrictValue(Unchanged, Component):
         result: Any = self.restrict_value_float_to_int_impl(x)
         value, scale, *_ = result
         grid = getattr(result, "grid", None)
-        if isinstance(grid, FloatGrid):  # the smallest positive minifloat
-            scale = scale * exp2(jnp.asarray(1 - grid.exponent_bias - grid.mantissa_bit_width, jnp.float32))
+        if grid is not None and grid.is_minifloat:
+            scale = scale * grid.smallest_subnormal
         if value.ndim != x.ndim:
             scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
             value = ungrouped(value, x)
