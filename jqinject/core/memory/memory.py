@@ -296,7 +296,7 @@ class Memory(Component):
         count, held = record["counter"], record["buffer"]
         collecting = count < policy.limit
         if self.searches:
-            stat = self.stats.gated(x, collecting, task)
+            stat = self.stats.of([x], task, collecting)
         else:
             stat = statistic_of(self.stats, self.view, x, of_parameter=False, active=collecting)
         stat = stat if stat.shape == self.shape else self._shaped(stat)
@@ -360,7 +360,7 @@ class Memory(Component):
         self.record.set_value({"counter": over, "buffer": stored})
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`."""
+        """See `Factors`."""
         if self._averages:
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:

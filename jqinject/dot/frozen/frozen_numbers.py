@@ -24,7 +24,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import Codebook, FloatGrid
+from jqinject.ops import FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
 from jqinject.quant_tensor import (
@@ -39,7 +39,6 @@ from jqinject.quant_tensor import (
     on_table,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
-from jqinject.quant_tensor.public_tensors import int_grid
 
 Numbers = Mapping[str, jax.Array]
 
@@ -140,9 +139,8 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
     if cut is not None:
         scale, zero = cut.spread(scale, payload), None if zero is None else cut.spread(zero, payload)
     if kind is None:
-        grid = int_grid(form.bit_width, form.signed)
-        tensor: Any = IntQuantTensor.stored(payload, scale, zero, grid, form.value_dtype)
-    elif isinstance(kind, Codebook):
+        tensor: Any = IntQuantTensor.stored(payload, scale, zero, form.grid, form.value_dtype)
+    elif kind.is_table:
         tensor = CodebookQuantTensor.from_codes(payload, scale, kind, dtype=form.value_dtype)
     elif payload.dtype == kind.dtype:
         exact = FloatGrid.of_dtype(payload.dtype)
@@ -175,7 +173,10 @@ def integers_of(
     sums = numbers.get("sums")
     known = summed is None or {*summed} == {*form.stored.summed}
     zero = whole.zero_point if "zero_point" in numbers else None
-    packed = numbers["value"] if form.stored.packed_bits == 4 and stores_last(form, summed) else None
+    grid = form.stored.grid
+    packed = (
+        numbers["value"] if grid is not None and grid.packed_bits == 4 and stores_last(form, summed) else None
+    )
     return Affine(whole.payload, whole.scale, zero, sums if known else None, packed)
 
 
@@ -213,8 +214,7 @@ class StoredParts(NamedTuple):
 def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
     """Payload, scale, zero point and factor as stored, except for packing and the order of axes; `form` is fitted."""
     stored, value, scale = form.stored, numbers["value"], numbers["scale"]
-    whole_bytes = stored.packed_bits is None
-    payload = jax.lax.transpose(value, stored.back) if whole_bytes else stored.payload(value)
+    payload = jax.lax.transpose(value, stored.back) if stored.grid is None else stored.payload(value)
     factor = numbers.get("scale_factor")
     if factor is not None:
         factor = factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
