@@ -14,9 +14,8 @@ from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
-from jqinject.quant_tensor.array_methods import ArrayMethods, attribute
+from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
 from jqinject.quant_tensor.group_layout import Layout
-from jqinject.quant_tensor.questions import as_array
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
 _SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
@@ -66,7 +65,6 @@ class TensorFields(ArrayMethods):
     partner: ClassVar[Any] = None
     is_grouped: ClassVar[bool] = False
     group_size: Any = None
-    kind: ClassVar[str] = ""
 
     _array: Any  # the value as the layout has it, or the payload of a stored tensor
     _layout: Any
