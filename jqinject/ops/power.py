@@ -1,7 +1,5 @@
 """Powers, logarithms and quotients that are exact where they can be; ranges of integers.
 
-Functions that run as one program when called eagerly.
-
 Arithmetic that gives the same numbers in every program.
 
 Powers of two and logarithms are exact if the true result is representable, unlike `jnp.exp2`, `jnp.log2`. Quotients are
@@ -22,10 +20,9 @@ A sum in a fixed order of additions, so that its rounding is the same everywhere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from operator import add
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.core
@@ -34,32 +31,11 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
+from jqinject.ops.clamp import quotient
+from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_beside
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Width = TypeVar("Width", bound=int | jax.Array)
-
-
-def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: compile a function as a whole when it is called eagerly; in a trace it is inlined.
-
-    Eager JAX compiles a program for each operation and shape, about 20 ms each: building and first calling a
-    quantizer of a hundred operations takes seconds without this.
-
-    Args:
-        static: names of the arguments that are not arrays; they must be hashable. The function returns a pytree of
-            arrays.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> @one_program()
-        ... def above(x):
-        ...     return jnp.abs(x) + 1
-        >>> above(jnp.float32(-2)), str(jax.make_jaxpr(above)(1.0).eqns[0].primitive)
-        (Array(3., dtype=float32), 'abs')
-    """
-    return cast(Any, partial(jax.jit, inline=True, static_argnames=static))
 
 
 _LN2 = math.log(2.0)
@@ -69,7 +45,7 @@ def _float32(x: ArrayLike) -> jax.Array:
     return jnp.asarray(x, dtype=jnp.float32)
 
 
-def _integer_power(exponent: jax.Array) -> jax.Array:
+def integer_power(exponent: jax.Array) -> jax.Array:
     """`2**exponent` for int32 exponents in [-126, 127], by writing the exponent bits."""
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
@@ -82,7 +58,7 @@ def _exp2(x: jax.Array) -> jax.Array:
     fraction = jnp.exp2(bounded - whole)
     exponent = jnp.clip(whole, -252.0, 254.0).astype(jnp.int32)
     half = exponent // 2
-    return fraction * _integer_power(half) * _integer_power(exponent - half)
+    return fraction * integer_power(half) * integer_power(exponent - half)
 
 
 @_exp2.defjvp
@@ -216,7 +192,13 @@ def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     return divide(x, divisor) if divisor.size == x.size else x * divide(jnp.float32(1.0), divisor)
 
 
-def _power(exponent: Any) -> Any:
+def power(exponent: Any) -> Any:
+    """`2**exponent`: a Python number of an int, else float32; see `exp2`.
+
+    Example:
+        >>> power(3), power(-1), power(jnp.float32(0))
+        (8, 0.5, Array(1., dtype=float32))
+    """
     return 2**exponent if isinstance(exponent, int) else exp2(exponent)
 
 
@@ -237,8 +219,8 @@ def max_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
         (127, 255, 254)
     """
     if signed:
-        return _power(bit_width - 1) - 1
-    return _power(bit_width) - (2 if narrow_range else 1)
+        return power(bit_width - 1) - 1
+    return power(bit_width) - (2 if narrow_range else 1)
 
 
 def min_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
@@ -257,7 +239,7 @@ def min_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
         (-127, -128, 0)
     """
     if signed:
-        return -_power(bit_width - 1) + (1 if narrow_range else 0)
+        return -power(bit_width - 1) + (1 if narrow_range else 0)
     return cast(Any, 0 if isinstance(bit_width, int) else jnp.zeros_like(bit_width))
 
 
@@ -304,20 +286,3 @@ def _levels(rows: jax.Array) -> jax.Array:
         return total
     steps = jnp.swapaxes(rows[: blocks * STEP].reshape(blocks, STEP, ROWS, LANES), 0, 1)
     return total + _levels(reduce(add, steps, jnp.zeros((blocks, ROWS, LANES), rows.dtype)))
-
-
-def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
-
-    Args:
-        x: a float32 array.
-        divisor: a float32 number or array that broadcasts with `x`, not 0.
-
-    Example:
-        >>> quotient(jnp.float32(254.0), jnp.float32(127))
-        Array(2., dtype=float32)
-    """
-    # The divisor for every number, nan for nan.
-    if divisor.ndim == 0:
-        return x / jax.lax.clamp(divisor, x, divisor)
-    return x / jnp.maximum(jnp.minimum(x, divisor), divisor)

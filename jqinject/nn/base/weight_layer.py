@@ -16,9 +16,9 @@ from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, SEEN, check_input_for_weight, hold_proxies, input_format, see
+from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format, see
 from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
-from jqinject.proxy import InputFormat, stack_of
+from jqinject.proxy import LINKS, InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -169,7 +169,7 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
-        if self not in SEEN:
+        if self not in LINKS:
             see(self)
         weight, proxy = getattr(self, self.weight_name)[...], vars(self).get("weight_quant")
         if proxy is None:
@@ -240,7 +240,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in SEEN:
+        if self not in LINKS:
             see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
@@ -334,7 +334,7 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def _made_integers(self, weight: Any) -> Affine | None:
         """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
-        proxy = self.weight_quant
+        proxy = vars(self).get("weight_quant")
         if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
         return affine_of(weight.grouped if weight.is_grouped else weight)
