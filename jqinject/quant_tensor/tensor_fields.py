@@ -277,13 +277,11 @@ class TensorFields(ArrayMethods):
         head = f"{grid_name(grid)}, {self.dtype.name}{list(self.shape)}, scale={brief(self.scale)}"
         options: dict[str, Any] = {}
         if grid.is_integer:
-            training = ", training" if self.training else ""
-            head += f", zero_point={brief(self.zero_point)}{training},\n "
+            head += f", zero_point={brief(self.zero_point)}" + ", training" * self.training
             options = {"precision": 6, "separator": ", ", "edgeitems": 2, "prefix": "  value="}
-        else:
-            head += ","
         body = hidden(self.value) or np.array2string(np.asarray(self.value), threshold=20, **options)
-        return f"{name}({head} value={body})"
+        separator = ",\n " if grid.is_integer else ","
+        return f"{name}({head}{separator} value={body})"
 
 
 def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
