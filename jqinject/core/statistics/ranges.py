@@ -22,7 +22,7 @@ from jqinject.core.statistics.means import RMS, AbsMean
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops.cut import Cut
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.minifloat import to_float_grid
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import Names
@@ -334,13 +334,12 @@ class MSERange:
         """The steps to the end of the range, and how numbers in steps are rounded."""
         if self.q_dtype is not None:
             form = FloatGrid.of_dtype(self.q_dtype)
-            largest, widths = form.largest, (form.mantissa_bit_width, form.exponent_bias)
-            return largest, lambda x: jnp.clip(to_float_grid(x, *widths, jnp.round), -largest, largest)
-        edge = 2.0 ** (self.bit_width - 1)
-        lowest, highest = self.narrow_range - edge, edge - 1
-        steps = self.range_steps or edge - 0.5
+            return form.largest, form.round
+        grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
+        lowest, highest = grid.bounds
+        steps = self.range_steps or highest + 0.5
         if self.preserve_zero:
-            return steps, lambda x: jnp.clip(jnp.round(x), lowest, highest)
+            return steps, grid.round
         return steps, lambda x: jnp.clip(2.0 * jnp.floor(0.5 * x) + 1.0, lowest, highest)
 
     def _tried(self) -> jax.Array:
