@@ -20,7 +20,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.power import one_program
+from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_as, varying_with
 from jqinject.ops.ste import with_gradient_of
 
@@ -215,19 +215,11 @@ def _within(compute: Compute, to_range: bool, x: jax.Array, ends: Any, others: A
 def _within_jvp(compute: Compute, to_range: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, ends, _ = primals
     value = _within(compute, to_range, *primals)
-    dx, dends = (jax.tree.map(_given, t, is_leaf=_is_zero) for t in tangents[:2])
+    dx, *dends = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], *tangents[1]))
     change = jax.checkpoint(partial(_change, to_range))(
-        x, ends, dx, dends if to_range else (None,) * len(dends)
+        x, ends, dx, dends if to_range else [None] * len(dends)
     )
     return value, change_beside(change, value)
-
-
-def _is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, SymbolicZero)
-
-
-def _given(tangent: Any) -> Any:
-    return None if _is_zero(tangent) else tangent
 
 
 def _change(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax.Array:
@@ -309,3 +301,17 @@ def change_beside(change: jax.Array, made: Any) -> Any:
         made: the value, or both.
     """
     return (change, jax.custom_derivatives.zero_from_primal(made[1])) if isinstance(made, tuple) else change
+
+
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float32 array.
+        divisor: a float32 number or array that broadcasts with `x`, not 0.
+
+    Example:
+        >>> quotient(jnp.float32(254.0), jnp.float32(127))
+        Array(2., dtype=float32)
+    """
+    return x / bounded(x, divisor, divisor)  # the divisor for every number, nan for nan

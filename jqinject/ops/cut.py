@@ -203,16 +203,18 @@ class Cut:
         return jnp.take(x, group_of, axis=self.axis, mode="clip")
 
     def _found(self, reduction: Any, x: jax.Array) -> jax.Array:
-        return by_compiler(partial(self._combined, reduction), x, x, self.axis)
-
-    def _combined(self, reduction: Any, x: jax.Array) -> jax.Array:
+        """What is found of each group, in place of the groups' elements."""
         axis, length = self.axis, x.shape[self.axis]
-        if self.piece > 1:
-            shape = (*x.shape[:axis], length // self.piece, self.piece, *x.shape[axis + 1 :])
-            x = reduction(x.reshape(shape), axis=axis + 1)
         group_of = np.arange(length // self.piece) // (self.size // self.piece)
-        first = jnp.moveaxis(x, axis, 0)
-        return jnp.moveaxis(COMBINED[reduction](first, group_of, -(-length // self.size)), 0, axis)
+
+        def combined(x: jax.Array) -> jax.Array:
+            if self.piece > 1:
+                shape = (*x.shape[:axis], length // self.piece, self.piece, *x.shape[axis + 1 :])
+                x = reduction(x.reshape(shape), axis=axis + 1)
+            first = jnp.moveaxis(x, axis, 0)
+            return jnp.moveaxis(COMBINED[reduction](first, group_of, -(-length // self.size)), 0, axis)
+
+        return by_compiler(combined, x, x, axis)
 
     def _repeated(self, found: jax.Array, like: jax.Array) -> jax.Array:
         group_of = np.arange(like.shape[self.axis]) // self.size

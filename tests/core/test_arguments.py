@@ -12,13 +12,14 @@ import jqinject.core
 import jqinject.dot.geometry.tiles
 from jqinject import core
 from jqinject.core import views, zero_point
-from jqinject.core.statistics import extremes, half_quadratic, means, search
+from jqinject.core.statistics import extremes, half_quadratic, means, percentiles, search
 
 ROOMS = (
     jqinject.core,
     extremes,
     half_quadratic,
     means,
+    percentiles,
     search,
     views,
     zero_point,

@@ -110,7 +110,6 @@ class FloorExponent:
         return floor_exponent(amax, largest)
 
 
-@dataclass(frozen=True)
 class CeilExponent(FloorExponent):
     """`ceil(log2 amax) - emax`."""
 
@@ -137,7 +136,6 @@ class EvenExponent(FloorExponent):
         return even_exponent(amax, largest, self.mantissa_bit_width)
 
 
-@dataclass(frozen=True)
 class RoundUpExponent(FloorExponent):
     """`ceil(log2(amax / largest))`: the least with which nothing is clamped."""
 
@@ -172,7 +170,7 @@ class SharedExponentScaling(Dynamic):
         [[1.0], [2.0]]
     """
 
-    scale_dtype = POWERS_OF_TWO
+    scale_dtype = POWERS_OF_TWO  # type: ignore[assignment]
     input_view_impl: View
     scaling_stats_impl: Stat
     exponent_impl: FloorExponent

@@ -1,7 +1,7 @@
-"""Statistics of the ends of a tensor: largest magnitudes, minima, percentiles.
+"""Statistics of the ends of a tensor: largest magnitudes and minima.
 
 Each is made of elements of some rank: the largest of `n` is the n-th smallest. So percentiles, unless they are
-interpolated, are elements of the tensor too.
+interpolated, are elements of the tensor too (`percentiles.py`).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Ranked(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""
-        ranked, over, found = each(jnp.abs, x) if self.of_magnitude else x, self.over, []
-        count = over.count(x)
+        ranked, over = each(jnp.abs, x) if self.of_magnitude else x, self.over
+        count, found = over.count(x), []
         ends = {1: over.min, count: over.max}
         for rank in _ranks(self, count):
             found.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
@@ -91,33 +91,34 @@ class Ranked(Reduction):
 
     def locate(self, x: Tensors, measured: Any) -> Any:
         """Where they are, or how many share the gradient."""
-        ranked, over = self._ranked(x), self.over
+        over = self.over
         if self._rule == "first":
-            ends = zip(measured, self.ranks(over.count(x)), strict=True)
+            ranked = self._ranked(x)
+            ends = zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
         near = [(end == 0).astype(jnp.float32) if self._rule == "near" else None for end in measured]
-        hits = self._hits(ranked, measured)
-        return tuple(map(over.sum, each(lambda hit: hit.astype(jnp.float32), hits), near))
+        hits = each(lambda hit: hit.astype(jnp.float32), self._hits(x, measured))
+        return tuple(map(over.sum, hits, near))
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How they change."""
+        """How they change; what else was measured, behind them, stays."""
         over, near = self.over, self._rule == "near"
         if self.of_magnitude and (near or self.slope_at_zero):
             dx = each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
         elif self.of_magnitude:
             dx = ops.change_of_magnitude(x, dx)
+        fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
         if self._rule == "first":
-            return tuple(ops.picked(dx, place, over) for place in located)
+            return (*(ops.picked(dx, place, over) for place in located), *fixed)
 
         def changed(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
             weight = choose(end == 0, 0.5, 1.0) if near else 1.0
-            return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (
-                weight / jnp.maximum(count, 1.0)
-            )
+            moved = over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
+            return moved * (weight / jnp.maximum(count, 1.0))
 
-        return tuple(map(changed, measured, self._hits(self._ranked(x), measured), located))
+        return tuple(map(changed, measured, self._hits(x, measured), located))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
@@ -127,12 +128,13 @@ class Ranked(Reduction):
     def _rule(self) -> str:
         return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
 
-    def _hits(self, ranked: Tensors, measured: Any) -> list[Any]:
+    def _hits(self, x: Tensors, measured: Any) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
-        if self._rule != "near":
-            return [each(lambda x, end=end: x == end, ranked) for end in measured]
-        ends = zip((operator.ge, operator.le), measured, strict=False)
-        return [each(lambda x, by=by, end=end: by(x, end * ALMOST), ranked) for by, end in ends]
+        ranked, near = self._ranked(x), self._rule == "near"
+        ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
+        return [
+            each(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked) for by, end in ends
+        ]
 
 
 @lru_cache(maxsize=1024)
@@ -171,7 +173,7 @@ class AbsMax(Ranked):
 
 
 @dataclass(frozen=True)
-class SignedAbsMax(Reduction):
+class SignedAbsMax(Ranked):
     """`-sign(x_m) * |x_m|`, `x_m` the element of largest magnitude: the extreme lands on the smallest
     integer.
 
@@ -187,26 +189,18 @@ class SignedAbsMax(Reduction):
         Array(-3., dtype=float32)
     """
 
+    of_magnitude: ClassVar[bool] = True
     signed: ClassVar[bool] = True
+    ties = "first"
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
-        magnitude = each(jnp.abs, x)
-        largest, lowest = self.over.max(magnitude), self.over.min(x)
-        first = ops.locate(magnitude, largest, self.over) == ops.locate(x, lowest, self.over)
+        ((largest,), lowest) = super().measure(x), self.over.min(x)
+        first = ops.locate(each(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
         negative = (lowest == -largest) & first
         return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
-
-    def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where it is."""
-        return ops.locate(each(jnp.abs, x), measured[0], self.over)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes; its sign stays."""
-        change = ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
-        return change, jnp.zeros_like(measured[1])
 
     def statistic(self, measured: Any) -> jax.Array:
         """The signed largest magnitude."""
@@ -252,7 +246,7 @@ class MinMax(Ranked):
         return self.finished(low), self.finished(high)
 
 
-class _Width(Ranked):
+class Width(Ranked):
     """Base of widths between two ranks, zero included."""
 
     ends: ClassVar[tuple[str, ...]] = ("high", "low")
@@ -263,7 +257,7 @@ class _Width(Ranked):
         return self.finished(ops.magnitude(high - not_above_zero(low)))
 
 
-class _LowOrZero(Ranked):
+class LowOrZero(Ranked):
     """Base of low ends, or 0."""
 
     ends: ClassVar[tuple[str, ...]] = ("low",)
@@ -275,7 +269,7 @@ class _LowOrZero(Ranked):
 
 
 @dataclass(frozen=True)
-class AbsMinMax(_Width):
+class AbsMinMax(Width):
     """`max(x) - min(x, 0)`: the width of the range, zero included.
 
     Args:
@@ -293,7 +287,7 @@ class AbsMinMax(_Width):
 
 
 @dataclass(frozen=True)
-class NegativeMinOrZero(_LowOrZero):
+class NegativeMinOrZero(LowOrZero):
     """`min(min(x), 0)`: the zero point statistic for `AbsMinMax`.
 
     Args:
@@ -359,122 +353,3 @@ class AbsMaxL2(Ranked):
         """The norm of the channels' largest magnitudes."""
         (largest,) = measured
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
-
-
-@dataclass(frozen=True)
-class AbsPercentile(Ranked):
-    """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
-
-    Among equal elements, the first gets the gradient. Ranks below 1 become 1.
-
-    Args:
-        high_percentile_q: q, 0 to 100.
-        stats_reduce_dim: the axis to reduce, None for the whole tensor.
-        keepdim: keep the reduced axis with size 1.
-        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
-
-    Raises:
-        ValueError: when q is not in 0 .. 100.
-
-    Example:
-        >>> AbsPercentile(50.0)(jnp.array([1.0, -4.0, 2.0, 3.0]))
-        Array(2., dtype=float32)
-    """
-
-    of_magnitude: ClassVar[bool] = True
-    ties = "first"
-    high_percentile_q: float
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
-
-
-@dataclass(frozen=True)
-class InterpolatedAbsPercentile(AbsPercentile):
-    """The number at the place `q/100 * (n - 1)` of `n` sorted magnitudes, from 0: between its neighbours, as NumPy's
-    percentile. nan if one of them is.
-
-    Arguments: see `AbsPercentile`. Magnitudes have the slope 1 at 0.
-
-    Example:
-        >>> InterpolatedAbsPercentile(50.0)(jnp.array([1.0, -4.0, 2.0, 3.0]))
-        Array(2.5, dtype=float32)
-    """
-
-    slope_at_zero: ClassVar[bool] = True
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """Those of both neighbours, and of the last: nan, if there is one."""
-        low, high, _ = ops.rank_between(self.high_percentile_q, count)
-        return low, high, count
-
-    def measure(self, x: Tensors) -> Any:
-        """The elements of those ranks, and the weight of the upper neighbour."""
-        *_, weight = ops.rank_between(self.high_percentile_q, self.over.count(x))
-        return (*super().measure(x), jnp.float32(weight))
-
-    def locate(self, x: Tensors, measured: Any) -> Any:
-        """Where they are."""
-        return super().locate(x, measured[:-1])
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How they change; the weight stays."""
-        return (*super().change(dx, x, measured, located), jnp.float32(0))
-
-    def statistic(self, measured: Any) -> jax.Array:
-        """The number between."""
-        low, high, *fixed = measured
-        largest, weight = jax.lax.stop_gradient(fixed)
-        between = low * (1 - weight) + high * weight
-        return self.finished(jnp.where(jnp.isnan(largest), jnp.nan, between))
-
-
-@dataclass(frozen=True)
-class NegativePercentileOrZero(_LowOrZero):
-    """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 if that is positive.
-
-    Args:
-        low_percentile_q: q, 0 to 100.
-        stats_reduce_dim: the axis to reduce, None for the whole tensor.
-        keepdim: keep the reduced axis with size 1.
-        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
-
-    Raises:
-        ValueError: when q is not in 0 .. 100.
-
-    Example:
-        >>> NegativePercentileOrZero(50.0)(jnp.array([-3.0, -1.0, 2.0, 3.0]))
-        Array(-1., dtype=float32)
-    """
-
-    ties = "first"
-    low_percentile_q: float
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
-
-
-@dataclass(frozen=True)
-class PercentileInterval(_Width):
-    """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.
-
-    `x_(low)` is the element of rank `ceil(low/100 * n)`, `x_(high)` that of rank `floor(high/100 * n + 1/2)`.
-
-    Args:
-        low_percentile_q: the low percentile, 0 to 100.
-        high_percentile_q: the high one, not less.
-        stats_reduce_dim: the axis to reduce, None for the whole tensor.
-        keepdim: keep the reduced axis with size 1.
-        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
-
-    Raises:
-        ValueError: when a percentile is not in 0 .. 100, or low > high.
-
-    Example:
-        >>> PercentileInterval(25.0, 75.0)(jnp.array([-3.0, -1.0, 2.0, 3.0]))
-        Array(5., dtype=float32)
-    """
-
-    ties = "first"
-    low_percentile_q: float
-    high_percentile_q: float
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False

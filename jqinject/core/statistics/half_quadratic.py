@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -28,41 +28,30 @@ from jqinject.ops.reductions import Over, Tensors, each, kth_smallest
 from jqinject.ops.sharding import whole
 
 
-def divisible_sum(
-    tensors: Sequence[jax.Array], view: View, reduce_dim: int | None, permute_dims: tuple[int, ...] | None
-) -> jax.Array:
-    """The sum over an axis of the views of some tensors: by `ordered_sum` on one device, by XLA on several.
-
-    Args:
-        tensors: with one sum, float32.
-        view: how they are laid out.
-        reduce_dim: the axis of the view to sum, None for all.
-        permute_dims: brings the channels first; a kernel's are added first, then inputs.
-
-    Returns:
-        The sum, without the axis; no gradient.
-
-    Example:
-        >>> from jqinject.core.views import OverTensorView
-        >>> float(divisible_sum([jnp.ones(3), jnp.ones(2)], OverTensorView(), None, None))
-        5.0
-    """
-    return on_one_device(_InOrder(view, reduce_dim, permute_dims), _InPlace(view, reduce_dim), *tensors)
-
-
 @dataclass(frozen=True)
-class _InOrder:
-    """In the fixed order."""
+class _Sum:
+    """The sum over an axis of the views of some tensors, without the axis.
+
+    Attributes:
+        view: how they are laid out.
+        reduce_dim: the axis of the view, None for all.
+        permute_dims: brings the channels first; a kernel's are added first, then inputs.
+        in_order: whether they are added in the fixed order, else where they lie.
+    """
 
     view: View
     reduce_dim: int | None
     permute_dims: tuple[int, ...] | None
+    in_order: bool
 
     def __call__(self, *tensors: jax.Array) -> jax.Array:
-        if self.reduce_dim is None:
+        dim = self.reduce_dim
+        if not self.in_order:
+            axes, parts = (None, tensors) if dim is None else reduced(self.view, dim, tensors)
+            return finish(Over(axes).sum(parts), axes, False)
+        if dim is None:
             return ordered_sum(jnp.concatenate([self._channels_first(whole(x)).reshape(-1) for x in tensors]))
-        joined = jnp.concatenate([self.view(whole(x)) for x in tensors], self.reduce_dim)
-        rows = jnp.moveaxis(joined, self.reduce_dim, -1)
+        rows = jnp.moveaxis(jnp.concatenate([self.view(whole(x)) for x in tensors], dim), dim, -1)
         return jax.vmap(ordered_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
 
     def _channels_first(self, x: jax.Array) -> jax.Array:
@@ -70,20 +59,6 @@ class _InOrder:
         if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
             return x
         return jnp.transpose(x, (last, last - 1, *range(last - 1)))
-
-
-@dataclass(frozen=True)
-class _InPlace:
-    """Where they lie."""
-
-    view: View
-    reduce_dim: int | None
-
-    def __call__(self, *tensors: jax.Array) -> jax.Array:
-        if self.reduce_dim is None:
-            return Over().sum(tensors)
-        axes, parts = reduced(self.view, self.reduce_dim, tensors)
-        return finish(Over(axes).sum(parts), axes, False)
 
 
 class Rounds(NamedTuple):
@@ -100,15 +75,6 @@ class Rounds(NamedTuple):
     kappa: float
     lp_norm: float
     iters: int
-
-
-class _State(NamedTuple):
-    step: jax.Array
-    candidate: jax.Array
-    best: jax.Array
-    loss: jax.Array
-    beta: jax.Array
-    improved: jax.Array
 
 
 def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
@@ -166,26 +132,20 @@ def half_quadratic(
             then has that shape too.
     """
 
-    def go_on(state: _State) -> jax.Array:
-        return state.improved.any() & (state.step < rounds.iters)
+    def go_on(state: tuple[jax.Array, ...]) -> jax.Array:
+        step, improved = state[0], state[-1]
+        return improved.any() & (step < rounds.iters)
 
-    def one_round(state: _State) -> _State:
-        loss, following = fitted(state.candidate, state.beta)
-        improved = loss < state.loss
-        return _State(
-            state.step + 1,
-            jnp.where(improved, following, state.candidate),
-            jnp.where(improved, state.candidate, state.best),
-            jnp.where(improved, loss, state.loss),
-            jnp.where(improved, state.beta * rounds.kappa, state.beta),
-            improved,
-        )
+    def one_round(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        step, candidate, best, least, beta, _ = state
+        loss, following = fitted(candidate, beta)
+        improved = loss < least
+        old, new = (candidate, best, least, beta), (following, candidate, loss, beta * rounds.kappa)
+        return step + 1, *(jnp.where(improved, *pair) for pair in zip(new, old, strict=True)), improved
 
-    first = _State(
-        jnp.int32(0), start, start, jnp.full_like(beta, jnp.inf), beta, jnp.ones_like(beta, jnp.bool_)
-    )
-    end = jax.lax.while_loop(go_on, one_round, first)
-    return end.best, end.beta
+    first = (jnp.int32(0), start, start, jnp.full_like(beta, jnp.inf), beta, jnp.ones_like(beta, jnp.bool_))
+    _, _, best, _, beta, _ = jax.lax.while_loop(go_on, one_round, first)
+    return best, beta
 
 
 class HalfQuadraticOptimizer(SearchedStat):
@@ -205,17 +165,13 @@ class HalfQuadraticOptimizer(SearchedStat):
             self,
             stats_reduce_dim=check.optional(check.integer),
             permute_dims=check.optional(check.integers),
+            **{self.init_op: check.component},
             **{f"hqo_{name}_{end}": check.above_zero for name in ("beta", "kappa", "lp_norm")},
             **{f"hqo_iters_{end}": check.between(1, float("inf"), check.integer)},
         )
 
     def _argument(self, name: str) -> Any:
         return getattr(self, f"hqo_{name}_{self.suffix}")
-
-    @property
-    def init_op(self) -> Stat:
-        """See `SearchedStat`."""
-        return self._argument("init_op")
 
     @abstractmethod
     def next_candidate(
@@ -245,7 +201,8 @@ class HalfQuadraticOptimizer(SearchedStat):
         return x - shrink_lp(x - value, beta, self._argument("lp_norm"))
 
     def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
-        return divisible_sum(tensors, self.inner_stats_input_view_shape_impl, reduce_dim, self.permute_dims)
+        added = _Sum(self.inner_stats_input_view_shape_impl, reduce_dim, self.permute_dims, in_order=True)
+        return on_one_device(added, replace(added, in_order=False), *tensors)
 
 
 @component
@@ -275,6 +232,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     """
 
     suffix: ClassVar[str] = "scale"
+    init_op: ClassVar[str] = "hqo_init_op_scale"
     hqo_init_op_scale: Stat
     inner_stats_input_view_shape_impl: View
     int_scaling_impl: IntScalingImpl
@@ -290,11 +248,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
 
     def __post_init__(self, axis_name: Any) -> None:
         self._check(axis_name)
-        check.fields(
-            self,
-            hqo_init_op_scale=check.component,
-            scaling_min_val=check.optional(check.between(0, float("inf"))),
-        )
+        check.fields(self, scaling_min_val=check.optional(check.between(0, float("inf"))))
 
     def next_candidate(
         self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
@@ -343,6 +297,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     """
 
     suffix: ClassVar[str] = "zp"
+    init_op: ClassVar[str] = "hqo_init_op_zp"
     hqo_init_op_zp: Stat
     inner_stats_input_view_shape_impl: View
     stats_reduce_dim: int | None = None
@@ -356,7 +311,6 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
 
     def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Any) -> None:
         self._check(axis_name)
-        check.fields(self, hqo_init_op_zp=check.component)
         remember(self, memory_shape)
         if memory_shape is not None:
             vars(self)["annealed"] = QuantStat(float_array(self.hqo_beta_zp))

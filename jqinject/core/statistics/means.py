@@ -44,6 +44,15 @@ class AbsAve(Reduction):
         return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
 
 
+def _squares(over: ops.Over, x: Tensors, mean: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A unit, and the sum of the squares of distances from a mean in this unit.
+
+    It is a power of two that keeps squares of large numbers, and of their rounding errors, finite.
+    """
+    unit = jnp.where(largest > 2.0**48, 2.0**80, 1.0)
+    return unit, over.sum(each(lambda x: jnp.square((x - mean) / unit), x), jnp.square(mean / unit))
+
+
 DEVIATIONS = {"sigma": check.between(0, float("inf")), "std_dev_epsilon": check.above_zero}
 
 
@@ -78,11 +87,7 @@ class MeanSigmaStd(Reduction):
         over, magnitude = self.over, each(jnp.abs, x)
         n = over.count(x)
         mean = over.sum(magnitude) / n
-        # A power of two that keeps squares of large numbers, and of their rounding errors, finite.
-        unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
-        squares = over.sum(
-            each(lambda x: jnp.square((x - mean) / unit), magnitude), of_zero=jnp.square(mean / unit)
-        )
+        unit, squares = _squares(over, magnitude, mean, over.max(magnitude))
         return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
@@ -251,9 +256,7 @@ class SigmaStd(Reduction):
         """The deviation."""
         over, count = self.over, self.over.count(x)
         mean = over.sum(x) / count if self.about_mean else jnp.float32(0)
-        # A power of two that keeps squares of large numbers finite.
-        unit = jnp.where(over.max(each(jnp.abs, x)) > 2.0**48, 2.0**80, 1.0)
-        squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), x), of_zero=jnp.square(mean / unit))
+        unit, squares = _squares(over, x, mean, over.max(each(jnp.abs, x)))
         return unit * jnp.sqrt(squares / count)
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
@@ -292,10 +295,6 @@ class RMS(Reduction):
     def measure(self, x: Tensors) -> Any:
         """The mean square."""
         return self.over.sum(each(jnp.square, x)) / max(self.over.count(x), 1)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes."""
-        return self.over.sum(each(lambda x, dx: dx * (2.0 * x), x, dx)) / max(self.over.count(x), 1)
 
     def statistic(self, measured: Any) -> jax.Array:
         """The root."""
@@ -338,12 +337,7 @@ class AbsMean(Reduction):
         """The sum of the powers, and how many count."""
         counted = each(lambda x: jnp.full(x.shape, True) if self.count_zeros else x != 0.0, x)
         count = self.over.sum(each(lambda x: x.astype(jnp.float32), counted), float(self.count_zeros))
-        return self.over.sum(each(self._power, x)), jnp.maximum(count, 1.0)
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How the sum changes; the count stays."""
-        change = each(lambda x, dx: jax.jvp(self._power, (x,), (dx,))[1], x, dx)
-        return self.over.sum(change), jnp.zeros_like(measured[1])
+        return self.over.sum(each(lambda x: jnp.abs(x) ** self.p, x)), jnp.maximum(count, 1.0)
 
     def statistic(self, measured: Any) -> jax.Array:
         """The mean."""
@@ -351,6 +345,3 @@ class AbsMean(Reduction):
         # The root's derivative at 0 is infinite, so useless.
         mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
         return self.finished(jnp.where(total > 0, mean, 0.0))
-
-    def _power(self, x: jax.Array) -> jax.Array:
-        return jnp.abs(x) ** self.p

@@ -17,8 +17,11 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import takes_cut
-from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile, MinMax
+from jqinject.core.rounding import RoundToOddSte
+from jqinject.core.statistics.extremes import AbsMax, MinMax
 from jqinject.core.statistics.means import RMS, AbsMean
+from jqinject.core.statistics.percentiles import InterpolatedAbsPercentile
+from jqinject.core.statistics.search import least_of
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops.cut import Cut
 from jqinject.ops.float_grid import FloatGrid
@@ -26,6 +29,7 @@ from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import Names
+from jqinject.ops.ste import nearest
 
 Axes = Sequence[int] | Cut
 
@@ -316,34 +320,23 @@ class MSERange:
         x = jax.lax.stop_gradient(x)
         over = Over(axes if isinstance(axes, Cut) else tuple(axes), names)
         whole = AbsMaxRange()(x, axes, names).high
-        steps, rounded = self._grid()
-
-        def try_one(
-            best: tuple[jax.Array, jax.Array], fraction: jax.Array
-        ) -> tuple[tuple[jax.Array, jax.Array], None]:
-            high = whole * fraction
-            scale = jnp.where(high > 0, divide(high, steps), 1.0)
-            error = over.sum(jnp.square(rounded(divide(x, scale)) * scale - x))
-            better = error < best[0]
-            return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
-
-        start = (jnp.full(whole.shape, jnp.inf, jnp.float32), whole)
-        return ClippingRange(jax.lax.scan(try_one, start, self._tried())[0][1])
-
-    def _grid(self) -> tuple[float, Callable[[jax.Array], jax.Array]]:
-        """The steps to the end of the range, and how numbers in steps are rounded."""
-        if self.q_dtype is not None:
-            form = FloatGrid.of_dtype(self.q_dtype)
-            return form.largest, form.round
-        grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
-        lowest, highest = grid.bounds
-        steps = self.range_steps or highest + 0.5
-        if self.preserve_zero:
-            return steps, grid.round
-        return steps, lambda x: jnp.clip(2.0 * jnp.floor(0.5 * x) + 1.0, lowest, highest)
-
-    def _tried(self) -> jax.Array:
-        """The fractions of the largest magnitude, in order."""
+        rounding: Any = nearest
+        if self.q_dtype is None:
+            grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
+            steps = self.range_steps or 2.0 ** (self.bit_width - 1) - 0.5
+            if not self.preserve_zero:
+                rounding = RoundToOddSte()
+        else:
+            grid = FloatGrid.of_dtype(self.q_dtype)
+            steps = grid.largest
         if self.fractions is not None:
-            return jnp.array(self.fractions, jnp.float32)
-        return divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)
+            fractions = jnp.array(self.fractions, jnp.float32)
+        else:
+            fractions = divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)
+
+        def error(high: jax.Array) -> jax.Array:
+            scale = jnp.where(high > 0, divide(high, steps), 1.0)
+            return over.sum(jnp.square(grid.round(divide(x, scale), rounding) * scale - x))
+
+        start = (whole, jnp.full(whole.shape, jnp.inf, jnp.float32))
+        return ClippingRange(least_of(start, lambda fraction: whole * fraction, error, fractions)[0])

@@ -16,10 +16,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -28,18 +28,30 @@ from jqinject.core import check
 from jqinject.core._protocols import Stat, View, searches
 from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
-from jqinject.core.statistics.statistic import finish, reduced, statistic_of
+from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import join_groups
 from jqinject.ops.reductions import Over
-from jqinject.ops.sharding import check_same_places, names_of
+from jqinject.ops.sharding import names_of
 
 Loss = Callable[[jax.Array], jax.Array]
 
 
 Best = tuple[jax.Array, jax.Array]
 """The best candidate of each search and its loss, of the shape of the bounds."""
+
+
+def least_of(start: Best, candidate: Loss, loss: Loss, fractions: jax.Array) -> Best:
+    """The best of `start` and of the candidates at some fractions, tried one at a time; the first of equals."""
+
+    def try_one(best: Best, fraction: jax.Array) -> tuple[Best, None]:
+        tried = candidate(fraction)
+        error = loss(tried)
+        better = error < best[1]
+        return (jnp.where(better, tried, best[0]), jnp.where(better, error, best[1])), None
+
+    return jax.lax.scan(try_one, start, fractions)[0]
 
 
 def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Best:
@@ -55,15 +67,9 @@ def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Best
         >>> grid_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 5)[0]
         Array(3., dtype=float32)
     """
-
-    def try_one(best: Best, fraction: jax.Array) -> tuple[Best, None]:
-        candidate = low + (high - low) * fraction
-        error = loss(candidate)
-        better = error < best[1]
-        return (jnp.where(better, candidate, best[0]), jnp.where(better, error, best[1])), None
-
     fractions = np.linspace(1.0 / (tries - 1), 1.0, tries - 1).astype(np.float32)
-    return jax.lax.scan(try_one, (low, loss(low)), jnp.asarray(fractions))[0]
+    start = (low, loss(low))
+    return least_of(start, lambda fraction: low + (high - low) * fraction, loss, jnp.asarray(fractions))
 
 
 def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Best:
@@ -158,6 +164,7 @@ class SearchedStat(Component):
     tensors that share a quantizer are searched together.
 
     Attributes:
+        init_op: the name of the attribute that holds the statistic that the search starts from.
         inner_stats_input_view_shape_impl: its view of tensors.
         stats_reduce_dim: the axis of the view that shares a result, None for all.
         memory: the last result, if a neighbour's next search continues from it; else None.
@@ -165,56 +172,38 @@ class SearchedStat(Component):
     """
 
     searches: ClassVar[bool] = True
+    init_op: ClassVar[str]
     inner_stats_input_view_shape_impl: View
     stats_reduce_dim: int | None
     memory: QuantStat | None = None
     annealed: QuantStat | None = None
 
-    @property
-    @abstractmethod
-    def init_op(self) -> Stat:
-        """The statistic that the search starts from."""
-
     @abstractmethod
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
-        """The result of the search; `self` is a copy, so only `_memory_after` keeps what it sets."""
+        """The result of the search; `self` is a copy, of which only the memories are kept."""
 
     def __call__(self, x: jax.Array, task: Task = None) -> jax.Array:
         """The statistic of `x`, float32."""
         return self.of([x], task)
 
-    def of(self, tensors: Sequence[jax.Array], task: Task) -> jax.Array:
-        """The statistic of several tensors together, float32."""
+    def of(self, tensors: Sequence[jax.Array], task: Task, active: Any = None) -> jax.Array:
+        """The statistic of several tensors together, float32.
+
+        Args:
+            tensors: with a common statistic.
+            task: what is asked for.
+            active: bool scalar, traced or not: if false, the result is an arbitrary number, at no cost.
+        """
         view = self.inner_stats_input_view_shape_impl
         if blocks_of(view, tensors[0]) is not None:
             raise ValueError(
                 f"{type(self).__name__} searches a scale for each group along one axis, not for blocks over two axes.\n"
                 "  cure: group_size = an int; or a statistic that is not searched, such as scaling_stats_op = 'max'"
             )
-        groups = [_in_groups(tensor, view) for tensor in tensors]
-        return self._result(groups, task, lambda search: self._run(search, groups))
-
-    def gated(self, x: jax.Array, active: jax.Array, task: Task) -> jax.Array:
-        """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
-        known = not isinstance(active, jax.core.Tracer)
-        if known and bool(active):
-            return self.of([x], task)
-
-        def run(search: Search) -> tuple[jax.Array, Any]:
-            shapes = jax.eval_shape(lambda: self._run(search, [x]))
-            check_same_places(shapes, jnp.asarray(active))
-            idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            if known:
-                return idle[0], self._memory_state()
-            found, kept = jax.lax.cond(active, lambda: self._run(search, [x]), lambda: idle)
-            before = self._memory_state()
-            return found, jax.tree.map(lambda new, old: jnp.where(active, new, old), kept, before)
-
-        return self._result([x], task, run)
-
-    def _result(
-        self, tensors: Sequence[jax.Array], task: Task, run: Callable[[Search], tuple[jax.Array, Any]]
-    ) -> jax.Array:
+        cuts = tuple(cut_of(view, x) for x in tensors)
+        if isinstance(view, OverSubChannelBlockView):  # groups as two axes, as the quantizer returns them
+            pairs = zip(tensors, cuts, strict=True)
+            tensors = [view(x) if cut is None else x for x, cut in pairs]
         if isinstance(task, Candidate):
             return self._start(tensors, self.memory) if task.statistic is None else task.statistic
         if task is None:
@@ -223,26 +212,25 @@ class SearchedStat(Component):
                 "  cure: use it as scaling_stats_impl or zero_point_stats_impl of a quantizer; a tensor_quant of your "
                 "own calls scaling_impl(x, threshold, jqinject.core.Search(self))"
             )
-        found, kept = run(task)
-        for variable, value in zip(self._memories(), kept, strict=True):
-            variable.set_value(value)
-        return jax.lax.stop_gradient(found)
 
-    def _run(self, search: Search, tensors: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-        graphdef, state = nnx.split((search.quantizer, self), graph=True)
-        cuts = tuple(cut_of(self.inner_stats_input_view_shape_impl, x) for x in tensors)
-        detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), search.scale))
-        return _search(graphdef, cuts, *detached)
+        def search() -> tuple[jax.Array, list[jax.Array]]:
+            graphdef, state = nnx.split((task.quantizer, self), graph=True)
+            detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), task.scale))
+            return _search(graphdef, cuts, *detached)
+
+        found, memories = where_active(active, search)
+        for variable, value in zip(self._memories, memories, strict=True):
+            before = variable.get_value()
+            variable.set_value(value if active is None else jnp.where(active, value, before))
+        return jax.lax.stop_gradient(found)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the result remembered in `memory`."""
-        view = self.inner_stats_input_view_shape_impl
+        view, stat = self.inner_stats_input_view_shape_impl, getattr(self, self.init_op)
         floats = tuple(tensor.astype(jnp.float32) for tensor in tensors)
-        first = tensors[0].astype(jnp.float32)
-        init = statistic_of(
-            self.init_op, view, floats if len(floats) > 1 else first, self.stats_reduce_dim or 0
-        )
-        init = init.reshape(jax.eval_shape(lambda x: self.init_op(view(x)), first).shape)
+        joined = floats if len(floats) > 1 else floats[0]
+        init = statistic_of(stat, view, joined, self.stats_reduce_dim or 0)
+        init = init.reshape(jax.eval_shape(lambda x: stat(view(x)), floats[0]).shape)
         if memory is None:
             return init
         last = memory.get_value().reshape(init.shape)
@@ -252,23 +240,15 @@ class SearchedStat(Component):
         """The axes that share a result, and what they are the axes of."""
         return reduced(self.inner_stats_input_view_shape_impl, self.stats_reduce_dim, tensors)
 
+    @property
     def _memories(self) -> list[QuantStat]:
         return [variable for variable in (self.memory, self.annealed) if variable is not None]
-
-    def _memory_state(self) -> list[jax.Array]:
-        return [variable.get_value() for variable in self._memories()]
 
 
 def remember(stat: Any, shape: Sequence[int] | None) -> None:
     """Let a neighbour's next search continue from the last result, of this shape; None remembers nothing."""
     if shape is not None:
         vars(stat)["memory"] = QuantStat(float_array(float("nan"), tuple(shape)))
-
-
-def _in_groups(x: jax.Array, view: View) -> jax.Array:
-    """A tensor with its groups as two axes, as the quantizer returns it; unchanged without groups."""
-    in_two = isinstance(view, OverSubChannelBlockView) and cut_of(view, x) is None
-    return view(x) if in_two else x
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -281,36 +261,26 @@ def _search(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 
+    def copies() -> Any:
+        return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
+
     def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
-        quantizer, _ = _copy(graphdef, state)  # a copy for each trial: its state changes are discarded
+        quantizer, _ = copies()  # for each trial: its state changes are discarded
         cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
         result = quantizer.try_candidate(tensor, Candidate(statistic, scale))
-        return result if cut is None else _laid_like(tensor, result, cut)
+        if cut is None:
+            return result
+        value = result.value  # in the shape of the tensor
+        if value.ndim != tensor.ndim:
+            value = join_groups(value, cut.axis, tensor.shape[cut.axis])
+        numbers = jax.tree.map(lambda x: cut.spread(x, tensor), (result.scale, result.zero_point))
+        return SimpleNamespace(value=value, scale=numbers[0], zero_point=numbers[1])
 
-    _, stat = _copy(graphdef, state)
+    _, stat = copies()
     found = stat.search(trial, tensors)
     if stat.memory is not None:
         stat.memory.set_value(found.reshape(stat.memory.get_value().shape))
-    return found, stat._memory_state()
-
-
-class _Tried(NamedTuple):
-    """The part of a trial's result that searches read."""
-
-    value: jax.Array
-    scale: jax.Array
-    zero_point: jax.Array | None
-
-
-def _laid_like(like: jax.Array, found: Any, cut: Cut) -> Any:
-    """A grouped trial result, in the shape of the tensor."""
-    joined = found.value.ndim == like.ndim
-    value = found.value if joined else join_groups(found.value, cut.axis, like.shape[cut.axis])
-    return _Tried(value, *jax.tree.map(lambda x: cut.spread(x, like), (found.scale, found.zero_point)))
-
-
-def _copy(graphdef: Any, state: Any) -> Any:
-    return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
+    return found, [variable.get_value() for variable in stat._memories]
 
 
 @dataclass(frozen=True)
@@ -376,6 +346,7 @@ class MSE(SearchedStat):
         1.2
     """
 
+    init_op: ClassVar[str] = "mse_init_op"
     mse_init_op: Stat
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
@@ -399,11 +370,6 @@ class MSE(SearchedStat):
             mse_iters=check.between(4 if self.bipolar_search is True else 2, np.inf, check.integer),
         )
         remember(self, memory_shape)
-
-    @property
-    def init_op(self) -> Stat:
-        """See `SearchedStat`."""
-        return self.mse_init_op
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""

@@ -105,9 +105,12 @@ class TwoPhaseStat(ABC):
         """What else `change` needs: a few small arrays."""
         return ()
 
-    @abstractmethod
     def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
-        """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`."""
+        """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`.
+
+        By default, as JAX differentiates `measure`.
+        """
+        return jax.jvp(self.measure, (x,), (dx,))[1]
 
     def finished(self, reduced: Any) -> jax.Array:
         """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
@@ -169,24 +172,25 @@ class Reduction(TwoPhaseStat):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _measured(stat: TwoPhaseStat, x: Tensors, active: jax.Array | None) -> Any:
-    return stat.measure(x) if active is None else _where_active(active, stat.measure, x)
+    return stat.measure(x) if active is None else where_active(active, stat.measure, x)
 
 
 @_measured.defjvp
 def _(stat, primals, tangents):
     (x, active), (dx, _) = primals, tangents
     measured = _measured(stat, x, active)
-    if active is None:
-        return measured, stat.change(dx, x, measured, stat.locate(x, measured))
-    return measured, stat.change(dx, x, measured, _where_active(active, stat.locate, x, measured))
+    return measured, stat.change(dx, x, measured, where_active(active, stat.locate, x, measured))
 
 
-def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result if `active`, else zeros."""
+def where_active(active: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result if `active`, which may be traced, else zeros; None is true."""
+    known = not isinstance(active, jax.core.Tracer)
+    if active is None or (known and bool(active)):
+        return function(*arguments)
     shapes = jax.eval_shape(function, *arguments)
-    check_same_places(shapes, active)
+    check_same_places(shapes, jnp.asarray(active))
     idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.cond(active, function, lambda *_: idle, *arguments)
+    return idle if known else jax.lax.cond(active, function, lambda *_: idle, *arguments)
 
 
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
@@ -236,11 +240,6 @@ class OverBlocks:
     stats: Any
     blocks: Blocks
 
-    @property
-    def never_negative(self) -> bool:
-        """As the statistic of a group says."""
-        return getattr(self.stats, "never_negative", False)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """The statistic of a tensor in groups, float32, with 1 along the elements of a group."""
         elements, axis, length = self.blocks.elements, self.blocks.axis, x.shape[self.blocks.axis]
@@ -250,21 +249,15 @@ class OverBlocks:
         cut = split_groups(x, width, axis)
         inner = elements_axis(axis)
         first = elements + (elements > axis)
-        found = self.stats.along((first, inner))(cut) if takes_axes(self.stats) else None
-        if found is None:
-            found = self._of_merged(cut, first, inner)
-        return spread_groups(jnp.reshape(found, _with_one(cut.shape, first, inner)), width, axis, length)
-
-    def _of_merged(self, cut: jax.Array, first: int, inner: int) -> jax.Array:
-        """The statistic of a tensor whose two axes of a block have become one, in place of a group's elements."""
-        beside = jnp.moveaxis(cut, inner, first + 1 - (inner < first))
-        at = first - (inner < first)
-        shape = (*beside.shape[:at], beside.shape[at] * beside.shape[at + 1], *beside.shape[at + 2 :])
-        return self.stats(beside.reshape(shape))
-
-
-def _with_one(shape: tuple[int, ...], *axes: int) -> tuple[int, ...]:
-    return tuple(1 if place in axes else length for place, length in enumerate(shape))
+        if takes_axes(self.stats):
+            found = self.stats.along((first, inner))(cut)
+        else:  # the two axes of a block become one, in place of a group's elements
+            at = first - (inner < first)
+            beside = jnp.moveaxis(cut, inner, at + 1)
+            shape = (*beside.shape[:at], beside.shape[at] * beside.shape[at + 1], *beside.shape[at + 2 :])
+            found = self.stats(beside.reshape(shape))
+        shape = tuple(1 if place in (first, inner) else size for place, size in enumerate(cut.shape))
+        return spread_groups(jnp.reshape(found, shape), width, axis, length)
 
 
 CURE = "a dataclass that derives from jqinject.core.TwoPhaseStat, whose docstring has an example"
@@ -350,26 +343,7 @@ def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     return replace(cut, beside=tuple(sorted(axis - (axis > inner) for axis in axes - {inner})))
 
 
-def in_blocks(stat: Any, view: Any, x: Tensors) -> Any:
-    """The statistic of the blocks of a view; of its groups, if it has no blocks.
-
-    Raises:
-        ValueError: several tensors share blocks.
-    """
-    if isinstance(stat, OverBlocks):
-        return stat
-    blocks = blocks_of(view, parts_of(x)[0])
-    if blocks is None:
-        return stat
-    if isinstance(x, tuple):
-        raise ValueError(
-            f"blocks of {view.group_size} x {blocks.width} belong to one tensor, got {len(x)} that share a quantizer.\n"
-            "  cure: a quantizer for each layer, or groups along one axis (group_size = an int)"
-        )
-    return OverBlocks(stat, blocks)
-
-
-def in_place(stat: Any, view: View, x: Tensors, join: int = 0, of_parameter: bool = True) -> tuple[Any, Any]:
+def in_place(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool = True) -> tuple[Any, Any]:
     """A statistic and its argument for `stat(view(x))`, up to its shape.
 
     Several tensors are reduced one by one if the statistic can combine them, else joined. A `GatheredWarning` is raised
@@ -382,8 +356,17 @@ def in_place(stat: Any, view: View, x: Tensors, join: int = 0, of_parameter: boo
         join: the axis along which several views are joined.
         of_parameter: whether the tensor is a parameter. Activations are sharded along their first axis, as a rule, so
             that merging their axes gathers nothing.
+
+    Raises:
+        ValueError: several tensors share blocks.
     """
-    stat = in_blocks(stat, view, x)
+    blocks = blocks_of(view, parts_of(x)[0])
+    if blocks is not None and isinstance(x, tuple):
+        raise ValueError(
+            f"blocks of {view.group_size} x {blocks.width} belong to one tensor, got {len(x)} that share a quantizer.\n"
+            "  cure: a quantizer for each layer, or groups along one axis (group_size = an int)"
+        )
+    stat = stat if blocks is None else OverBlocks(stat, blocks)
     takes = takes_axes(stat)
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
         whole = each(
@@ -440,4 +423,4 @@ def statistic_of(
     stat, x = in_place(stat, view, x, join, of_parameter)
     if isinstance(stat, TwoPhaseStat):
         return stat.statistic(stat.measured(x, active))
-    return stat(x) if active is None else _where_active(active, stat, x)
+    return where_active(active, stat, x)
