@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 
 from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_as, varying_with
+from jqinject.ops.ste import with_gradient_of
 
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -165,17 +166,6 @@ def scalar_clamp_ste(x: ArrayLike, min_val: float, max_val: float) -> jax.Array:
     return tensor_clamp_ste(x, min_val, max_val)
 
 
-@jax.custom_jvp
-def _clamp_min_ste(x: jax.Array, min_val: jax.Array) -> jax.Array:
-    return jnp.maximum(x, min_val)
-
-
-@_clamp_min_ste.defjvp
-def _(primals, tangents):
-    y = _clamp_min_ste(*primals)
-    return y, jnp.broadcast_to(tangents[0], y.shape)
-
-
 def scalar_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
     """`max(x, min_val)`; gradient 1.
 
@@ -184,20 +174,13 @@ def scalar_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
         Array([1.5, 0.3], dtype=float32)
     """
     x = jnp.asarray(x)
-    return _clamp_min_ste(x, _bound(min_val, x))
+    return with_gradient_of(x, jnp.maximum(x, _bound(min_val, x)))
 
 
-@jax.custom_jvp
 @one_program()
-def _signed_clamp_min_ste(x: jax.Array, min_val: jax.Array) -> jax.Array:
+def _signed_clamp_min(x: jax.Array, min_val: jax.Array) -> jax.Array:
     magnitude = jnp.maximum(jnp.abs(x), min_val)
     return jax.lax.select(x < 0, -magnitude, magnitude)
-
-
-@_signed_clamp_min_ste.defjvp
-def _(primals, tangents):
-    y = _signed_clamp_min_ste(*primals)
-    return y, jnp.broadcast_to(tangents[0], y.shape)
 
 
 def signed_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
@@ -218,7 +201,7 @@ def signed_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
         Array([ 0.5, -0.5,  2. ], dtype=float32)
     """
     x = jnp.asarray(x)
-    return _signed_clamp_min_ste(x, _bound(min_val, x))
+    return with_gradient_of(x, _signed_clamp_min(x, _bound(min_val, x)))
 
 
 Compute = Callable[..., Any]

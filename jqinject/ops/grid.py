@@ -41,6 +41,7 @@ class Grid(abc.ABC):
         largest: the largest magnitude.
         storage: the dtype of a payload.
         dtype: the JAX float dtype whose numbers are exactly these; None if there is none.
+        table: the number of each code; None of numbers that are not looked up.
         is_integer: whether its numbers are all integers of a range.
         is_table: whether its numbers are looked up by code.
         is_minifloat: whether they have an exponent and a mantissa of so many bits.
@@ -53,6 +54,7 @@ class Grid(abc.ABC):
     largest: Any
     storage: Any
     dtype: Any = None
+    table: Any = None
     is_integer: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
     is_minifloat: ClassVar[bool] = False

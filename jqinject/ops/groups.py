@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -126,7 +128,7 @@ def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) ->
     return join_groups(jnp.broadcast_to(x, shape), group_dim, length)
 
 
-def checked_group_size(group_size: int, where: str, name: str = "group_size") -> int:
+def checked_group_size(group_size: Any, where: str, name: str = "group_size") -> int:
     """A group size as a Python int; `name` is for the error text.
 
     Raises:

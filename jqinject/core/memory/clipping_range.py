@@ -22,6 +22,7 @@ from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRan
 from jqinject.core.views import cut_of
 from jqinject.ops.clamp import choose, quotient, shaped
 from jqinject.ops.cut import Cut, told_if_gathered
+from jqinject.ops.groups import checked_group_size
 from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
 from jqinject.ops.ste import nearest
@@ -239,8 +240,8 @@ class RangeScaling(Component):
             the range is that of the whole tensor, or with `batch_axes` the mean over all examples.
 
     Raises:
-        ValueError: a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (when
-            called) groups that do not fill the axis; a range with a zero point for minifloats.
+        ValueError: a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; blocks
+            over two axes; (when called) groups that do not fill the axis; a range with a zero point for minifloats.
 
     Source: Qwix. Differs from Qwix: non-finite ranges never enter the average; arithmetic is float32.
 
@@ -277,6 +278,8 @@ class RangeScaling(Component):
             )
         if groups is not None:
             _check_apart(groups[1], self.channelwise_axes)
+            if (width := getattr(self.input_view_impl, "block_width", 1)) > 1:
+                checked_group_size((groups[0], width), "RangeScaling")
 
     set_view = set_view
 

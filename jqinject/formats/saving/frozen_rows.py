@@ -66,7 +66,7 @@ def rows_of_frozen(weight: Weight) -> Rows:
         has_zero_point=zero is not None,
     )
     factor = np.asarray(numbers["scale_factor"]) if "scale_factor" in numbers else None
-    table = form.grid.table if form.grid.is_table else None
+    table = form.grid.table
     group = matrix.shape[1] if groups is None else groups.size
     return Rows(matrix, scale, zero, group, made, factor, table)
 
