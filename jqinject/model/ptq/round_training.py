@@ -97,7 +97,7 @@ class _Seen:
     def __init__(self) -> None:
         self.x = jnp.zeros(())
 
-    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+    def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """No share."""
         return jnp.zeros_like(value)
 
