@@ -67,20 +67,6 @@ from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
 from jqinject.core.rounding import TrustMask as TrustMask
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
-from jqinject.core.scaling.constant import ConstScaling as ConstScaling
-from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
-from jqinject.core.scaling.constant import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
-from jqinject.core.scaling.constant import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
-from jqinject.core.scaling.from_statistics import LearnedActStepScaling as LearnedActStepScaling
-from jqinject.core.scaling.from_statistics import LearnedStepScaling as LearnedStepScaling
-from jqinject.core.scaling.from_statistics import (
-    ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling,
-)
-from jqinject.core.scaling.from_statistics import (
-    ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
-)
-from jqinject.core.scaling.from_statistics import RuntimeStatsScaling as RuntimeStatsScaling
-from jqinject.core.scaling.from_statistics import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.scaling.number_range import FloatScaling as FloatScaling
 from jqinject.core.scaling.number_range import IntScaling as IntScaling
 from jqinject.core.scaling.number_range import MaxIntScaling as MaxIntScaling
@@ -88,6 +74,20 @@ from jqinject.core.scaling.number_range import PowerOfTwoIntScaling as PowerOfTw
 from jqinject.core.scaling.number_range import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling.number_range import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.number_range import TruncScalingWrapper as TruncScalingWrapper
+from jqinject.core.scaling.of_memory import ConstScaling as ConstScaling
+from jqinject.core.scaling.of_memory import LearnedActStepScaling as LearnedActStepScaling
+from jqinject.core.scaling.of_memory import LearnedStepScaling as LearnedStepScaling
+from jqinject.core.scaling.of_memory import (
+    ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling,
+)
+from jqinject.core.scaling.of_memory import (
+    ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
+)
+from jqinject.core.scaling.of_memory import ParameterScaling as ParameterScaling
+from jqinject.core.scaling.of_memory import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling.of_memory import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
+from jqinject.core.scaling.of_memory import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling.of_memory import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.scaling.powers_of_two import CeilExponent as CeilExponent
 from jqinject.core.scaling.powers_of_two import EvenExponent as EvenExponent
 from jqinject.core.scaling.powers_of_two import FloorExponent as FloorExponent

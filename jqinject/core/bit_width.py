@@ -43,7 +43,7 @@ class BitWidthConst:
     bit_width: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bit_width", check.bit_width(self.bit_width, "BitWidthConst"))
+        vars(self)["bit_width"] = check.bit_width(self.bit_width, "BitWidthConst")
 
     def __call__(self) -> int:
         """The bit width."""
@@ -113,9 +113,8 @@ class BitWidthParameter(InnerModule):
                 f"{where}: bit_width={width} is less than min_bit_width={least}. Start with at least {least}, or lower "
                 "min_bit_width."
             )
-        vars(self).update(min_bit_width=least)
-        offset = self.restrict_bit_width_impl.restrict_init_float(float(width)) - self.bit_width_base
-        vars(self).update(bit_width_offset=QuantParam(float_array(offset)))
+        base, start = map(self.restrict_bit_width_impl.restrict_init_float, (float(least), float(width)))
+        vars(self).update(min_bit_width=least, bit_width_offset=QuantParam(float_array(start - base)))
 
     @property
     def bit_width_base(self) -> float:
@@ -228,8 +227,7 @@ class MsbClampBitWidth(Component):
         return tensor_clamp_ste(left, float(self.min_overall_bit_width), float(self.max_overall_bit_width))
 
 
-@dataclass(frozen=True)
-class ExponentWidthConst:
+class ExponentWidthConst(BitWidthConst):
     """A constant number of exponent bits.
 
     Args:
@@ -244,16 +242,11 @@ class ExponentWidthConst:
         4
     """
 
-    bit_width: int
     _range = "exponent_bit_width", 1, MOST_EXPONENT_BITS
 
     def __post_init__(self) -> None:
         name, least, most = self._range
         checked_width(name, self.bit_width, least, most)
-
-    def __call__(self) -> int:
-        """The bit width."""
-        return self.bit_width
 
 
 class MantissaWidthConst(ExponentWidthConst):
@@ -290,8 +283,8 @@ class StaticMaxMantissa(MantissaWidthConst):
         return max_mantissa(self.bit_width)
 
 
-@dataclass(frozen=True)
-class ComputeMaxMantissa:
+@component
+class ComputeMaxMantissa(Component):
     """The largest mantissa for a learned number of bits, differentiable.
 
     Args:
@@ -305,9 +298,6 @@ class ComputeMaxMantissa:
     """
 
     max_mantissa_round_impl: Rounding | None = None
-
-    def __post_init__(self) -> None:
-        check.fields(self, max_mantissa_round_impl=check.optional(check.component))
 
     def __call__(self, mantissa_bit_width: Any) -> Any:
         """The largest mantissa of `mantissa_bit_width` bits."""

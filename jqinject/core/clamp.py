@@ -157,14 +157,6 @@ class ScalarClampSte(ScalarClamp):
         return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
-def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, end: float | None) -> Any:
-    """The largest number of a format, at most `end`."""
-    largest = max_float(exponent_bit_width, max_mantissa, exponent_bias)
-    if end is None:
-        return largest
-    return min(largest, end) if isinstance(largest, float) else jnp.minimum(largest, end)
-
-
 @dataclass(frozen=True)
 class FloatSaturate:
     """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
@@ -192,7 +184,7 @@ class FloatSaturate:
 
     def bounds(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
         """The least and the largest number."""
-        largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        largest = max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
         return -largest if self.signed else 0.0, largest
 
     def __call__(

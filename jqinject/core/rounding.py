@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from inspect import unwrap
 from typing import Any, ClassVar
 
 import jax
@@ -33,12 +34,12 @@ from jax.typing import ArrayLike
 
 from jqinject.core import check
 from jqinject.core._protocols import Rounding, View
-from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.state import QuantParam
 from jqinject.ops import ste
 
 
+@dataclass(frozen=True)
 class _StraightThrough:
     """Abstract: rounds each number, with gradient 1: `elementwise` without the gradient, `_rounded` with it."""
 
@@ -49,7 +50,6 @@ class _StraightThrough:
         return type(self)._rounded(x)
 
 
-@dataclass(frozen=True)
 class RoundSte(_StraightThrough):
     """Round to nearest, ties to even. See `jqinject.ops.round_ste`.
 
@@ -62,39 +62,37 @@ class RoundSte(_StraightThrough):
     elementwise, _rounded = staticmethod(ste.nearest), staticmethod(ste.round_ste)
 
 
-@dataclass(frozen=True)
 class CeilSte(_StraightThrough):
     """Round up. See `jqinject.ops.ceil_ste`."""
 
     elementwise, _rounded = staticmethod(jax.lax.ceil), staticmethod(ste.ceil_ste)
 
 
-@dataclass(frozen=True)
 class FloorSte(_StraightThrough):
     """Round down. See `jqinject.ops.floor_ste`."""
 
     elementwise, _rounded = staticmethod(jax.lax.floor), staticmethod(ste.floor_ste)
 
 
-@dataclass(frozen=True)
 class RoundToZeroSte(_StraightThrough):
     """Round towards zero. See `jqinject.ops.round_to_zero_ste`."""
 
-    elementwise, _rounded = staticmethod(ste.toward_zero), staticmethod(ste.round_to_zero_ste)
+    elementwise, _rounded = staticmethod(unwrap(ste.round_to_zero_ste)), staticmethod(ste.round_to_zero_ste)
 
 
-@dataclass(frozen=True)
 class DPURoundSte(_StraightThrough):
     """Round to nearest; ties of negative numbers go up. See `jqinject.ops.dpu_round_ste`."""
 
-    elementwise, _rounded = staticmethod(ste.nearest_ties_up_below_zero), staticmethod(ste.dpu_round_ste)
+    elementwise, _rounded = staticmethod(unwrap(ste.dpu_round_ste)), staticmethod(ste.dpu_round_ste)
 
 
-@dataclass(frozen=True)
 class RoundHalfToZeroSte(_StraightThrough):
     """Round to nearest; ties go to the integer nearer to zero. See `jqinject.ops.round_half_to_zero_ste`."""
 
-    elementwise, _rounded = staticmethod(ste.nearest_ties_to_zero), staticmethod(ste.round_half_to_zero_ste)
+    elementwise, _rounded = (
+        staticmethod(unwrap(ste.round_half_to_zero_ste)),
+        staticmethod(ste.round_half_to_zero_ste),
+    )
 
 
 def _set_view(self: Any, deterministic: bool | None = None) -> None:
@@ -192,7 +190,7 @@ class LearnedRound(ABC):
     """Abstract `learned_round_impl`: from the learned number to the share of a step, and how it enters."""
 
     @abstractmethod
-    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+    def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """The share of a step that the learned number means; that of evaluation if `hard`."""
 
     @abstractmethod
@@ -218,7 +216,7 @@ class LearnedRoundHardSigmoid(LearnedRound):
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
     Example:
-        >>> LearnedRoundHardSigmoid().share(jnp.array([-9.0, 0.0, 9.0]), hard=False)
+        >>> LearnedRoundHardSigmoid()(jnp.array([-9.0, 0.0, 9.0]), hard=False)
         Array([0. , 0.5, 1. ], dtype=float32)
     """
 
@@ -233,7 +231,7 @@ class LearnedRoundHardSigmoid(LearnedRound):
                 f"up and down are both reached; got {self.learned_round_zeta} and {self.learned_round_gamma}"
             )
 
-    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+    def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """The fraction to round up, 0 to 1; 0 or 1 if `hard`."""
         width = self.learned_round_zeta - self.learned_round_gamma
         stretched = jax.nn.sigmoid(value) * width + self.learned_round_gamma
@@ -258,7 +256,7 @@ class LearnedRoundSigmoid(LearnedRound):
         ValueError: the temperature is not above 0.
 
     Example:
-        >>> LearnedRoundSigmoid(0.5).share(jnp.array([-9.0, 0.0, 9.0]), hard=True)
+        >>> LearnedRoundSigmoid(0.5)(jnp.array([-9.0, 0.0, 9.0]), hard=True)
         Array([0., 0., 1.], dtype=float32)
     """
 
@@ -267,7 +265,7 @@ class LearnedRoundSigmoid(LearnedRound):
     def __post_init__(self) -> None:
         check.fields(self, learned_round_temperature=check.above_zero)
 
-    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+    def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """The fraction to round up, between 0 and 1; 0 or 1 if `hard`."""
         return (
             (value > 0).astype(jnp.float32)
@@ -289,11 +287,11 @@ class LearnedRoundIdentity(LearnedRound):
 
     Example:
         >>> impl = LearnedRoundIdentity()
-        >>> impl.round_to(jnp.array([1.4, 1.4]), impl.share(jnp.array([0.0, 0.2]), hard=False))
+        >>> impl.round_to(jnp.array([1.4, 1.4]), impl(jnp.array([0.0, 0.2]), hard=False))
         Array([1., 2.], dtype=float32)
     """
 
-    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+    def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """The shift, -1/2 to 1/2, with gradient 1."""
         return ste.with_gradient_of(value, jnp.clip(value, -0.5, 0.5))
 
@@ -306,6 +304,7 @@ class LearnedRoundIdentity(LearnedRound):
         return jnp.zeros_like(fraction)
 
 
+@component
 class LearnedRoundSte(InnerModule):
     """Rounding with a learned parameter for each element of one weight; its input has gradient 1.
 
@@ -332,36 +331,29 @@ class LearnedRoundSte(InnerModule):
         Array([1., 2.], dtype=float32)
     """
 
-    input_view_impl: View = Identity()
+    learned_round_impl: LearnedRound
+    learned_round_init: InitVar[Any]
+    input_view_impl: View | None = None
+    _: KW_ONLY
+    deterministic: bool = False
+    value: QuantParam = field(init=False)
 
-    def __init__(
-        self,
-        learned_round_impl: LearnedRound,
-        learned_round_init: Any,
-        input_view_impl: View | None = None,
-        *,
-        deterministic: bool = False,
-    ) -> None:
-        where = "LearnedRoundSte"
-        init = jnp.asarray(learned_round_init, jnp.float32)
+    def __post_init__(self, learned_round_init: Any) -> None:
+        check.fields(self, deterministic=check.flag)
         if isinstance(learned_round_init, np.ndarray) and not np.all(np.isfinite(learned_round_init)):
-            raise ValueError(f"{where}: learned_round_init must be finite")
-        self.learned_round_impl = learned_round_impl
-        self.value = QuantParam(init)
-        self.deterministic = check.flag(deterministic, where, "deterministic")
-        if input_view_impl not in (None, Identity()):
-            self.input_view_impl = check.component(input_view_impl, where, "input_view_impl")
+            raise ValueError("LearnedRoundSte: learned_round_init must be finite")
+        vars(self).update(value=QuantParam(jnp.asarray(learned_round_init, jnp.float32)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""
         share = self.share()
-        if x.shape != share.shape:
+        if x.shape != share.shape and self.input_view_impl is not None:
             share = self.input_view_impl(share)
         return self.learned_round_impl.round_to(x, share) if x.shape == share.shape else ste.round_ste(x)
 
     def share(self) -> jax.Array:
         """The fraction of a step that each weight is rounded up by, of the weight's shape."""
-        return self.learned_round_impl.share(self.value.get_value(), self.deterministic)
+        return self.learned_round_impl(self.value.get_value(), self.deterministic)
 
     set_view = _set_view
 

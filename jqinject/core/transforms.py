@@ -36,20 +36,8 @@ class Transform(Component):
     """
 
     @abstractmethod
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`x T`.
-
-        Args:
-            x: `(..., channels)`, float.
-
-        Raises:
-            TypeError: the class does not define it.
-        """
-        return super().__call__(x)
-
-    @abstractmethod
     def inverse(self, x: jax.Array) -> jax.Array:
-        """`x T^-1`.
+        """`x T^-1`, as the call is `x T`.
 
         Args:
             x: `(..., channels)`, float.
@@ -210,7 +198,7 @@ class ChannelScale(Transform):
         Raises:
             ValueError: another shape, 0, nan or inf.
         """
-        factors = _of_shape(factors, self.factors, "ChannelScale")
+        factors = _of_shape(factors, self.factors, "ChannelScale: expected numbers")
         if not bool(jnp.isfinite(factors).all() and (factors != 0).all()):
             raise ValueError("ChannelScale: factors must be finite and not 0, or they have no inverse")
         self.factors.set_value(factors)
@@ -273,11 +261,11 @@ class Permutation(Transform):
         return jnp.take(x, jnp.argsort(self.order.get_value()), axis=-1)
 
 
-def _of_shape(value: jax.Array, held: QuantStat, kind: str) -> jax.Array:
+def _of_shape(value: jax.Array, held: QuantStat, expected: str) -> jax.Array:
     """Numbers as float32; a ValueError if the shape differs from that of the numbers held."""
     shape = held.get_value().shape
     if jnp.shape(value) != shape:
-        raise ValueError(f"{kind}: expected numbers of shape {shape}, got {jnp.shape(value)}")
+        raise ValueError(f"{expected} of shape {shape}, got {jnp.shape(value)}")
     return jnp.asarray(value, jnp.float32)
 
 
@@ -308,10 +296,7 @@ class Hadamard(Transform):
     """
 
     def __init__(
-        self,
-        block_size: int | None = None,
-        signs: tuple[int, ...] | None = None,
-        factor_dtype: Any = None,
+        self, block_size: int | None = None, signs: tuple[int, ...] | None = None, factor_dtype: Any = None
     ) -> None:
         if signs is not None:
             given = np.asarray(signs)
@@ -327,24 +312,24 @@ class Hadamard(Transform):
                     f"Hadamard: one sign for each of the {block_size} channels of a block, got {len(signs)}"
                 )
         if block_size is not None:
-            block_size = check.between(1, float("inf"), check.integer)(block_size, "Hadamard", "block_size")
+            block_size = int(check.between(1, math.inf, check.integer)(block_size, "Hadamard", "block_size"))
             hadamard.table_size(block_size)
         self.block_size, self.signs = block_size, signs
         self.factor_dtype = None if factor_dtype is None else np.dtype(factor_dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
-        blocks = self._blocks(x)
-        if self.signs is not None:
-            blocks = blocks * jnp.asarray(np.asarray(self.signs), blocks.dtype)
+        blocks = self._signed(self._blocks(x))
         return hadamard.transform(blocks, factor_dtype=self.factor_dtype).reshape(x.shape)
 
     def inverse(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
         blocks = hadamard.transform(self._blocks(x), inverse=True, factor_dtype=self.factor_dtype)
-        if self.signs is not None:
-            blocks = blocks * jnp.asarray(np.asarray(self.signs), blocks.dtype)
-        return blocks.reshape(x.shape)
+        return self._signed(blocks).reshape(x.shape)
+
+    def _signed(self, blocks: jax.Array) -> jax.Array:
+        signs = self.signs
+        return blocks if signs is None else blocks * jnp.asarray(np.asarray(signs), blocks.dtype)
 
     def _blocks(self, x: jax.Array) -> jax.Array:
         channels = x.shape[-1]
@@ -390,12 +375,9 @@ class Orthogonal(Transform):
         Raises:
             ValueError: another shape, or `R^T R` is not the identity.
         """
-        held = self.matrix.get_value()
-        matrix = jnp.asarray(matrix, jnp.float32)
-        if matrix.shape != held.shape:
-            raise ValueError(f"Orthogonal: expected a matrix of shape {held.shape}, got {matrix.shape}")
+        matrix = _of_shape(matrix, self.matrix, "Orthogonal: expected a matrix")
         product = jnp.matmul(matrix.T, matrix, precision="highest")
-        off = float(jnp.abs(product - jnp.eye(held.shape[-1])).max())
+        off = float(jnp.abs(product - jnp.eye(matrix.shape[-1])).max())
         if not off <= ORTHOGONAL:
             raise ValueError(
                 f"Orthogonal: R^T R is {off:.2g} away from the identity, and at most {ORTHOGONAL} is rounding.\n"
@@ -412,5 +394,4 @@ class Orthogonal(Transform):
         return self._times(x, self.matrix.get_value().T)
 
     def _times(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
-        made = jnp.matmul(x.astype(jnp.float32), matrix, precision=jax.lax.Precision.HIGHEST)
-        return made.astype(x.dtype)
+        return jnp.matmul(x.astype(jnp.float32), matrix, precision="highest").astype(x.dtype)

@@ -59,14 +59,14 @@ class _Permuting(MergingView):
     def __post_init__(self) -> None:
         check.fields(self, permute_dims=check.optional(check.integers))
 
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+        """The permutation of a tensor of this shape (None if not permuted), and where the view's axes end."""
+        return self.permute_dims, self.ends
+
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """For each axis of the view, the tensor axes that it merges, in order."""
-        return self._merged(len(shape), self.permute_dims, self.ends)
-
-    def _merged(
-        self, ndim: int, order: tuple[int, ...] | None, ends: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], ...]:
-        least, where = max(map(abs, ends)), type(self).__name__
+        (order, ends), ndim, where = self.layout(shape), len(shape), type(self).__name__
+        least = max(map(abs, ends))
         if ndim < least:
             some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
             raise ValueError(f"{where} needs an array of {some}.")
@@ -121,12 +121,7 @@ class OverOutputChannelView(_Permuting):
         axes = check.between(0, float("inf"), check.integer)
         check.fields(self, channel_axes=axes, channel_shape=check.optional(check.integers))
 
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The axes of the channels, and the rest."""
-        order, channel_axes = self.layout(shape)
-        return self._merged(len(shape), order, (channel_axes,))
-
-    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """The permutation of a tensor of this shape (None if not permuted), and how many axes hold channels.
 
         Raises:
@@ -134,7 +129,7 @@ class OverOutputChannelView(_Permuting):
         """
         fits = self.permute_dims is not None and len(self.permute_dims) == len(shape)
         if fits or self.channel_shape is None:
-            return self.permute_dims, self.channel_axes
+            return self.permute_dims, (self.channel_axes,)
         ahead = len(shape) - len(self.channel_shape)
         sizes = dict(enumerate(self.channel_shape, ahead))
         if ahead < 0 or any(size not in (1, shape[axis]) for axis, size in sizes.items()):
@@ -145,7 +140,7 @@ class OverOutputChannelView(_Permuting):
             )
         channels = tuple(axis for axis, size in sizes.items() if size != 1)
         others = tuple(axis for axis in range(len(shape)) if axis not in channels)
-        return (*channels, *others), len(channels)
+        return (*channels, *others), (len(channels),)
 
 
 class OverBatchOverTensorView(_Permuting):
@@ -248,16 +243,20 @@ class GroupingView(ABC):
         size, width = block_of(self.group_size, where)
         own = checked_group_size(self.block_width, where, "block_width")
         vars(self).update(group_size=size, block_width=max(width, own))
-        check.fields(
-            self,
-            group_dim=check.integer,
-            block_dim=check.optional(check.integer),
-            group_padding=check.flag,
-        )
+        dim = check.optional(check.integer)
+        check.fields(self, group_dim=check.integer, block_dim=dim, group_padding=check.flag)
 
-    @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise self._misfit(x, f"has no axis {self.group_dim}")
+        if not self.group_padding:
+            check_divides(x.shape[self.group_dim], self.group_size, type(self).__name__)
+        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+
+    @abstractmethod
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        """The error for an array that does not fit."""
 
     def is_seen(self, x: jax.Array) -> bool:
         """Whether a tensor is already in groups; a view of any shape cannot know."""
@@ -345,9 +344,7 @@ class OverSubChannelBlockView(GroupingView):
             if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
                 raise self._misfit(x, "has as many axes")
             return x
-        if not -x.ndim <= self.group_dim < x.ndim:
-            raise self._misfit(x, f"has no axis {self.group_dim}")
-        viewed = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+        viewed = super().__call__(x)
         if viewed.shape != expanded:
             raise self._misfit(x, f"is {viewed.shape} in groups")
         return viewed
@@ -392,14 +389,8 @@ class DynamicOverSubChannelBlockView(GroupingView):
     block_width: int = 1
     block_dim: int | None = -2
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        where = "DynamicOverSubChannelBlockView"
-        if not -x.ndim <= self.group_dim < x.ndim:
-            raise ValueError(
-                f"{where}: an array of shape {x.shape} has no axis {self.group_dim} to cut into groups.\n"
-                "  cure: group_dim = -1, the features"
-            )
-        if not self.group_padding:
-            check_divides(x.shape[self.group_dim], self.group_size, where)
-        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        return ValueError(
+            f"DynamicOverSubChannelBlockView: an array of shape {x.shape} {found} to cut into groups.\n"
+            "  cure: group_dim = -1, the features"
+        )

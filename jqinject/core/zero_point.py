@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.component import Component, component, set_given
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.number import Broadcastable, Number, initial_number, taken
+from jqinject.core.memory.number import Broadcastable, initial_number, taken
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops.clamp import choose
@@ -39,34 +39,6 @@ class ZeroZeroPoint:
     def __call__(self, x: Any = None, scale: Any = None, bit_width: Any = None) -> jax.Array:
         """A float32 zero."""
         return known_zero()
-
-
-def shift(
-    z: jax.Array,
-    scale: jax.Array,
-    bit_width: Any,
-    int_quant: IntQuantizer,
-    quantize: bool,
-    to_int: Callable[..., jax.Array] | None = None,
-) -> jax.Array:
-    """The zero point of a range that reaches `z` below zero.
-
-    Args:
-        z: distance in floats.
-        scale: float per integer step.
-        bit_width: the bit width.
-        int_quant: gives `min_int`, rounding and clamping.
-        quantize: round and clamp to an integer of the range.
-        to_int: how; None means `int_quant.to_int`.
-
-    Returns:
-        `clamp(round(z / scale + min_int))` or `z / scale + min_int`.
-    """
-    least = int_quant.min_int(bit_width)
-    if quantize:
-        least = jnp.asarray(least, dtype=jnp.float32)
-        return (to_int or int_quant.to_int)(scale, least, bit_width, z)
-    return divide(z, scale) + least
 
 
 @component
@@ -108,14 +80,6 @@ class ScaleShiftQuantZeroPoint(Component):
 ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
 
 
-class GroupwiseIntQuantizer(IntQuantizer, Protocol):
-    """An `int_quant` for tensors that are already in groups."""
-
-    def steps_to_int(
-        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
-    ) -> jax.Array: ...
-
-
 class _MemoryZeroPoint(Memory):
     """Abstract: a zero point from the distance that a memory remembers.
 
@@ -123,8 +87,11 @@ class _MemoryZeroPoint(Memory):
     """
 
     of = "zero_point"
+    rounded_by = "to_int"
+    """The method of `int_quant` that makes integers."""
     int_quant: Any
     quantize: bool
+    scale_shift_zero_point: ScaleShift | None = None
 
     def __post_init__(self) -> None:
         self.begin(taken(self))
@@ -135,16 +102,14 @@ class _MemoryZeroPoint(Memory):
         vars(self).update(int_quant=arguments["int_quant"], quantize=bool(arguments["quantize_zero_point"]))
         set_given(self, scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"))
 
-    scale_shift_zero_point: ScaleShift | None = None
-
-    def distance(self, number: Number) -> jax.Array:
-        """How far the range reaches below zero."""
-        stat, stored, collecting = number
+    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
+        """How far the range reaches below zero, in floats."""
+        stat, stored, collecting = self.number(x, task)
         z = stored if stat is None else stat if stored is None else choose(collecting, stat, stored)
         return abs_binary_sign_grad(z)
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
-        """The zero point of `x`, float32.
+        """The zero point of `x`, float32: `clamp(round(z / scale + min_int))`, or `z / scale + min_int`.
 
         Args:
             x: the tensor.
@@ -152,13 +117,14 @@ class _MemoryZeroPoint(Memory):
             bit_width: the bit width.
             task: for a statistic that is searched.
         """
-        z = self.distance(self.number(x, task))
+        z = self.distance(x, task)
         if self.scale_shift_zero_point is not None:
             return self.scale_shift_zero_point(z, scale, bit_width)
-        return self._shifted(z, scale, bit_width)
-
-    def _shifted(self, z: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
-        return shift(z, scale, bit_width, self.int_quant, self.quantize)
+        least = self.int_quant.min_int(bit_width)
+        if not self.quantize:
+            return divide(z, scale) + least
+        to_int = getattr(self.int_quant, self.rounded_by)
+        return to_int(scale, jnp.asarray(least, dtype=jnp.float32), bit_width, z)
 
 
 @component
@@ -188,10 +154,11 @@ class ParameterZeroPoint(_MemoryZeroPoint):
     quantize_zero_point: bool
     zero_point_shape: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        arguments, names = taken(self), ("zero_point_init", "zero_point_shape")
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set what the base sets, with the initial value."""
+        names = ("zero_point_init", "zero_point_shape")
         init, shape = (arguments[name] for name in names)
-        self.begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
+        super().begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
 
 
 @component
@@ -291,21 +258,32 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
 
     input_view_impl: View
     zero_point_stats_impl: Stat
-    int_quant: GroupwiseIntQuantizer
+    int_quant: IntQuantizer
     quantize_zero_point: bool
+    rounded_by = "steps_to_int"  # `to_int` would group it a second time
 
-    def distance(self, number: Number) -> jax.Array:
-        """How far the range of each group reaches below zero."""
-        return -number.statistic
-
-    def _shifted(self, z: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
-        # `to_int` would group it a second time.
-        to_int = self.int_quant.steps_to_int
-        return shift(z, scale, bit_width, self.int_quant, self.quantize, to_int)
+    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
+        """How far the range of each group reaches below zero, in floats."""
+        return -self.number(x, task).statistic
 
 
 @component
-class StatsFromParameterZeroPoint(_MemoryZeroPoint):
+class _OfParameterZeroPoint(_MemoryZeroPoint):
+    """Abstract: a zero point of a parameter, or of several that share it."""
+
+    int_quant: IntQuantizer
+    quantize_zero_point: bool
+    zero_point_stats_input_view_shape_impl: View
+    zero_point_stats_input_concat_dim: int
+    zero_point_stats_impl: Stat
+    zero_point_shape: tuple[int, ...]
+    tracked_parameter_list: Iterable[Any] = ()
+    zero_point_affine_rescaling_init: float | None = None
+    zero_point_affine_shifting_init: float | None = None
+
+
+@component
+class StatsFromParameterZeroPoint(_OfParameterZeroPoint):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 
     Args:
@@ -333,24 +311,15 @@ class StatsFromParameterZeroPoint(_MemoryZeroPoint):
         4.0
     """
 
-    int_quant: IntQuantizer
-    quantize_zero_point: bool
-    zero_point_stats_input_view_shape_impl: View
-    zero_point_stats_input_concat_dim: int
-    zero_point_stats_impl: Stat
-    zero_point_shape: tuple[int, ...]
-    tracked_parameter_list: Iterable[Any] = ()
-    zero_point_affine_rescaling_init: float | None = None
-    zero_point_affine_shifting_init: float | None = None
     scale_shift_zero_point_impl: ScaleShift | None = None
 
-    def distance(self, number: Number) -> jax.Array:
-        """How far the range reaches below zero."""
+    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
+        """How far the range reaches below zero, in floats."""
+        number = self.number(x, task)
         return -(number.stored if number.statistic is None else number.statistic)
 
 
-@component
-class ParameterFromStatsFromParameterZeroPoint(_MemoryZeroPoint):
+class ParameterFromStatsFromParameterZeroPoint(_OfParameterZeroPoint):
     """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
 
     The parameter `value` is filled at the first call in training mode (`counter` becomes 1); before that, evaluation
@@ -365,20 +334,11 @@ class ParameterFromStatsFromParameterZeroPoint(_MemoryZeroPoint):
     """
 
     kind = "filled"
-    int_quant: IntQuantizer
-    quantize_zero_point: bool
-    zero_point_stats_input_view_shape_impl: View
-    zero_point_stats_input_concat_dim: int
-    zero_point_stats_impl: Stat
-    zero_point_shape: tuple[int, ...]
-    tracked_parameter_list: Iterable[Any] = ()
-    zero_point_affine_rescaling_init: float | None = None
-    zero_point_affine_shifting_init: float | None = None
 
-    def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
-        """The zero point of `x`, float32; `task` for a statistic that is searched."""
-        z = self.distance(self.number(x, task))
-        if isinstance(task, Candidate):
-            # Before learning, a candidate keeps its sign and skips the affine map.
-            z = jnp.where(self.counter.get_value() > 0, z, sharded_as(-self.statistic(x, task), z))
-        return self._shifted(z, scale, bit_width)
+    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
+        """How far the range reaches below zero, in floats."""
+        z = super().distance(x, task)
+        if not isinstance(task, Candidate):
+            return z
+        # Before learning, a candidate keeps its sign and skips the affine map.
+        return jnp.where(self.counter.get_value() > 0, z, sharded_as(-self.statistic(x, task), z))

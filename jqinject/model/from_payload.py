@@ -17,7 +17,6 @@ from jqinject.model.site_freezing import put_in_place
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.slots import warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import Codebook
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant import (
@@ -157,7 +156,7 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
     overrides: dict[str, Any] = {}
     if groups is not None:
         overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
-    if isinstance(form.format, Codebook):
+    if form.grid.is_table:
         by_group = {} if groups is None else {"scaling_per_output_type": ScalingPerOutputType.GROUP}
         return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.format}
     if form.format is not None:

@@ -14,7 +14,6 @@ from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
 from jqinject.ops.fake_quant import fake_quantize as fake_quantize
 from jqinject.ops.fake_quant import quantize_on_grid as quantize_on_grid
 from jqinject.ops.float8_cast import FLOAT8_DTYPES as FLOAT8_DTYPES
-from jqinject.ops.float8_cast import float8_dtype as float8_dtype
 from jqinject.ops.float8_cast import float8_max as float8_max
 from jqinject.ops.float8_cast import from_float8 as from_float8
 from jqinject.ops.float8_cast import to_float8 as to_float8
@@ -28,14 +27,10 @@ from jqinject.ops.grid import half_integers as half_integers
 from jqinject.ops.grid import normal_table as normal_table
 from jqinject.ops.groups import join_groups as join_groups
 from jqinject.ops.groups import split_groups as split_groups
-from jqinject.ops.groups import spread_groups as spread_groups
-from jqinject.ops.minifloat import float_steps as float_steps
-from jqinject.ops.minifloat import from_float_steps as from_float_steps
 from jqinject.ops.minifloat import max_available_float as max_available_float
 from jqinject.ops.minifloat import max_float as max_float
 from jqinject.ops.minifloat import max_mantissa as max_mantissa
 from jqinject.ops.minifloat import to_float_grid as to_float_grid
-from jqinject.ops.packing import as_bits as as_bits
 from jqinject.ops.packing import to_bfloat16_stochastically as to_bfloat16_stochastically
 from jqinject.ops.power import by_reciprocal as by_reciprocal
 from jqinject.ops.power import divide as divide
@@ -55,4 +50,3 @@ from jqinject.ops.ste import stochastic_round_ste as stochastic_round_ste
 from jqinject.ops.ste import straight_through as straight_through
 from jqinject.ops.ste import ternary_sign_ste as ternary_sign_ste
 from jqinject.ops.ste import with_gradient_of as with_gradient_of
-from jqinject.ops.ste import with_gradient_where as with_gradient_where

@@ -232,19 +232,11 @@ def _within(compute: Compute, to_range: bool, x: jax.Array, ends: Any, others: A
 def _within_jvp(compute: Compute, to_range: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, ends, _ = primals
     value = _within(compute, to_range, *primals)
-    dx, dends = (jax.tree.map(_given, t, is_leaf=_is_zero) for t in tangents[:2])
+    dx, *dends = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], *tangents[1]))
     change = jax.checkpoint(partial(_change, to_range))(
-        x, ends, dx, dends if to_range else (None,) * len(dends)
+        x, ends, dx, dends if to_range else [None] * len(dends)
     )
     return value, change_beside(change, value)
-
-
-def _is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, SymbolicZero)
-
-
-def _given(tangent: Any) -> Any:
-    return None if _is_zero(tangent) else tangent
 
 
 def _change(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax.Array:

@@ -24,7 +24,7 @@ from jqinject.ops.minifloat import (
     max_mantissa,
     to_float_grid,
 )
-from jqinject.ops.power import exp2
+from jqinject.ops.power import exp2, integer_power, power
 from jqinject.ops.ste import nearest
 
 
@@ -65,6 +65,7 @@ class FloatGrid(Grid):
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
     max_available_float: float | None = None
+    is_minifloat = True
     learnable = ("exponent_bit_width", "mantissa_bit_width", "exponent_bias")
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class FloatGrid(Grid):
         if not isinstance(mantissa, jax.Array):
             checked_width("mantissa_bit_width", mantissa, 0, MOST_MANTISSA_BITS)
         if bias is None:
-            bias = (exp2(exponent - 1) if isinstance(exponent, jax.Array) else 2 ** (exponent - 1)) - 1
+            bias = power(exponent - 1) - 1
             object.__setattr__(self, "exponent_bias", bias)
         check_codes(mantissa, self.inf_values, self.nan_values, self.saturating)
         if self.is_learned:
@@ -125,9 +126,10 @@ class FloatGrid(Grid):
         return (-self.largest if self.signed else 0.0), self.largest
 
     @property
-    def smallest_subnormal(self) -> float:
+    def smallest_subnormal(self) -> Any:
         """The least number above 0."""
-        return 2.0 ** (1 - self.exponent_bias - self.mantissa_bit_width)
+        exponent = 1 - self.exponent_bias - self.mantissa_bit_width
+        return exp2(exponent) if self.is_learned else 2.0**exponent
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -189,12 +191,10 @@ class FloatGrid(Grid):
         mantissa, bias, sign_bit = self.mantissa_bit_width, self.exponent_bias, self._sign_bit
         wide = payload.astype(jnp.uint32)
         magnitude = wide & jnp.uint32(sign_bit - 1)
-        normal = (magnitude << (23 - mantissa)) + jnp.uint32(127 - bias << 23)
-        if 2**self.exponent_bit_width - 1 - bias > 127:
-            normal = jnp.where(magnitude >> mantissa > 127 + bias, jnp.uint32(_INF_BITS), normal)
-        subnormal = magnitude.astype(jnp.float32) * np.float32(self.smallest_subnormal)
-        is_normal = magnitude >= 2**mantissa
-        value = jnp.where(is_normal, jax.lax.bitcast_convert_type(normal, jnp.float32), subnormal)
+        field, fraction = (magnitude >> mantissa).astype(jnp.int32), magnitude & jnp.uint32(2**mantissa - 1)
+        # From 2**128 on, which only codes of no numbers reach, it is inf.
+        step = integer_power(jnp.clip(field, 1, 128 + bias + mantissa) - (bias + mantissa))
+        value = jnp.where(field > 0, fraction + 2**mantissa, fraction).astype(jnp.float32) * step
         largest, nan, inf = self._last_codes
         if inf is not None:
             value = jnp.where(magnitude == inf, jnp.inf, value)
@@ -219,24 +219,19 @@ class FloatGrid(Grid):
             Array([ 0,  2, 15,  1], dtype=uint8)
         """
         mantissa, bias = self.mantissa_bit_width, self.exponent_bias
-        bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(steps).astype(jnp.float32), jnp.uint32)
-        magnitude, sign = bits & jnp.uint32(2**31 - 1), bits >> 31
-        # To nearest, ties to even; the implicit bit of a format without a mantissa is odd.
-        dropped = 23 - mantissa
-        odd = (magnitude >> dropped) & 1 if mantissa else jnp.uint32(1)
-        normal = (magnitude + jnp.uint32(2 ** (dropped - 1) - 1) + odd) >> dropped
-        is_small = magnitude < np.float32(2.0 ** (1 - bias)).view(np.uint32)
-        small = jax.lax.bitcast_convert_type(magnitude, jnp.float32) * np.float32(1 / self.smallest_subnormal)
-        small = jnp.round(jnp.where(is_small, small, 0.0)).astype(jnp.uint32)
-        codes = jnp.where(is_small, small, normal - jnp.uint32(127 - bias << mantissa))
+        x = jax.lax.stop_gradient(steps).astype(jnp.float32)
+        field = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23
+        exponent = jnp.clip(field - 127, 1 - bias, 126 + mantissa)
+        # A fraction that is rounded up to the next power of two carries into the exponent.
+        fraction = jnp.round(jnp.abs(x) * integer_power(mantissa - exponent)).astype(jnp.int32)
         largest, nan, inf = self._last_codes
-        codes = jnp.minimum(codes, jnp.uint32(largest))
-        signs = sign * self._sign_bit
-        codes = jnp.where(codes > 0, codes | signs, 0) if self.signed else jnp.where(sign > 0, 0, codes)
-        inf_codes = jnp.uint32(nan if inf is None else inf)
-        inf_codes = inf_codes | signs if self.signed and inf is not None else inf_codes
-        codes = jnp.where(magnitude == _INF_BITS, inf_codes, codes)
-        return jnp.where(magnitude > _INF_BITS, jnp.uint32(nan), codes).astype(self.code_dtype)
+        codes = jnp.minimum(fraction + (exponent - (1 - bias) << mantissa), largest).astype(jnp.uint32)
+        signs = jnp.where(jnp.signbit(x), jnp.uint32(self._sign_bit if self.signed else 0), jnp.uint32(0))
+        codes = jnp.where(codes > 0, codes | signs, 0) if self.signed else jnp.where(x < 0, 0, codes)
+        if inf is not None:
+            codes = jnp.where(jnp.isinf(x), jnp.uint32(inf) | signs, codes)
+        is_number = jnp.isfinite(x) if inf is None else ~jnp.isnan(x)
+        return jnp.where(is_number, codes, jnp.uint32(nan)).astype(self.code_dtype)
 
     @property
     def _sign_bit(self) -> int:
@@ -321,5 +316,3 @@ DTYPE_GRIDS: Mapping[np.dtype, FloatGrid] = {
 }
 # Dtypes that JAX knows by name but has no compiled conversion for.
 NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
-
-_INF_BITS = 0x7F800000

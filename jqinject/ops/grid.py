@@ -10,9 +10,10 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import jax
@@ -39,9 +40,10 @@ class Grid(abc.ABC):
         bounds: the least and the greatest number.
         largest: the largest magnitude.
         storage: the dtype of a payload.
-        dtype: the JAX dtype whose numbers are exactly these; None if there is none.
+        dtype: the JAX float dtype whose numbers are exactly these; None if there is none.
         is_integer: whether its numbers are all integers of a range.
         is_table: whether its numbers are looked up by code.
+        is_minifloat: whether they have an exponent and a mantissa of so many bits.
         learnable: names of the fields that may be arrays.
     """
 
@@ -53,6 +55,7 @@ class Grid(abc.ABC):
     dtype: Any = None
     is_integer: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
+    is_minifloat: ClassVar[bool] = False
     learnable: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -209,12 +212,6 @@ class IntGrid(Grid):
         return -low if self.signed else high
 
     @property
-    def dtype(self) -> np.dtype | None:
-        """The integer dtype of this width; None of a narrow range, or if there is none."""
-        exact = self.bit_width in (8, 16, 32) and not self.narrow_range if not self.is_learned else False
-        return self.storage if exact else None
-
-    @property
     def storage(self) -> np.dtype:
         """The narrowest integers of whole bytes; int32 for a learned width."""
         if self.is_learned:
@@ -258,6 +255,11 @@ class Codebook(Grid):
 
     is_table = True
     storage = np.dtype(np.uint8)
+
+    @staticmethod
+    def of(values: Codebook | Iterable[float]) -> Codebook:
+        """Return a codebook, from itself or from the numbers of a table."""
+        return values if isinstance(values, Codebook) else TableGrid(tuple(values))
 
     @abc.abstractmethod
     def decode(self, payload: jax.Array) -> jax.Array:
@@ -337,11 +339,6 @@ class TableGrid(Codebook):
                 f"a codebook has 2 to {MOST_VALUES} finite numbers in ascending order, got {self.values!r:.120}"
             )
 
-    @classmethod
-    def of(cls, values: TableGrid | Iterable[float]) -> TableGrid:
-        """Return the table of some numbers; a table is returned as it is."""
-        return values if isinstance(values, TableGrid) else cls(tuple(values))
-
     @property
     def bit_width(self) -> int:
         """Bits of one index."""
@@ -376,29 +373,13 @@ class TableGrid(Codebook):
         return f"{self.bit_width}-bit table"
 
 
-NF4 = TableGrid(
-    (
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    )
-)
+NF4 = TableGrid((
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+))  # fmt: skip
 """NormalFloat4: quantiles of a normal distribution, with a 0 (Dettmers et al., 2023, "QLoRA", appendix E)."""
-
-_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 
 
 def half_integers(bit_width: int) -> TableGrid:
@@ -429,40 +410,26 @@ def normal_table(bit_width: int, iterations: int = 20) -> TableGrid:
         >>> [round(value, 3) for value in normal_table(2).values]
         [-1.51, -0.453, 0.453, 1.51]
     """
-    count = 2**bit_width
+    normal, count = NormalDist(), 2**bit_width
     levels = [-3 + 6 * i / (count - 1) for i in range(count)]
     for _ in range(iterations):
+        between = [-math.inf, *((low + high) / 2 for low, high in itertools.pairwise(levels)), math.inf]
         levels = [
-            (_density(left) - _density(right)) / mass if (mass := _mass(left, right)) > 1e-10 else level
-            for level, (left, right) in zip(levels, _cells(levels), strict=True)
+            (normal.pdf(left) - normal.pdf(right)) / mass
+            if (mass := normal.cdf(right) - normal.cdf(left)) > 1e-10
+            else level
+            for level, (left, right) in zip(levels, itertools.pairwise(between), strict=True)
         ]
     return TableGrid(tuple(levels))
 
 
-def widest_gap(values: TableGrid | Iterable[float]) -> float:
-    """Return the largest distance between neighbours of a table.
+def widest_gap(values: Codebook | Iterable[float]) -> float:
+    """Return the largest distance between neighbours of a codebook.
 
     Example:
         >>> widest_gap(half_integers(3)), widest_gap((-1, 0, 2))
         (1.0, 2.0)
     """
-    return max(high - low for low, high in itertools.pairwise(TableGrid.of(values).values))
-
-
-def largest_of(values: TableGrid | Iterable[float]) -> float:
-    """Return the largest magnitude of a table."""
-    return TableGrid.of(values).largest
-
-
-def _cells(levels: Sequence[float]) -> list[tuple[float, float]]:
-    """The interval that is rounded to each level."""
-    between = [(low + high) / 2 for low, high in itertools.pairwise(levels)]
-    return list(zip([-math.inf, *between], [*between, math.inf], strict=True))
-
-
-def _density(x: float) -> float:
-    return _DENSITY_AT_0 * math.exp(-x * x / 2)
-
-
-def _mass(left: float, right: float) -> float:
-    return (math.erf(right / math.sqrt(2)) - math.erf(left / math.sqrt(2))) / 2
+    codebook = Codebook.of(values)
+    numbers = codebook.values if isinstance(codebook, TableGrid) else sorted(codebook.table.tolist())
+    return max(high - low for low, high in itertools.pairwise(numbers))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.power import divide, exp2
+from jqinject.ops.power import divide, exp2, integer_power, power
 from jqinject.ops.ste import with_gradient_of
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -53,9 +54,25 @@ def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax
         >>> float_step(jnp.array([17.0, 15.0, 1.0, 0.0]), 3, 7).tolist()
         [2.0, 1.0, 0.125, 0.001953125]
     """
+    if isinstance(mantissa_bit_width, int) and isinstance(exponent_bias, int):
+        return _constant_step(mantissa_bit_width, exponent_bias, x)
     exponent = exponent_of(x) - mantissa_bit_width
     least = jnp.asarray(1.0 - exponent_bias - mantissa_bit_width, jnp.float32)
     return exp2(jnp.where(exponent < least, least, exponent))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _constant_step(mantissa: int, bias: int, x: jax.Array) -> jax.Array:
+    """`float_step` of constant widths, by exponent bits."""
+    exponent = (jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23) - 127
+    return integer_power(jnp.maximum(exponent, 1 - bias) - mantissa)
+
+
+@_constant_step.defjvp
+def _(mantissa: int, bias: int, primals: Any, tangents: Any) -> Any:
+    (x,), step = primals, _constant_step(mantissa, bias, *primals)
+    growing = jnp.where(jnp.abs(x) < 2.0 ** (1 - bias), jnp.inf, x)
+    return step, step * math.log(2.0) * (tangents[0] / (growing * math.log(2.0)))
 
 
 def to_float_grid(
@@ -143,9 +160,7 @@ def max_mantissa(mantissa_bit_width: Any) -> Any:
         >>> max_mantissa(3), max_mantissa(0)
         (1.875, 1.0)
     """
-    if isinstance(mantissa_bit_width, int):
-        return 2.0 - 2.0**-mantissa_bit_width
-    return 2.0 - exp2(-mantissa_bit_width)
+    return 2.0 - power(-mantissa_bit_width)
 
 
 def max_float(
@@ -170,8 +185,7 @@ def max_float(
     if all(isinstance(width, int | float) for width in (exponent_bit_width, max_mantissa, exponent_bias)):
         exponent = 2**exponent_bit_width - 1 - int(exponent_bias)
         return min(math.ldexp(max_mantissa, exponent) if exponent < 1024 else math.inf, end)
-    fields = 2**exponent_bit_width if isinstance(exponent_bit_width, int) else exp2(exponent_bit_width)
-    largest = max_mantissa * exp2(fields - 1.0 - exponent_bias)
+    largest = max_mantissa * exp2(power(exponent_bit_width) - 1.0 - exponent_bias)
     return largest if max_available_float is None else jnp.minimum(largest, end)
 
 

@@ -12,6 +12,7 @@ of their dtype, by IEEE 754's rules. Formats that use codes which IEEE 754 reser
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,12 +47,7 @@ class LowBits:
 
     def floats(self) -> Any:
         """The original pytree."""
-        leaves, structure = jax.tree.flatten(self.tree)
-        back = [
-            leaf if dtype is None else jax.lax.bitcast_convert_type(leaf, dtype)
-            for leaf, dtype in zip(leaves, self.dtypes, strict=True)
-        ]
-        return jax.tree.unflatten(structure, back)
+        return _cast(self.tree, self.dtypes)
 
 
 def as_bits(tree: Any) -> LowBits:
@@ -70,68 +66,20 @@ def as_bits(tree: Any) -> LowBits:
         >>> kept.floats()[0]
         Array([448], dtype=float8_e4m3fn)
     """
-    leaves, structure = jax.tree.flatten(tree)
+    leaves = jax.tree.leaves(tree)
     dtypes = tuple(np.dtype(leaf.dtype) if is_low_bit(leaf.dtype) else None for leaf in leaves)
-    bits = [leaf if dtype is None else _bits(leaf, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-    return LowBits(jax.tree.unflatten(structure, bits), dtypes)
+    integers = [None if dtype is None else f"uint{jnp.finfo(dtype).bits}" for dtype in dtypes]
+    return LowBits(_cast(tree, integers), dtypes)
 
 
-def _bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(dtype).bits}"))
-
-
-_PLACES = np.array([0, 4], np.uint8)
-
-
-def pack_halves(codes: jax.Array, axis: int) -> jax.Array:
-    """Codes of at most 4 bits, two in a byte: those of an axis's first half low, those of its second half high.
-
-    Unlike `Grid.pack`, which takes neighbours of the last axis, it leaves the other axes as they lie, which compiled
-    loops like.
-
-    Args:
-        codes: unsigned integers below 16, with at least one axis.
-        axis: which axis; an odd one is filled up with 0.
-
-    Returns:
-        uint8, the axis half as long.
-
-    Example:
-        >>> pack_halves(jnp.array([1, 2, 3], jnp.uint8), 0)
-        Array([49,  2], dtype=uint8)
-    """
-    axis %= codes.ndim
-    half = -(-codes.shape[axis] // 2)
-    wide = codes.astype(jnp.uint8)
-    if codes.shape[axis] % 2:
-        wide = jnp.pad(wide, [(0, place == axis) for place in range(codes.ndim)])
-    halves = wide.reshape(*codes.shape[:axis], 2, half, *codes.shape[axis + 1 :])
-    # A reduction ends a fused loop: what reads a byte twice does not compute its codes twice.
-    shifted = halves << _beside(halves, axis)
-    return jax.lax.reduce(shifted, np.uint8(0), jax.lax.bitwise_or, (axis,))
-
-
-def unpack_halves(packed: jax.Array, axis: int, length: int) -> jax.Array:
-    """The codes that `pack_halves` has packed, uint8.
-
-    Args:
-        packed: uint8.
-        axis: which axis.
-        length: of the axis before.
-
-    Example:
-        >>> unpack_halves(pack_halves(jnp.array([1, 2, 3], jnp.uint8), 0), 0, 3)
-        Array([1, 2, 3], dtype=uint8)
-    """
-    axis %= packed.ndim
-    halves = jnp.expand_dims(packed, axis)
-    codes = (halves >> _beside(halves, axis)) & jnp.uint8(15)
-    whole = codes.reshape(*packed.shape[:axis], 2 * packed.shape[axis], *packed.shape[axis + 1 :])
-    return jax.lax.slice_in_dim(whole, 0, length, axis=axis) if whole.shape[axis] != length else whole
-
-
-def _beside(halves: jax.Array, axis: int) -> jax.Array:
-    return jnp.asarray(_PLACES).reshape([2 if place == axis else 1 for place in range(halves.ndim)])
+def _cast(tree: Any, dtypes: Sequence[Any]) -> Any:
+    """A pytree whose leaves are bit-cast to dtypes of the same width, except for those with None."""
+    leaves, structure = jax.tree.flatten(tree)
+    cast = (
+        jax.lax.bitcast_convert_type(x, to) if to is not None else x
+        for x, to in zip(leaves, dtypes, strict=True)
+    )
+    return jax.tree.unflatten(structure, cast)
 
 
 PAYLOAD = "jqinject.payload"
@@ -146,9 +94,7 @@ def _with_first_gradient_of(value: jax.Array, x: jax.Array) -> jax.Array:
     return value
 
 
-@_with_first_gradient_of.defjvp
-def _with_first_gradient_of_jvp(primals: tuple[jax.Array, jax.Array], tangents: Any) -> Any:
-    return primals[0], tangents[1]
+_with_first_gradient_of.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 
 def saved(

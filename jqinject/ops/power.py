@@ -69,7 +69,7 @@ def _float32(x: ArrayLike) -> jax.Array:
     return jnp.asarray(x, dtype=jnp.float32)
 
 
-def _integer_power(exponent: jax.Array) -> jax.Array:
+def integer_power(exponent: jax.Array) -> jax.Array:
     """`2**exponent` for int32 exponents in [-126, 127], by writing the exponent bits."""
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
@@ -82,7 +82,7 @@ def _exp2(x: jax.Array) -> jax.Array:
     fraction = jnp.exp2(bounded - whole)
     exponent = jnp.clip(whole, -252.0, 254.0).astype(jnp.int32)
     half = exponent // 2
-    return fraction * _integer_power(half) * _integer_power(exponent - half)
+    return fraction * integer_power(half) * integer_power(exponent - half)
 
 
 @_exp2.defjvp
@@ -216,7 +216,13 @@ def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     return divide(x, divisor) if divisor.size == x.size else x * divide(jnp.float32(1.0), divisor)
 
 
-def _power(exponent: Any) -> Any:
+def power(exponent: Any) -> Any:
+    """`2**exponent`: a Python number of an int, else float32; see `exp2`.
+
+    Example:
+        >>> power(3), power(-1), power(jnp.float32(0))
+        (8, 0.5, Array(1., dtype=float32))
+    """
     return 2**exponent if isinstance(exponent, int) else exp2(exponent)
 
 
@@ -237,8 +243,8 @@ def max_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
         (127, 255, 254)
     """
     if signed:
-        return _power(bit_width - 1) - 1
-    return _power(bit_width) - (2 if narrow_range else 1)
+        return power(bit_width - 1) - 1
+    return power(bit_width) - (2 if narrow_range else 1)
 
 
 def min_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
@@ -257,7 +263,7 @@ def min_int(signed: bool, narrow_range: bool, bit_width: Width) -> Width:
         (-127, -128, 0)
     """
     if signed:
-        return -_power(bit_width - 1) + (1 if narrow_range else 0)
+        return -power(bit_width - 1) + (1 if narrow_range else 0)
     return cast(Any, 0 if isinstance(bit_width, int) else jnp.zeros_like(bit_width))
 
 

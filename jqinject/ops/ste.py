@@ -35,7 +35,7 @@ def straight_through(function: Elementwise) -> Elementwise:
         function: an elementwise function of one array that keeps shape and dtype.
 
     Returns:
-        A function with the values of `function` and the gradient of the identity.
+        A function with the values of `function` and the gradient of the identity; `inspect.unwrap` gives `function`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,25 +51,6 @@ def straight_through(function: Elementwise) -> Elementwise:
 
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
 """The nearest integer, ties to the even one; without the gradient of `round_ste`."""
-
-
-def toward_zero(x: ArrayLike) -> jax.Array:
-    """The integer part; without the gradient of `round_to_zero_ste`."""
-    x = jnp.asarray(x)
-    return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
-
-
-def nearest_ties_to_zero(x: ArrayLike) -> jax.Array:
-    """The nearest integer, ties to the one nearer to zero; without the gradient of `round_half_to_zero_ste`."""
-    x = jnp.asarray(x)
-    return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
-
-
-def nearest_ties_up_below_zero(x: ArrayLike) -> jax.Array:
-    """The nearest integer, as AMD's DPU finds it; without the gradient of `dpu_round_ste`."""
-    x = jnp.asarray(x)
-    tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
-    return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
 
 @straight_through
@@ -119,7 +100,8 @@ def round_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_to_zero_ste(jnp.array([1.7, -1.7]))
         Array([ 1., -1.], dtype=float32)
     """
-    return toward_zero(x)
+    x = jnp.asarray(x)
+    return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
 
 
 @straight_through
@@ -130,7 +112,9 @@ def dpu_round_ste(x: ArrayLike) -> jax.Array:
         >>> dpu_round_ste(jnp.array([-1.5, -0.5, 0.5, 1.5]))
         Array([-1., -0.,  0.,  2.], dtype=float32)
     """
-    return nearest_ties_up_below_zero(x)
+    x = jnp.asarray(x)
+    tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
+    return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
 
 @straight_through
@@ -141,7 +125,8 @@ def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_half_to_zero_ste(jnp.array([-1.5, -0.6, 0.5, 2.5, 2.6]))
         Array([-1., -1.,  0.,  2.,  3.], dtype=float32)
     """
-    return nearest_ties_to_zero(x)
+    x = jnp.asarray(x)
+    return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
 
 
 @straight_through
@@ -264,17 +249,13 @@ def stochastic_round_ste(
     x = jnp.asarray(x)
     shared = {axis % x.ndim for axis in shared_axes}
     shape = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
-    drawn = (
-        jax.random.uniform(key, shape, x.dtype)
-        if random_bits == 32
-        else uniform16(key, shape).astype(x.dtype)
-    )
-    low = jnp.floor(x)
+    draw, low = jax.random.uniform if random_bits == 32 else uniform16, jnp.floor(x)
+    drawn = draw(key, shape, x.dtype)
     return with_gradient_of(x, jnp.where(drawn < x - low, low + 1, low))
 
 
-def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half; float32.
+def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half.
 
     Source: AQT's `'custom-1'` noise.
 
@@ -290,7 +271,7 @@ def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     halves = (*shape[:-1], shape[-1] // 2) if fits else (-(-size // 2),)
     pairs = jax.lax.bitcast_convert_type(jax.random.bits(key, halves, jnp.uint32), jnp.uint16)
     drawn = pairs if fits else pairs.reshape(-1)[:size]
-    return (drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16
+    return ((drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16).astype(dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -11,7 +11,6 @@ from jqinject.core import AmaxScaling
 from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
 from jqinject.core.component import InnerModule
 from jqinject.inject import Binding
-from jqinject.ops import FloatGrid
 from jqinject.proxy.binding import QuantMetadata
 from jqinject.proxy.links import ranges_in
 from jqinject.quant_tensor.array_methods import attribute
@@ -185,21 +184,19 @@ class Answers(InnerModule):
     @property
     def is_ocp(self) -> bool:
         """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
-        form = self._minifloat()
-        return isinstance(form, FloatGrid) and form.is_ocp
+        return getattr(self._minifloat(), "is_ocp", False)
 
     @property
     def is_fnuz(self) -> bool:
         """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
-        form = self._minifloat()
-        return isinstance(form, FloatGrid) and form.is_fnuz
+        return getattr(self._minifloat(), "is_fnuz", False)
 
     def _minifloat(self) -> Any:
         if not self.is_quant_enabled:
             return None
         said = number_format(self.tensor_quant)
         form = getattr(self.sample(), "format", None) if said is None else said
-        return form if isinstance(form, FloatGrid) else None
+        return form if form is not None and form.is_minifloat else None
 
     def _of_minifloat(self, name: str) -> Any:
         form = self._minifloat()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import NF4
-from jqinject.ops.grid import half_integers, largest_of, widest_gap
+from jqinject.ops.grid import Codebook, half_integers, widest_gap
 from jqinject.quant import enums
 from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.fragments import DynamicPerRow, MaxStatsScaling
@@ -109,13 +109,17 @@ class QuestQuant(ExtendedInjector):
     bit_width = 4
     codebook = value(half_integers)
     normal_clip = value(lambda bit_width: NORMAL_CLIP[bit_width])
-    trust = value(lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / largest_of(codebook))
+    trust = value(
+        lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / Codebook.of(codebook).largest
+    )
     scaling_stats_op = enums.StatsOp.SIGMA_STD
     sigma = this.normal_clip
     std_dev_epsilon = 1e-8
     restrict_scaling_type = enums.RestrictValueType.FP
     gradient_mask_impl = core.TrustMask
-    trust_steps = value(lambda codebook, normal_clip, trust: trust * largest_of(codebook) / normal_clip)
+    trust_steps = value(
+        lambda codebook, normal_clip, trust: trust * Codebook.of(codebook).largest / normal_clip
+    )
 
 
 class QuestWeightPerChannelFloat(QuestQuant, WeightQuantSolver):

@@ -11,7 +11,6 @@ import numpy as np
 
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.quant_tensor.array_methods import ArrayMethods, attribute
@@ -363,7 +362,7 @@ def _broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def grid_name(grid: Any) -> str:
     """For example "8-bit signed"."""
-    if isinstance(grid, IntGrid):
+    if grid.is_integer:
         bits = f"{brief(grid.bit_width)}-bit" if is_concrete(grid.bit_width) else "learned bit width,"
         return f"{bits} {'signed' if grid.signed else 'unsigned'}"
-    return f"{len(grid.table)} values" if isinstance(grid, Codebook) else str(grid)
+    return f"{len(grid.table)} values" if grid.is_table else str(grid)

@@ -14,8 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 import jqinject
 import jqinject.quant as quantizers
-from jqinject.core import AmaxScaling, Float8Cast, FloatQuant
-from jqinject.core.memory.history import History
+from jqinject.core import AbsMax, AmaxScaling, Float8Cast, FloatQuant, OverOutputChannelView
 from jqinject.core.scaling.amax import scale_of_amax
 from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
@@ -46,13 +45,16 @@ def test_what_is_not_finite_is_not_hidden(dtype: Any) -> None:
 
 
 def test_the_history_is_a_window() -> None:
-    history, recent, steps = History(3), History(3, "most_recent"), jnp.zeros(3)
+    window, recent = (
+        AmaxScaling(amax_history_length=3, amax_compute_algo=by) for by in ("max", "most_recent")
+    )
     seen: list[float] = []
-    for amax in (1.0, 8.0, 0.0, 2.0, 3.0, 0.5):
-        steps, _ = history.push(steps, jnp.float32(amax))
+    for amax in (1.0, 8.0, 0.5, 2.0, 3.0, 0.0):
+        window(jnp.array([amax])), recent(jnp.array([amax]))
         seen.append(amax)
-        assert float(history.reduced(steps)) == max(seen[-3:])
-        assert float(history.newest(steps)) == float(recent.reduced(steps)) == amax
+        assert float(window.known_scale(1.0)) == max(seen[-3:])
+        assert float(window.newest) == float(recent.newest) == amax
+        assert float(recent.known_scale(1.0)) == (amax or 3.0)
 
 
 @pytest.mark.parametrize("poison", [np.inf, np.nan])
@@ -81,14 +83,16 @@ def test_a_tensor_without_a_usable_amax_takes_the_scale_of_the_last_call(
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_the_history_is_rolled_by_one_before_the_newest_is_written(length: int) -> None:
-    history, steps = History(length, rank=1), jnp.zeros((length, 2))
+    scaling = AmaxScaling(
+        AbsMax(stats_reduce_dim=1), OverOutputChannelView(), scaling_shape=(2,), amax_history_length=length
+    )
     expected = np.zeros((length, 2), np.float32)
     for step in range(1, 8):
-        steps, _ = history.push(steps, jnp.float32([step, 10 * step]))
+        scaling(jnp.float32([[step], [10 * step]]))
         expected = np.roll(expected, -1, axis=0)
         expected[0] = step, 10 * step
-        np.testing.assert_array_equal(steps, expected)
-    np.testing.assert_array_equal(history.reduced(steps), expected.max(0))
+        np.testing.assert_array_equal(scaling.amax_history.get_value(), expected)
+    np.testing.assert_array_equal(scaling.known_scale(1.0), expected.max(0))
 
 
 @pytest.mark.parametrize("delayed", [True, False])

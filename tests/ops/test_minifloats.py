@@ -177,3 +177,12 @@ def test_numbers_beside_halfway_get_the_nearest_entry(table: TableGrid, ties_up:
         np.testing.assert_array_equal(
             table.encode(jnp.asarray(x), ties_up=ties_up), np.arange(near.size) + goes_up
         )
+
+
+def test_the_gradient_of_rounding_is_finite_beside_the_least_normal_float():
+    tiny = jnp.float32([1.2e-38, -1.5e-38, 0.0, 1.0])
+
+    def rounded(x):
+        return ops.to_float_grid(x, 3, 7, ops.round_ste).sum()
+
+    np.testing.assert_array_equal(jax.grad(rounded)(tiny), jnp.ones(4))

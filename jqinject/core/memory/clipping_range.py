@@ -16,7 +16,7 @@ from jqinject.core._protocols import Restrict, View, groups_of, takes_cut
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.policy import Policy
+from jqinject.core.memory.policy import Policy, mean, mean_after
 from jqinject.core.state import Part, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.views import cut_of
@@ -25,31 +25,6 @@ from jqinject.ops.cut import Cut, told_if_gathered
 from jqinject.ops.power import by_reciprocal, divide, quotient
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
 from jqinject.ops.ste import nearest
-
-
-def axes_that_share(
-    ndim: int, shared: tuple[int, ...] | None, channels: tuple[int, ...], cut: int | None
-) -> tuple[int, ...]:
-    """The axes that share a range.
-
-    Args:
-        ndim: axes of the tensor, with groups counted as two.
-        shared: the axes that share a range; None means all but `channels`.
-        channels: the axes with a range for each index.
-        cut: the axis that is cut into groups, if any.
-
-    Example:
-        >>> axes_that_share(3, None, (0,), None), axes_that_share(3, None, (0,), 1)
-        ((1, 2), (2,))
-    """
-    if cut is None:
-        return others(ndim, channels) if shared is None else _within(ndim, shared)
-    cut = cut % (ndim - 1)
-    if shared is not None:
-        return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
-    channels = _within(ndim - 1, channels)
-    _check_apart(cut, channels)
-    return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
 
 def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
@@ -70,6 +45,9 @@ def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     """All other axes of a tensor."""
     kept = _within(ndim, axes)
     return tuple(axis for axis in range(ndim) if axis not in kept)
+
+
+MEAN = ("counter", "sum_of_max", "sum_of_min")
 
 
 class SimpleMovingAverage(Memory):
@@ -123,17 +101,25 @@ class SimpleMovingAverage(Memory):
         Returns:
             The range, shaped as `batch`; differentiable in `batch` where it entered.
         """
-        high, low = self.after((batch.high, batch.lowest), update)
+        count, *sums = (self.record.get_raw_value()[name] for name in MEAN)
+        ends = tuple([shaped(end, count.shape) for end in (batch.high, batch.lowest)])
+        if update:
+            ends, count, sums, _ = mean_after(self.policy, ends, count, tuple(sums))
+            self.record.set_value(dict(zip(MEAN, (count, *sums), strict=True)))
+        else:
+            ends = mean(ends, count, tuple(sums))
+        high, low = (shaped(end, batch.high.shape) for end in ends)
         return ClippingRange(high, None if batch.low is None else low)
 
     def has_range(self) -> bool | None:
         """None: the quantizer answers, which knows whether its range is fixed."""
         return None
 
-    def mean(self, like: ClippingRange) -> ClippingRange:
-        """The mean range, shaped as another one, which may be abstract; zeros if no batch has entered."""
-        high, low = (mean.reshape(like.high.shape) for mean in self.means())
-        return ClippingRange(high, None if like.low is None else low)
+    def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
+        """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
+        count, *sums = (self.record.get_raw_value()[name] for name in MEAN)
+        high, low = (shaped(total / jnp.maximum(count, 1), (1,) * ndim) for total in sums)
+        return ClippingRange(high, low if two_ends else None)
 
 
 def range_along(
@@ -166,18 +152,11 @@ def range_of_batch(
     return jax.tree.map(mean, found)
 
 
-def abstract_range(method: RangeMethod, ndim: int) -> ClippingRange:
-    """The range, without axes, that a method finds in a tensor of `ndim` axes: abstract."""
-    return (_cached if isinstance(method, Hashable) else _abstract)(method, ndim)
+@lru_cache(maxsize=256)
+def _has_two_ends(method: RangeMethod) -> bool:
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    return jax.eval_shape(lambda x: method(x, (0,)), one).low is not None
 
-
-def _abstract(method: RangeMethod, ndim: int) -> ClippingRange:
-    one = jax.ShapeDtypeStruct((1,) * ndim, jnp.float32)
-    found = jax.eval_shape(lambda x: method(x, tuple(range(ndim))), one)
-    return jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), found)
-
-
-_cached = lru_cache(maxsize=256)(_abstract)
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 MOST_BITS = 24  # rounding is in float32, which holds no wider integers
@@ -309,7 +288,8 @@ class RangeScaling(Component):
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point may be nonzero: the range has two ends, as far as its method's structure says."""
-        return abstract_range(self.calibration_impl, 1).low is not None
+        method = self.calibration_impl
+        return (_has_two_ends if isinstance(method, Hashable) else _has_two_ends.__wrapped__)(method)
 
     @property
     def is_dynamic(self) -> bool:
@@ -342,7 +322,7 @@ class RangeScaling(Component):
         if average is None:
             return self._of_tensor(x, names)
         if average.settled and self.use_running_average:
-            return average.mean(abstract_range(method, x.ndim))
+            return average.mean(self.has_zero_point)
         batch = range_of_batch(method, x, tuple(self.batch_axes), names)
         return average(batch, not self.use_running_average)
 
@@ -353,9 +333,7 @@ class RangeScaling(Component):
             ndim: the number of axes, each of size 1, that its ends get.
         """
         assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
-        ends = abstract_range(self.calibration_impl, ndim)
-        one = jax.tree.map(lambda _: jnp.zeros((1,) * ndim, jnp.float32), ends)
-        return self.averaging_impl(one, update=False)
+        return self.averaging_impl.mean(self.has_zero_point, ndim)
 
     def _of_tensor(self, x: jax.Array, names: Names) -> ClippingRange:
         """The range of the given tensor, in the shape of the view."""
@@ -368,14 +346,28 @@ class RangeScaling(Component):
         if cut is None:
             return range_along(method, view(x), shared, names)
         if not takes_cut(method):
-            x = told_if_gathered(x, (axis,), _gathers(method, groups[0], x.shape, axis))
+            gathers = (
+                f"{type(method).__name__} needs groups of {groups[0]}, which cross shards: a tensor of shape "
+                f"{x.shape} is gathered for it if it is sharded along axis {axis}.\n"
+                "  cure: a range method that takes a Cut for its axes and says takes_cut = True; see "
+                "jqinject.core.RangeMethod"
+            )
+            x = told_if_gathered(x, (axis,), gathers)
             return range_along(method, view(x), shared, names)
         beside = tuple(each - (each > axis) for each in shared if each != axis + 1)
         found = range_along(method, x, replace(cut, beside=beside), names)
         return found if is_split(x) else jax.tree.map(cut.in_two, found)
 
     def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:
-        return axes_that_share(ndim, self.shared_axes, tuple(self.channelwise_axes), cut)
+        """The axes that share a range, of a tensor of `ndim` axes, where the groups of the `cut` one count as two."""
+        shared, channels = self.shared_axes, tuple(self.channelwise_axes)
+        if cut is None:
+            return others(ndim, channels) if shared is None else _within(ndim, shared)
+        if shared is not None:
+            return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
+        channels = _within(ndim - 1, channels)
+        _check_apart(cut, channels)
+        return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale of a symmetric range, in numbers of a minifloat."""
@@ -407,15 +399,6 @@ class RangeScaling(Component):
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
-
-
-def _gathers(method: Any, size: int, shape: tuple[int, ...], axis: int) -> str:
-    return (
-        f"{type(method).__name__} needs groups of {size}, which cross shards: a tensor of shape "
-        f"{shape} is gathered for it if it is sharded along axis {axis}.\n"
-        "  cure: a range method that takes a Cut for its axes and says takes_cut = True; see "
-        "jqinject.core.RangeMethod"
-    )
 
 
 def scale_and_zero_point(

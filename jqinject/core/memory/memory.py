@@ -25,16 +25,14 @@ from jqinject.core.memory.number import (
     DISTANCE,
     AffineRescaling,
     Broadcastable,
-    Domain,
     Number,
-    _Array,
     _kept,
 )
-from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after, mean, mean_after
+from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import statistic_of
-from jqinject.ops.clamp import all_finite, shaped
+from jqinject.ops.clamp import all_finite
 from jqinject.ops.reductions import parts_of
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import with_gradient_of
@@ -71,19 +69,11 @@ class Memory(Component):
         record: `counter` and what is averaged, if something is.
         stats, view: the statistic, if any, and its view.
         shape: of the statistic.
-        rule: from the number to a scale; None for zero points and ranges.
+        rule: from the number to a scale; that of distances for zero points and ranges.
         searches: whether the statistic is searched.
         concat_dim: the axis along which views of several tracked parameters are joined.
         broadcastable, in_groups: how a statistic of the given tensor gets a shape that broadcasts with it: by a
             function of the statistic and the tensor's shape, or as groups.
-
-    Example:
-        >>> class Mean(Memory):
-        ...     def __init__(self):
-        ...         self.remember(Policy("mean"), {"total": 0.0})
-        >>> memory = Mean()
-        >>> [float(memory.after((jnp.float32(x),), update=True)[0]) for x in (1.0, 3.0, float("inf"))]
-        [1.0, 2.0, 2.0]
     """
 
     of: ClassVar[str] = "scaling"
@@ -91,20 +81,20 @@ class Memory(Component):
     default_view: ClassVar[Any] = Identity()
 
     policy: Policy
-    value: QuantParam | None = None
-    record: QuantStat | None = None
+    value: QuantParam = None  # type: ignore[assignment]
+    record: QuantStat = None  # type: ignore[assignment]
     counter, buffer, running_stats = Part(), Part(), Part()
     stats: Any = None
     view: Any = None
     shape: tuple[int, ...] = ()
-    rule: Any = None
+    rule: Any = DISTANCE
     searches: bool = False
     concat_dim: int = 0
     broadcastable: Broadcastable | None = None
     in_groups: bool = False
     affine_rescaling: AffineRescaling | None = None
     tracked_parameters: nnx.List[nnx.Variable[Any]] | None = None
-    constant: _Array | None = None
+    constant: tuple[bytes, tuple[int, ...]]  # of the policy `constant`: float32, static
     use_running_average: bool
 
     # Construction
@@ -123,7 +113,7 @@ class Memory(Component):
         if kind in ("constant", "learned"):
             held = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
-                held = {"constant": _Array(stored.tobytes(), stored.shape)}
+                held = {"constant": (stored.tobytes(), stored.shape)}
             vars(self).update(policy=Policy(kind), **held)
             return
         stats = arguments[f"{of}_stats_impl"]
@@ -156,7 +146,7 @@ class Memory(Component):
             vars(self).update(value=QuantParam(float_array(self._empty("value"), shape)))
         collected = arguments.get("collected_range", arguments.get("collected_zero_point"))
         if collected is not None:
-            self.commit(self.domain.to_stored(float_array(collected, shape)))
+            self.commit(self.rule.to_stored(float_array(collected, shape)))
 
     def remember(self, policy: Policy, numbers: dict[str, float]) -> None:
         """Make the record of a policy.
@@ -174,16 +164,13 @@ class Memory(Component):
 
     def _affine(self, arguments: dict[str, Any], shape: tuple[int, ...]) -> AffineRescaling | None:
         """The affine map for an initial factor and shift, or None."""
-        factor = arguments.get(f"{self.of}_affine_rescaling_init")
-        shift = arguments.get(f"{self.of}_affine_shifting_init")
-        if factor is not None:
-            return AffineRescaling(shape, factor, shift)
-        if shift is not None:
+        factor, shift = (arguments.get(f"{self.of}_affine_{part}_init") for part in ("rescaling", "shifting"))
+        if factor is None and shift is not None:
             raise ValueError(
                 f"{type(self).__name__}: {self.of}_affine_shifting_init={shift} needs a factor as well: give "
                 f"{self.of}_affine_rescaling_init=1.0."
             )
-        return None
+        return None if factor is None else AffineRescaling(shape, factor, shift)
 
     def _empty(self, name: str) -> float:
         return 1.0 if name == "running_stats" else EMPTY[self.of]
@@ -191,11 +178,6 @@ class Memory(Component):
     # What it is
 
     set_view = set_view
-
-    @property
-    def domain(self) -> Domain:
-        """How a statistic is stored."""
-        return DISTANCE if self.rule is None else self.rule
 
     @property
     def scale_dtype(self) -> np.dtype | None:
@@ -230,46 +212,18 @@ class Memory(Component):
         """
         kind = self.policy.kind
         if kind == "learned":
-            assert self.value is not None
             return Number(stored=self.value.get_value())
         if kind == "constant":
-            assert self.constant is not None
-            return Number(stored=jnp.asarray(self.constant.array()))
+            data, shape = self.constant
+            return Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
         if kind == "filled":
             return self._filled(x, task, made)
         if kind == "now":
-            stat = self.statistic(x, task)
-            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+            return self._mapped(self.statistic(x, task))
         if self.use_running_average or x.size == 0:
             return self._settled()
         x = x.astype(jnp.float32)
         return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
-
-    def after(self, numbers: tuple[jax.Array, ...], update: bool) -> tuple[jax.Array, ...]:
-        """The means of the policy `mean`: of all batches, the present one included.
-
-        In evaluation before the first batch they are the given numbers.
-
-        Args:
-            numbers: of the present batch, in the order of the names in the record.
-            update: whether they enter.
-
-        Returns:
-            The means, shaped as the numbers; differentiable in them where they entered.
-        """
-        count, held = self._held()
-        flat = tuple(shaped(number, count.shape) for number in numbers)
-        if update:
-            means, count, held, _ = mean_after(self.policy, flat, count, held)
-            self._hold(count, held)
-        else:
-            means = mean(flat, count, held)
-        return tuple(shaped(one, number.shape) for one, number in zip(means, numbers, strict=True))
-
-    def means(self) -> tuple[jax.Array, ...]:
-        """The means of the policy `mean`, without numbers; zeros if no batch has entered."""
-        count, held = self._held()
-        return tuple(total / jnp.maximum(count, 1) for total in held)
 
     def statistic(self, x: Any, task: Task = None) -> jax.Array:
         """The statistic of `x`, or of the tracked parameters."""
@@ -299,12 +253,11 @@ class Memory(Component):
         return Number(stored=self.affine_rescaling(self._stored(stat)))
 
     def _stored(self, stat: jax.Array) -> jax.Array:
-        domain = self.domain
+        domain = self.rule
         return domain.to_stored(domain.clamped(stat))
 
     def _filled(self, x: Any, task: Task, made: Any) -> Number:
         """The parameter, or what will fill it; with the gradient of the parameter."""
-        assert self.value is not None
         learned, done = self.value.get_value(), self.counter.get_value() > 0
 
         def first() -> jax.Array:
@@ -323,7 +276,7 @@ class Memory(Component):
             # A shared quantizer is called once per weight: the gradient of every call goes to the parameter.
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
             self.value.set_value(with_gradient_of(learned, filled))
-            self._hold(keep.astype(jnp.float32), ())
+            self.counter.set_value(keep.astype(jnp.float32))
         return Number(stored=with_gradient_of(learned, current))
 
     def _running(self, x: jax.Array, task: Task) -> Number:
@@ -331,16 +284,15 @@ class Memory(Component):
         stats = self.stats
         stat = stats(x, task) if self.searches else statistic_of(stats, self.view, x, of_parameter=False)
         stat = stat if stat.shape == self.shape else self._shaped(stat)
-        count, held = self._held()
-        held, count, _ = self.policy.after(held, (jax.lax.stop_gradient(stat),), count)
-        self._hold(count, held)
+        held = self.record.get_raw_value()
+        number = jax.lax.stop_gradient(stat)
+        (averaged,), count, _ = self.policy.after((held["running_stats"],), (number,), held["counter"])
+        self.record.set_value({"counter": count, "running_stats": averaged})
         return self._mapped(stat)
 
     def _collecting(self, x: jax.Array, task: Task, made: Any) -> Number:
         """Statistic and parameter, one of which is used; collects and hands over."""
-        assert self.value is not None
-        assert self.record is not None
-        policy, domain, record = self.policy, self.rule or DISTANCE, self.record.get_raw_value()
+        policy, domain, record = self.policy, self.rule, self.record.get_raw_value()
         count, held = record["counter"], record["buffer"]
         collecting = count < policy.limit
         if self.searches:
@@ -362,33 +314,20 @@ class Memory(Component):
         """The number in evaluation; changes no state."""
         if self.policy.kind == "running":
             return self._mapped(self.running_stats.get_value())
-        assert self.value is not None
         still_collecting = self.counter.get_value() <= self.policy.limit
-        collected = self.domain.to_stored(self.buffer.get_value())
+        collected = self.rule.to_stored(self.buffer.get_value())
         return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State
 
-    def _held(self) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """The counter and what is averaged, by name."""
-        assert self.record is not None
-        held = self.record.get_raw_value()
-        return held["counter"], tuple(held[name] for name in sorted(held) if name != "counter")
-
-    def _hold(self, count: jax.Array, numbers: tuple[jax.Array, ...]) -> None:
-        assert self.record is not None
-        names = sorted(name for name in self.record.get_raw_value() if name != "counter")
-        self.record.set_value({"counter": count, **dict(zip(names, numbers, strict=True))})
-
     def begin_calibration(self) -> None:
         """Restart the average, for any number of batches."""
         if self._averages:
-            count, held = self._held()
-            if self.policy.kind == "mean":
-                held = tuple(jnp.zeros_like(total) for total in held)
-            else:
+            held, mean = self.record.get_raw_value(), self.policy.kind == "mean"
+            fresh = held if mean else ("counter",)
+            self.record.set_value({**held, **{name: jnp.zeros_like(held[name]) for name in fresh}})
+            if not mean:
                 self.policy = replace(self.policy, calibrates=True)
-            self._hold(jnp.zeros_like(count), held)
             self.use_running_average = False
 
     def end_calibration(self) -> None:
@@ -401,13 +340,14 @@ class Memory(Component):
 
     def _fill(self, due: jax.Array) -> None:
         """Move the buffer into the parameter, for each layer (of a stack) where that is due."""
-        assert self.value is not None
         value, held, count = self.value.get_value(), self.buffer.get_value(), self.counter.get_value()
         fills = due.reshape(*due.shape, *(1,) * (value.ndim - due.ndim))
-        collected = jax.lax.stop_gradient(self.domain.to_stored(held))
+        collected = jax.lax.stop_gradient(self.rule.to_stored(held))
         self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
         over = jnp.float32(self.policy.steps + 1)
-        self._hold(jnp.where(due, over, count), (jnp.where(fills, collected, held),))
+        self.record.set_value(
+            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
+        )
 
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.
@@ -415,9 +355,9 @@ class Memory(Component):
         Args:
             stored: in the domain of the rule, of the shape of `value`.
         """
-        assert self.value is not None
         self.value.set_value(stored)
-        self._hold(jnp.full_like(self.counter.get_value(), self.policy.steps + 1), (stored,))
+        over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
+        self.record.set_value({"counter": over, "buffer": stored})
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
         """See `Rescales`."""
@@ -426,7 +366,7 @@ class Memory(Component):
         if self.value is None:
             return {}
         value = self.value.get_value()
-        if self.rule is not None:
+        if self.rule is not DISTANCE:
             return {"value": self.rule.to_stored(factors.times(self.rule.from_stored(value)))}
         factors.check_signs()  # a range that reaches below zero would reach above it
         return {"value": factors.times(value)}
@@ -470,16 +410,16 @@ class Memory(Component):
             if name.partition(".")[0] in (*names, "stats", "rule", "int_quant")
         }
         running = [n for n in ("running_stats", "runtime_stats.running_stats") if n in entries]
-        if running and "value" not in own and self.rule is not None and self.value is not None:
+        if running and "value" not in own and self.rule is not DISTANCE and self.value is not None:
             stat = jnp.abs(jnp.asarray(entries[running[0]]).astype(jnp.float32))
-            own["value"] = self.domain.to_stored(self.domain.clamped(stat))
+            own["value"] = self.rule.to_stored(self.rule.clamped(stat))
             if self.policy.kind == "learned":
                 own["value"] = own["value"].reshape(self.value.get_value().shape)
             own.pop("counter", None)
         return own if own or self.policy.kind == "collected" else entries
 
     def _complete_collected(self, known: dict[str, Any]) -> None:
-        domain = self.domain
+        domain = self.rule
         if "value" in known and "buffer" not in known:
             stored = jnp.asarray(known["value"]).astype(jnp.float32)
             read = domain.from_stored(stored)  # a learned scale may be negative, a statistic is not

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.core import check
@@ -35,35 +34,9 @@ class Number(NamedTuple):
     collecting: Any = None
 
 
-class Domain(Protocol):
-    """How a statistic becomes the number that is stored and learned."""
-
-    @property
-    def least(self) -> float | None:
-        """What a statistic is at least, if that is enough to bound it."""
-        ...
-
-    @property
-    def stores_statistic(self) -> bool:
-        """Whether a clamped statistic is stored as it is."""
-        ...
-
-    def clamped(self, stat: jax.Array, /) -> jax.Array:
-        """The statistic, bounded from below."""
-        ...
-
-    def to_stored(self, value: jax.Array, /) -> jax.Array:
-        """From a value to the domain in which it is learned."""
-        ...
-
-    def from_stored(self, stored: jax.Array, /) -> jax.Array:
-        """From the domain in which it is learned to the value."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Distance:
-    """Distances in floats, learned directly: zero points."""
+    """Distances in floats, learned directly: zero points. See `ScaleRule`."""
 
     least = None
     stores_statistic = True
@@ -100,32 +73,15 @@ class AffineRescaling(InnerModule):
         return y if self.affine_bias is None else y + self.affine_bias.get_value()
 
 
-@dataclass(frozen=True)
-class _Array:
-    """A float32 array as a static value, compared by content."""
-
-    data: bytes
-    shape: tuple[int, ...]
-
-    def array(self) -> np.ndarray:
-        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
-
-
 CHECKS: dict[str, check.Check] = {
-    "scaling_shape": check.integers,
-    "zero_point_shape": check.integers,
-    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
-    "force_parameter": check.flag,
-    "quantize_zero_point": check.flag,
-    "scaling_stats_input_concat_dim": check.integer,
-    "zero_point_stats_input_concat_dim": check.integer,
+    **dict.fromkeys(("scaling_shape", "zero_point_shape"), check.integers),
+    **dict.fromkeys(("force_parameter", "quantize_zero_point", "shared_per_row"), check.flag),
+    **{f"{of}_stats_input_concat_dim": check.integer for of in ("scaling", "zero_point")},
     "group_dim": check.integer,
-    "shared_per_row": check.flag,
+    "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
 }
-
-
 NUMBERS = re.compile(
-    "(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
+    r"(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
 )
 
 

@@ -10,7 +10,7 @@
 | `mean`        | the mean of all batches, the present one included         | `counter` and a sum for each number     |
 | `collected`   | the batch's statistic for some steps, then a parameter    | `value`, `counter`, `buffer`            |
 
-Delayed scaling remembers the statistics of several steps: `history.py`.
+Delayed scaling remembers the statistics of several steps: `AmaxScaling`.
 
 A batch enters only if its numbers are finite. An empty batch is treated as in evaluation, and evaluation changes no
 state. The record of a memory (`counter` and what is averaged) is one Variable.

@@ -12,7 +12,7 @@ from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.component import component
 from jqinject.core.quantizers.quantizer import Quantizer, Rounded
 from jqinject.ops.fake_quant import Offset
-from jqinject.ops.grid import Codebook, TableGrid
+from jqinject.ops.grid import Codebook
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_where
 
@@ -50,8 +50,7 @@ class CodebookQuant(Quantizer):
     gradient_mask_impl: GradientMask | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codebook, Codebook):
-            vars(self)["codebook"] = TableGrid(tuple(self.codebook))
+        vars(self)["codebook"] = Codebook.of(self.codebook)
 
     @property
     def format(self) -> Codebook:

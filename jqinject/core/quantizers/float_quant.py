@@ -28,7 +28,7 @@ from jqinject.core.component import Component, component
 from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded, through_ends
 from jqinject.core.quantizers.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
-from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.scaling.two_levels import RuntimeDynamicTwoLevelScaling
 from jqinject.core.statistics.search import Search, scale_of

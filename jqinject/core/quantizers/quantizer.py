@@ -34,7 +34,6 @@ from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_po
 from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import Offset, known_zero
-from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 
@@ -85,7 +84,7 @@ class Quantized:
     def __iter__(self) -> Iterator[Any]:
         form, pre = self.grid, self.pre_scale
         numbers = (self.value, self.scale, _shown(self.zero_point))
-        if not isinstance(form, FloatGrid):
+        if not form.is_minifloat:
             return iter(
                 (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
             )
@@ -104,7 +103,7 @@ class Quantized:
         grid = self.grid
         if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
-        if not isinstance(grid, FloatGrid):
+        if not grid.is_minifloat:
             form = (grid.bit_width, grid.signed)
             return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
         if self.levels is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,22 +57,10 @@ def _rounded(quantizer: Any, grid: Any, x: jax.Array, scales: BlockScales) -> ja
             nothing = jax.lax.bitcast_convert_type(x, jnp.uint32) << 1 == 0
             steps = jnp.where(nothing, 0.0, steps)
         steps = jnp.clip(steps, -2.0 * grid.largest, 2.0 * grid.largest)  # the clamp takes no less
-        near = _to_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, quantizer.float_to_int_impl)
+        near = to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, quantizer.float_to_int_impl)
         return quantizer.clamped(near, grid)
 
     return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
-
-
-def _to_grid(x: jax.Array, mantissa: Any, bias: Any, rounding: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """`to_float_grid` of numbers of ordinary size, without its derivative: by exponent bits, which takes less time."""
-    if not isinstance(mantissa, int) or not isinstance(bias, int):
-        return to_float_grid(x, mantissa, bias, rounding)
-    field = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23
-    exponent = jnp.clip(field - 127, 1 - bias, 64) - mantissa
-    step, inverse = (
-        jax.lax.bitcast_convert_type((127 + power) << 23, jnp.float32) for power in (exponent, -exponent)
-    )
-    return rounding(x * inverse) * step
 
 
 def _errors(

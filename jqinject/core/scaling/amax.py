@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import InitVar, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,12 +15,11 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.component import InnerModule, component, set_view
-from jqinject.core.memory.history import History
 from jqinject.core.state import GradSlot, GradStat, Part, QuantStat, float_array, has_numbers
 from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.statistics.statistic import TwoPhaseStat, in_place
 from jqinject.core.views import OverTensorView
-from jqinject.ops.clamp import choose, known_zeros
+from jqinject.ops.clamp import choose, known_zeros, no_change
 from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as
@@ -47,6 +49,19 @@ def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: floa
     return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(last, scale.shape), scale))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_gradient(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    return function(*arrays)
+
+
+def _no_gradient(function: Callable[..., jax.Array], primals: Any, tangents: Any) -> Any:
+    found = _without_gradient(function, *primals)
+    return found, no_change(found)
+
+
+_without_gradient.defjvp(_no_gradient, symbolic_zeros=True)
+
+
 @component
 class AmaxScaling(InnerModule):
     """A scale from largest magnitudes, `s = amax * 2 ** margin / threshold`, and the record of them.
@@ -64,7 +79,10 @@ class AmaxScaling(InnerModule):
         scaling_stats_input_view_shape_impl: its view.
         scaling_shape: shape of the scale; `()` for one scale.
         delayed: whether the scale is that of the earlier steps.
-        amax_history_length, amax_compute_algo, keeps_infinite: the memory, see `History`.
+        amax_history_length: the steps remembered.
+        amax_compute_algo: what they are reduced to: their "max", or the "most_recent".
+        keeps_infinite: let inf and nan in, as TransformerEngine does: the scale then stays as it is until the step is
+            forgotten. Otherwise a step with an amax that is not finite leaves the history unchanged.
         margin: multiplies the scale by `2 ** margin`: headroom before saturation.
         scaling_init: the scale before the first step.
         scaling_min_val: the minimum of the amax; None for none.
@@ -73,7 +91,9 @@ class AmaxScaling(InnerModule):
 
     Attributes:
         record: one Variable with all of the following.
-        amax_history: the amax of each step, float32, `(amax_history_length, *scaling_shape)`, zeros at first.
+        amax_history: the amax of each step, float32, `(amax_history_length, *scaling_shape)`, zeros at first; a stack
+            of layers has further axes in front. Element 0 is the newest, then come the last element and so on backwards
+            to the oldest, element 1. (Flax's layout: roll by -1, then write element 0.)
         scale: the scale of the last step, float32, of `scaling_shape`.
         step_amax, step_scale: the largest amax and scale of the step so far; -inf and 0 before the first.
         slot: where a backward pass reports; gradients only.
@@ -96,45 +116,47 @@ class AmaxScaling(InnerModule):
 
     scaling_stats_impl: Stat = AbsMax()
     scaling_stats_input_view_shape_impl: View = OverTensorView()
-    scaling_shape: InitVar[tuple[int, ...]] = ()
+    scaling_shape: tuple[int, ...] = ()
     delayed: bool = True
-    amax_history_length: InitVar[int] = 1024
-    amax_compute_algo: InitVar[str] = "max"
-    keeps_infinite: InitVar[bool] = False
+    amax_history_length: int = 1024
+    amax_compute_algo: str = "max"
+    keeps_infinite: bool = False
     margin: float = 0.0
     scaling_init: InitVar[float] = 1.0
     scaling_min_val: float | None = None
     amax_of_gradient: InitVar[bool] = False
     axis_name: Any = None
-    history: History = field(init=False)
     record: QuantStat | GradStat = field(init=False)
     slot: GradSlot | None = field(init=False, default=None)
     in_step: bool = field(init=False, default=False)
     use_running_average: bool = field(init=False, default=False)
     amax_history, scale, step_amax, step_scale = Part(), Part(), Part(), Part()
 
-    def __post_init__(
-        self,
-        scaling_shape: tuple[int, ...],
-        amax_history_length: int,
-        amax_compute_algo: str,
-        keeps_infinite: bool,
-        scaling_init: float,
-        amax_of_gradient: bool,
-    ) -> None:
-        where, optional = "AmaxScaling", check.optional(check.number)
-        check.fields(self, delayed=check.flag, margin=check.between(-32, 32), scaling_min_val=optional)
+    def __post_init__(self, scaling_init: float, amax_of_gradient: bool) -> None:
+        where, no_history = (
+            "AmaxScaling",
+            "without a history, use delayed = False (the ...Current quantizers).",
+        )
+        flags = dict.fromkeys(("delayed", "keeps_infinite"), check.flag)
+        optional = check.optional(check.number)
+        at_least_one = check.between(
+            1, math.inf, check.integer, f". For a scale from the tensor itself, {no_history}"
+        )
+        check.fields(self, margin=check.between(-32, 32), scaling_min_val=optional, **flags)
+        check.fields(self, amax_history_length=at_least_one)
+        check.fields(self, amax_history_length=check.between(-math.inf, 2**20))
+        if self.amax_compute_algo not in ("max", "most_recent"):
+            by = self.amax_compute_algo
+            raise ValueError(f"{where}: amax_compute_algo must be one of 'max', 'most_recent', got {by!r}")
         check.minimum(self.scaling_min_val, where, "scaling_min_val")
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
-        shape = check.integers(scaling_shape, where, "scaling_shape")
-        self.in_step = self.use_running_average = (
-            False  # of the instance: an attribute that appears later retraces
-        )
-        self.history = History(amax_history_length, amax_compute_algo, keeps_infinite, len(shape))
+        shape = self.scaling_shape = check.integers(self.scaling_shape, where, "scaling_shape")
+        # Of the instance: an attribute that appears later retraces.
+        self.in_step = self.use_running_average = False
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
         numbers = {
-            "amax_history": float_array(0.0, (amax_history_length, *shape)),
+            "amax_history": float_array(0.0, (self.amax_history_length, *shape)),
             "scale": float_array(scaling_init, shape),
             "step_amax": float_array(-np.inf, shape),
             "step_scale": float_array(0.0, shape),
@@ -148,14 +170,20 @@ class AmaxScaling(InnerModule):
     @property
     def newest(self) -> jax.Array:
         """The amax of the last step, float32, of `scaling_shape`."""
-        return self.history.newest(self.amax_history.get_value())
+        return jax.lax.index_in_dim(self.amax_history.get_value(), 0, self._axis, keepdims=False)
+
+    @property
+    def _axis(self) -> int:
+        """The axis of the steps, counted from the back."""
+        return -1 - len(self.scaling_shape)
 
     def known_scale(self, threshold: Any) -> jax.Array:
         """The scale known before the tensor, used for a tensor without a usable amax."""
         last = self.scale.get_value()
         if not self.delayed:
             return last
-        amax = self.history.reduced(self.amax_history.get_value())
+        most_recent = self.amax_compute_algo == "most_recent"
+        amax = self.newest if most_recent else jnp.max(self.amax_history.get_value(), axis=self._axis)
         return scale_of_amax(amax, last, threshold, self.margin)
 
     def __call__(self, x: jax.Array, threshold: Any = 1.0) -> jax.Array:
@@ -183,11 +211,11 @@ class AmaxScaling(InnerModule):
     def _amax(self, x: jax.Array) -> jax.Array:
         """The magnitude of `x` over all its shards and mapped axes, float32, of `scaling_shape`."""
         last = self.scale.get_value()
-        if not x.size:
-            return jnp.zeros_like(last)
+        return _without_gradient(self._measured, x, last) if x.size else jnp.zeros_like(last)
+
+    def _measured(self, x: jax.Array, last: jax.Array) -> jax.Array:
         view = self.scaling_stats_input_view_shape_impl
-        x = jax.lax.stop_gradient(x).astype(jnp.float32)
-        stat, viewed = in_place(self.scaling_stats_impl, view, x)
+        stat, viewed = in_place(self.scaling_stats_impl, view, x.astype(jnp.float32))
         two_phases = isinstance(stat, TwoPhaseStat)
         amax = stat.statistic(stat.measured(viewed, detached=True)) if two_phases else stat(viewed)
         amax = jnp.maximum(amax, self.scaling_min_val) if self.scaling_min_val else amax
@@ -201,7 +229,7 @@ class AmaxScaling(InnerModule):
         steps = self.amax_history.get_value()
         if not self.delayed:
             return None
-        axes = tuple(range(steps.ndim - 1 - self.history.rank, steps.ndim))
+        axes = tuple(range(self._axis, 0))
         return not has_numbers(steps) or bool(np.all(np.any(on_host(steps) > 0, axis=axes)))
 
     def begin_calibration(self) -> None:
@@ -259,9 +287,18 @@ class AmaxScaling(InnerModule):
         self.in_step = False
 
     def _push(self, amax: jax.Array) -> jax.Array:
-        """Enter a step's amax; return whether it did."""
-        steps, enters = self.history.push(self.amax_history.get_value(), amax)
-        self.amax_history.set_value(steps)
+        """Enter a step's amax in the place of the oldest; return whether it did: per channel, all or none do."""
+        steps, length, axis = self.amax_history.get_value(), self.amax_history_length, self._axis
+        enters = amax != -jnp.inf if self.keeps_infinite else jax.lax.is_finite(amax)
+        enters = jnp.all(enters, axis=tuple(range(axis + 1, 0)), keepdims=True) if axis < -1 else enters
+        older = [
+            jax.lax.slice_in_dim(steps, start, stop, axis=axis)
+            for start, stop in ((2, length), (0, 1))
+            if start < stop and length > 1
+        ]
+        rolled = jax.lax.concatenate([jnp.expand_dims(amax, axis), *older], steps.ndim + axis)
+        each = jnp.expand_dims(enters, axis) if enters.ndim else enters
+        self.amax_history.set_value(choose(each, rolled, steps))
         return enters
 
     def claim_slot(self) -> jax.Array:

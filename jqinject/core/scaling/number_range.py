@@ -9,7 +9,7 @@ Divisors of truncated accumulators: `trunc_scaling_impl(q, b_in, b_out, signed)`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,18 +17,10 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
-from jqinject.core.clamp import TensorClamp, largest_float
+from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import Component, component
+from jqinject.ops.minifloat import max_float
 from jqinject.ops.power import exp2, max_int, min_int
-
-
-def _signedness(given: bool | None, own: bool | None, where: str) -> bool:
-    signed = own if given is None else given
-    if signed is None:
-        raise ValueError(
-            f"{where}: whether the integers are signed is not known. Build it with signed=True or False."
-        )
-    return signed
 
 
 @dataclass(frozen=True)
@@ -63,11 +55,15 @@ class IntScaling:
         Raises:
             ValueError: when signedness is unknown, or the range has no steps (1 bit, narrow).
         """
-        steps = self._steps(_signedness(signed, self.signed, type(self).__name__), bit_width)
+        where, signed = type(self).__name__, self.signed if signed is None else signed
+        if signed is None:
+            raise ValueError(
+                f"{where}: whether the integers are signed is not known. Build it with signed=True or False."
+            )
+        steps = self._steps(signed, bit_width)
         if isinstance(steps, int) and steps == 0:
             raise ValueError(
-                f"{type(self).__name__}: {bit_width} bit {self._none}, or BinaryQuant for the two values -scale and "
-                "+scale."
+                f"{where}: {bit_width} bit {self._none}, or BinaryQuant for the two values -scale and +scale."
             )
         return steps
 
@@ -98,7 +94,7 @@ class MaxIntScaling(IntScaling):
 
 
 @dataclass(frozen=True)
-class PowerOfTwoIntScaling:
+class PowerOfTwoIntScaling(IntScaling):
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
 
     Args:
@@ -109,19 +105,10 @@ class PowerOfTwoIntScaling:
         128
     """
 
-    is_constant = True
-    signed: bool | None = None
+    narrow_range: bool = field(init=False, repr=False, default=False)
 
-    def __post_init__(self) -> None:
-        check.fields(self, signed=check.optional(check.flag))
-
-    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
-        """The number of steps: a Python int for an int bit width, else a float32 array.
-
-        Raises:
-            ValueError: when signedness is unknown.
-        """
-        return max_int(_signedness(signed, self.signed, "PowerOfTwoIntScaling"), False, bit_width) + 1
+    def _steps(self, signed: bool, bit_width: int | jax.Array) -> int | jax.Array:
+        return max_int(signed, False, bit_width) + 1
 
 
 @dataclass(frozen=True)
@@ -171,7 +158,7 @@ class FloatScaling:
 
     def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
         """A Python float for constant widths, else a float32 array."""
-        return largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        return max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
 
 
 @dataclass(frozen=True)

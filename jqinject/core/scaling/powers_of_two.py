@@ -32,7 +32,6 @@ from jqinject.ops.float8_cast import (
     round_up_exponent,
     scale_of_exponent,
 )
-from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
@@ -111,7 +110,6 @@ class FloorExponent:
         return floor_exponent(amax, largest)
 
 
-@dataclass(frozen=True)
 class CeilExponent(FloorExponent):
     """`ceil(log2 amax) - emax`."""
 
@@ -138,7 +136,6 @@ class EvenExponent(FloorExponent):
         return even_exponent(amax, largest, self.mantissa_bit_width)
 
 
-@dataclass(frozen=True)
 class RoundUpExponent(FloorExponent):
     """`ceil(log2(amax / largest))`: the least with which nothing is clamped."""
 
@@ -173,7 +170,7 @@ class SharedExponentScaling(Dynamic):
         [[1.0], [2.0]]
     """
 
-    scale_dtype = POWERS_OF_TWO
+    scale_dtype = POWERS_OF_TWO  # type: ignore[assignment]
     input_view_impl: View
     scaling_stats_impl: Stat
     exponent_impl: FloorExponent
@@ -242,8 +239,8 @@ class QuantRestrictValue(Unchanged, Component):
         result: Any = self.restrict_value_float_to_int_impl(x)
         value, scale, *_ = result
         grid = getattr(result, "grid", None)
-        if isinstance(grid, FloatGrid):  # the smallest positive minifloat
-            scale = scale * exp2(jnp.asarray(1 - grid.exponent_bias - grid.mantissa_bit_width, jnp.float32))
+        if grid is not None and grid.is_minifloat:
+            scale = scale * grid.smallest_subnormal
         if value.ndim != x.ndim:
             scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
             value = ungrouped(value, x)

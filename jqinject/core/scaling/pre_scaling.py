@@ -10,7 +10,7 @@ Zero points that are added before rounding and not subtracted after.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, field
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +19,7 @@ from flax import nnx
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
-from jqinject.core.component import InnerModule, component
+from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import clamp_scale
 from jqinject.core.state import QuantParam
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
@@ -161,13 +161,9 @@ class InputAwarePreScaling(NormParameter):
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
-        width, centered, shape = (
-            self.accumulator_bit_width_impl(),
-            self.zero_centered,
-            self.pre_scaling_shape or (),
-        )
+        width, centered, shape = self.accumulator_bit_width_impl(), self.zero_centered, self.pre_scaling_shape
         budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
-        sizes = (1,) * (q.ndim - len(shape)) + shape
+        sizes = (1,) * (q.ndim - len(shape or ())) + (shape or ())
         axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
         return within_budget(q, budget, axes, zero_centered=centered)
 
@@ -283,13 +279,11 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
 
 def _known(bits: Any) -> int | None:
     """Bits as a Python int; None if traced."""
-    if isinstance(bits, int):
-        return bits
     return round(float(bits)) if is_concrete(bits) else None
 
 
-@dataclass(frozen=True)
-class PreZeroCenterZeroPoint:
+@component
+class PreZeroCenterZeroPoint(Component):
     """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
 
     Differs from Brevitas: the mean of no numbers is 0 (there: nan).
@@ -313,12 +307,8 @@ class PreZeroCenterZeroPoint:
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        check.fields(
-            self,
-            stats_reduce_dim=check.optional(check.integer),
-            pre_zero_point_stats_input_view_shape_impl=check.component,
-            pre_zero_point_shape=check.optional(check.integers),
-        )
+        shape = check.optional(check.integers)
+        check.fields(self, stats_reduce_dim=check.optional(check.integer), pre_zero_point_shape=shape)
 
     def get_zero_center(self, x: jax.Array) -> jax.Array:
         """The shift that centers `x`: minus the means, float32."""

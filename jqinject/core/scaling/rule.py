@@ -298,13 +298,14 @@ class ScaleRule(Component):
     least: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        restrict, keeps = self.restrict_scaling_impl, _keeps_positive(self.restrict_scaling_impl)
+        restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
+        keeps = class_fact(type(restrict), "keeps_positive") is True
         keeps_stored = keeps and not keeps_sign(restrict)
         set_given(
             self,
             keeps_positive=keeps,
             keeps_stored=keeps_stored,
-            keeps_threshold=_keeps_positive(self.restrict_threshold_impl or restrict),
+            keeps_threshold=class_fact(type(of_threshold or restrict), "keeps_positive") is True,
             stores_statistic=keeps_stored and self.of_magnitude,
             least=self.floor if self.of_magnitude else None,
         )
@@ -339,13 +340,20 @@ class ScaleRule(Component):
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
 
 
+@component
 class MemoryScaling(Memory):
     """Abstract: a scale by a rule from the number of a memory.
 
     A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+
+    Args:
+        scaling_min_val: the minimum before the division; never less than 2**-64.
+
+    Raises:
+        ValueError: `scaling_min_val` is negative or not finite.
     """
 
-    rule: ScaleRule
+    scaling_min_val: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.begin(taken(self))
@@ -399,5 +407,14 @@ class MemoryScaling(Memory):
         return scale if after is None else after(scale)
 
 
-def _keeps_positive(restrict: Restrict) -> bool:
-    return bool(class_fact(type(restrict), "keeps_positive"))
+@component
+class DividedScaling(MemoryScaling):
+    """Abstract: a scale whose number is divided by the threshold.
+
+    Args:
+        restrict_threshold_impl: which values of the threshold are allowed; None means `restrict_scaling_impl`.
+        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
+    """
+
+    restrict_threshold_impl: Restrict | None = field(default=None, kw_only=True)
+    restrict_scale_threshold_impl: Restrict | None = field(default=None, kw_only=True)

@@ -18,7 +18,7 @@ Scales of blocks in two levels, from the given tensor at every call.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.component import Component, component
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.number import taken
-from jqinject.core.views import GroupingView
+from jqinject.core.views import cut_of
 from jqinject.ops.groups import block_of, elements_axis
 from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
@@ -63,20 +63,16 @@ class BlockScales(NamedTuple):
         return jnp.clip(x, -LARGEST, LARGEST)
 
 
-class BlockScaleImpl(Protocol):
-    """`block_scale_impl`: the scales that a block may have; if it has several, `errors` says what each number costs.
+class BlockScaleImpl(Component):
+    """Abstract `block_scale_impl`: the scales of a block; if it has several, `errors` says what each number costs.
 
     Attributes:
         reaches_largest: whether the largest block scale is always the largest number of e4m3.
         keeps_negative_zero: whether a zero with a sign keeps it; negative numbers that are rounded to zero do.
     """
 
-    @property
-    def reaches_largest(self) -> bool: ...
-    @property
-    def keeps_negative_zero(self) -> bool: ...
-
-    def __call__(self, block: jax.Array, shared: jax.Array, /) -> tuple[BlockScales, ...]: ...
+    reaches_largest: bool = False
+    keeps_negative_zero = False
 
 
 def _raised(shared: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -95,40 +91,34 @@ def to_e4m3(x: jax.Array) -> jax.Array:
     return jnp.minimum(to_float_grid(jnp.minimum(x, E4M3_MAX), 3, 7, jnp.round), E4M3_MAX)
 
 
-class _Encoded(NamedTuple):
+class _Encoded:
     """Both maxima, raised, and what follows from the tensor's.
 
     Attributes:
         block, shared: raised.
+        largest: what the tensor's becomes.
         encode: `largest / shared`, from 0 (which is 1) to the largest float32.
         decode: `1 / encode`.
         raised, lowered: factors of `_raised`.
     """
 
-    block: jax.Array
-    shared: jax.Array
-    encode: jax.Array
-    decode: jax.Array
-    raised: jax.Array
-    lowered: jax.Array
+    def __init__(self, block: jax.Array, shared: jax.Array, e4m3_max: float) -> None:
+        self.raised, self.lowered = _raised(shared)
+        self.block, self.shared, self.largest = block * self.raised, shared * self.raised, E2M1_MAX * e4m3_max
+        ratio = divide(jnp.full_like(self.shared, self.largest), self.shared)
+        encode = jnp.minimum(ratio, LARGEST * self.lowered)
+        self.encode = jnp.where(encode == 0, 1.0, encode)
+        self.decode = divide(jnp.ones_like(self.encode), self.encode)
 
-    @classmethod
-    def of(cls, block: jax.Array, shared: jax.Array, e4m3_max: float) -> _Encoded:
-        raised, lowered = _raised(shared)
-        shared = shared * raised
-        encode = jnp.minimum(divide(jnp.full_like(shared, E2M1_MAX * e4m3_max), shared), LARGEST * lowered)
-        encode = jnp.where(encode == 0, 1.0, encode)
-        return cls(block * raised, shared, encode, divide(jnp.ones_like(encode), encode), raised, lowered)
-
-    def scales(self, block: jax.Array, e4m3_max: float) -> BlockScales:
+    def scales(self, block: jax.Array) -> BlockScales:
         """The scales, given those of the blocks."""
         factor = jnp.minimum(divide(jnp.ones_like(block), block * self.decode), LARGEST * self.lowered)
-        shared = divide(self.shared, E2M1_MAX * e4m3_max)
+        shared = divide(self.shared, self.largest)
         return BlockScales(block, shared * self.lowered, block * shared * self.lowered, (self.raised, factor))
 
 
 @component
-class NVFP4Scales(Component):
+class NVFP4Scales(BlockScaleImpl):
     """NVFP4's scales as TransformerEngine computes them: `s = e4m3(a * (G * (1 / 6)))`, `factor = 1 / (s * (1 / G))`.
 
     `G = 2688 / A`, at most the largest float32. Blocks far below the largest one get the scale 0.
@@ -146,7 +136,6 @@ class NVFP4Scales(Component):
     """
 
     reaches_largest = True
-    keeps_negative_zero = False
     folded: bool = True
 
     def __post_init__(self) -> None:
@@ -159,17 +148,14 @@ class NVFP4Scales(Component):
             block: the largest magnitude of each block, float32.
             shared: that of the tensor, or of each row; broadcasts.
         """
-        known = _Encoded.of(block, shared, E4M3_MAX)
-        scale = (
-            known.block * (known.encode * SIXTH)
-            if self.folded
-            else divide(known.block, E2M1_MAX) * known.encode
-        )
-        return (known.scales(to_e4m3(scale), E4M3_MAX),)
+        known = _Encoded(block, shared, E4M3_MAX)
+        block, encode = known.block, known.encode
+        scale = block * (encode * SIXTH) if self.folded else divide(block, E2M1_MAX) * encode
+        return (known.scales(to_e4m3(scale)),)
 
 
 @component
-class FourOverSixScales(Component):
+class FourOverSixScales(BlockScaleImpl):
     """Two scales to choose from: the largest number of a block becomes 6, or 4, whose neighbours are nearer.
 
     `s6 = e4m3((a / 6) * G)` and `s4 = e4m3(1.5 * (a / 6) * G)` with `G = 6 * e4m3_max / A`; ties take `s6`.
@@ -191,8 +177,6 @@ class FourOverSixScales(Component):
         (Array([224., 448.], dtype=float32), Array([320., 448.], dtype=float32))
     """
 
-    reaches_largest = False
-    keeps_negative_zero = False
     error: Literal["mae", "mse"] = "mae"
     e4m3_max: float = E4M3_MAX
     scaled_error: bool = False
@@ -206,9 +190,9 @@ class FourOverSixScales(Component):
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """Both scales; arguments as of `NVFP4Scales`."""
-        known = _Encoded.of(block, shared, self.e4m3_max)
+        known = _Encoded(block, shared, self.e4m3_max)
         base = divide(known.block, E2M1_MAX) * known.encode
-        return tuple(known.scales(to_e4m3(times * base), self.e4m3_max) for times in (1.0, 1.5))
+        return tuple(known.scales(to_e4m3(times * base)) for times in (1.0, 1.5))
 
     def errors(
         self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, shared: jax.Array
@@ -221,18 +205,18 @@ class FourOverSixScales(Component):
             scales: with these scales.
             shared: the largest magnitude of the tensor, or of each row.
         """
-        known = _Encoded.of(shared, shared, self.e4m3_max)
+        known = _Encoded(shared, shared, self.e4m3_max)
         rounded = minifloats * scales.block
         if self.scaled_error:
             off = rounded - x * known.raised * known.encode
         else:
-            off = divide(rounded * known.shared, E2M1_MAX * self.e4m3_max) - x * known.raised
+            off = divide(rounded * known.shared, known.largest) - x * known.raised
         # The bound keeps a compiler from fusing the square with the sum that follows.
         return jnp.abs(off) if self.error == "mae" else jax.lax.clamp(0.0, off * off, jnp.inf)
 
 
 @component
-class LeastNormalScales(Component):
+class LeastNormalScales(BlockScaleImpl):
     """NVFP4's scales as torchao computes them: at least 2**-6, so that no block gets the scale 0.
 
     `s = e4m3(clip(a / 6 / t, 2**-6, 448))` and `factor = (1 / t) / s`, with `t = A / 2688` or, in one level, 1.
@@ -256,16 +240,15 @@ class LeastNormalScales(Component):
         check.fields(self, two_levels=check.flag)
 
     @property
-    def reaches_largest(self) -> bool:
+    def reaches_largest(self) -> bool:  # type: ignore[override]
         """Whether the largest block scale is always 448."""
         return self.two_levels
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales; arguments as of `NVFP4Scales`."""
-        scale = divide(block, E2M1_MAX)
         one = jnp.ones_like(shared)
         if not self.two_levels:
-            scale = to_e4m3(jnp.maximum(scale, self.least))
+            scale = to_e4m3(jnp.maximum(divide(block, E2M1_MAX), self.least))
             return (BlockScales(scale, one, scale, (divide(jnp.ones_like(scale), scale),)),)
         raised, lowered = _raised(shared)
         shared = divide(shared * raised, E2M1_MAX * E4M3_MAX)
@@ -337,8 +320,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         if not self.shared_per_row:
             shared = jnp.max(block)
         else:
-            view: Any = self.view
-            cut = view.cut(x) if isinstance(view, GroupingView) else None
+            cut = cut_of(self.view, x)
             axis = elements_axis(self.group_dim) - 1 if cut is None else cut.axis
             shared = jnp.max(block, axis=axis, keepdims=True)
         return Candidates(self.block_scale_impl(block, shared), shared)

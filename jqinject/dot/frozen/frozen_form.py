@@ -13,9 +13,10 @@ import numpy as np
 
 from jqinject.dot.frozen.frozen_groups import wide_metadata
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import Codebook, FloatGrid
+from jqinject.ops import Codebook, FloatGrid, Grid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
+from jqinject.quant_tensor.public_tensors import int_grid
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class FrozenForm:
     signed: bool = True
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """The number format."""
+        return int_grid(self.bit_width, self.signed) if self.format is None else self.format
 
     @property
     def shape(self) -> tuple[int, ...]:

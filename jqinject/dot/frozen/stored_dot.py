@@ -26,7 +26,6 @@ from jqinject.dot.kernels.stored_rows import (
 )
 from jqinject.dot.tensors.common_groups import wide_dimensions
 from jqinject.native.stored_matmul import StoredRows, float_matmul
-from jqinject.ops import Codebook
 from jqinject.ops.groups import split_groups
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import varying_with
@@ -85,8 +84,8 @@ def reads_stored(form: FrozenForm, dtype: Any) -> bool:
 @lru_cache(maxsize=256)
 def _table(form: FrozenForm) -> tuple[float, ...] | None:
     """What 16 numbers in 4 bits stand for; None of other payloads."""
-    if isinstance(form.format, Codebook):
-        values = list(map(float, form.format.table))
+    if form.grid.is_table:
+        values = list(map(float, form.grid.table))
         return tuple(values + values[-1:] * (16 - len(values))) if len(values) <= 16 else None
     if form.format is None:
         return TABLES.get(form.stored.dtype.name)

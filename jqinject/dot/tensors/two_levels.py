@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.groups import elements_axis
-from jqinject.ops.packing import pack_halves, unpack_halves
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
@@ -58,8 +56,7 @@ class TwoLevels:
     """An operand as the arrays that a derivative rule takes and keeps.
 
     Attributes:
-        numbers: of the forward pass, minifloats in float32; of a backward pass their codes, of 4 bits two in a
-            byte.
+        numbers: of the forward pass, minifloats in float32; of a backward pass their codes, as their format packs them.
         block: the scales of blocks; of a backward pass one byte each.
         shared: the level that these share.
         groups, dim: how its axis is cut.
@@ -84,9 +81,7 @@ class TwoLevels:
 
     def for_backward(self) -> TwoLevels:
         """What a backward pass keeps: codes and scales in their own bits."""
-        codes = self.format.codes(self.numbers)
-        if self.format.bit_width <= 4:
-            codes = pack_halves(codes, elements_axis(self.dim))
+        codes = self.format.pack(self.format.codes(self.numbers))
         block = self.block.astype(BLOCK_DTYPE)
         rest = (self.shared, self.groups, self.dim, self.format, self.dtype)
         return TwoLevels(codes, block, *rest, packed=self.numbers.shape)
@@ -95,10 +90,7 @@ class TwoLevels:
         """The tensor again."""
         numbers, block = self.numbers, self.block.astype(jnp.float32)
         if self.packed is not None:
-            axis = elements_axis(self.dim)
-            if self.format.bit_width <= 4:
-                numbers = unpack_halves(numbers, axis, self.packed[axis])
-            numbers = self.format.decode(numbers)
+            numbers = self.format.decode(self.format.unpack(numbers, self.packed))
         scale = block * self.shared
         levels = Levels(numbers, block, self.shared)
         made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.core.scaling.from_statistics import ParameterFromRuntimeStatsScaling
+from jqinject.core.scaling.of_memory import ParameterFromRuntimeStatsScaling
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.cache_names import PROXIES, CacheScale

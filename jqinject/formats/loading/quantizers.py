@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jqinject.core.memory.memory import Memory
-from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (

@@ -13,7 +13,6 @@ from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.rows import Rows
 from jqinject.formats.saving.weights import Weight, sizes_of
 from jqinject.formats.stored_matrix import NumberFormat
-from jqinject.ops import Codebook
 from jqinject.quant_tensor import (
     Groups,
     is_grouped,
@@ -67,7 +66,7 @@ def rows_of_frozen(weight: Weight) -> Rows:
         has_zero_point=zero is not None,
     )
     factor = np.asarray(numbers["scale_factor"]) if "scale_factor" in numbers else None
-    table = form.format.table if isinstance(form.format, Codebook) else None
+    table = form.grid.table if form.grid.is_table else None
     group = matrix.shape[1] if groups is None else groups.size
     return Rows(matrix, scale, zero, group, made, factor, table)
 
@@ -141,7 +140,4 @@ def codes_of(inner: Any, form: FrozenForm, path: str) -> tuple[str, Any]:
 
 def name_of(form: FrozenForm) -> str:
     """The name of a minifloat in `NumberFormat`; empty for any other."""
-    found = form.format
-    if found is None or isinstance(found, Codebook):
-        return ""
-    return NAMES.get(np.dtype(found.dtype).name, "") if found.dtype is not None else ""
+    return "" if form.grid.dtype is None else NAMES.get(form.grid.dtype.name, "")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.transforms import Permutation
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.quantizers import LARGEST, input_quantizer, static_format

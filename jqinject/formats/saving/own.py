@@ -15,7 +15,6 @@ from jqinject.formats.saving.column_orders import group_of_each
 from jqinject.formats.saving.frozen_rows import codes_of, name_of
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
-from jqinject.ops import Codebook
 from jqinject.quant_tensor import is_grouped
 
 
@@ -73,8 +72,8 @@ def own_layout(weight: Weight, inputs: InputFormat | None) -> tuple[dict[str, np
                 f"{weight.path} is a stack with a factor of scales for each layer, which is not written"
             )
         tensors[f"{name}.scale_factor"] = factor.reshape(())
-    if isinstance(form.format, Codebook):
-        tensors[f"{name}.table"] = form.format.table
+    if form.grid.is_table:
+        tensors[f"{name}.table"] = form.grid.table
     settings: dict[str, Any] = {"kind": kind, "bits": bits, "signed": form.signed, "name": name_of(form)}
     settings |= {"shape": list(codes.shape), "group": None if groups is None else groups.size}
     if inputs is not None:

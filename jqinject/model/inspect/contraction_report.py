@@ -252,7 +252,7 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     if layer.contraction == "float":
         return "contraction='float'"
     form = _float_format(layer)
-    if isinstance(form, Codebook):
+    if form is not None and form.is_table:
         return "no backend contracts indices into a table: runs dequantized"
     if form is not None and _has_groups(layer):
         return f"{form} with a scale for each group: runs dequantized"

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
 from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.number import DISTANCE
 from jqinject.core.state import kind_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 
@@ -26,7 +27,7 @@ COUNTERS = ("counter", "count", "countdown")
 def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
     """The components that store scales, and how these are restricted."""
     for path, node in index.places:
-        if isinstance(node, Memory) and node.rule is not None:
+        if isinstance(node, Memory) and node.rule is not DISTANCE:
             yield path, node.rule.restrict_scaling_impl
 
 

@@ -82,12 +82,12 @@ def _learned(
     below = jnp.floor(places)
 
     def rounded(value: jax.Array, hard: bool) -> jax.Array:
-        codes = bounded_codes(below + shape.share(value, hard), integers)
+        codes = bounded_codes(below + shape(value, hard), integers)
         return (codes - grid.zero_point) * grid.scale
 
     def error(value: jax.Array) -> tuple[jax.Array, jax.Array]:
         errors = squared_errors(rounded(value, False) - original, hessian)
-        return jnp.sum(errors), shape.share(value, False)
+        return jnp.sum(errors), shape(value, False)
 
     def one(count: jax.Array, state: Adam) -> Adam:
         return step_of_shares(error, given, state, count.astype(jnp.float32))

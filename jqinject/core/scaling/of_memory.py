@@ -1,6 +1,4 @@
-"""Scales from statistics of parameters and of batches, and learned steps.
-
-Scales from statistics of the quantized parameters or of run-time tensors.
+"""Scales that are constant, learned, or from statistics of parameters, of batches or of the given tensor.
 
 Common arguments:
 
@@ -29,22 +27,159 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
 from jqinject.core.component import component, set_given
-from jqinject.core.memory.number import Number
+from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.memory.number import Broadcastable, Number, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
-from jqinject.core.scaling.rule import MemoryScaling
+from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, MemoryScaling
 from jqinject.core.statistics.search import Task
 from jqinject.core.views import OverBatchOverTensorView
 from jqinject.ops.clamp import choose
+from jqinject.ops.groups import block_of
 from jqinject.ops.ste import with_gradient_of
 
 
+class _InitialScaling(DividedScaling):
+    """Abstract: a scale that starts at, or is, a given number."""
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set what the base sets, with the initial value in the learned domain."""
+        where, names = type(self).__name__, ("scaling_init", "scaling_shape")
+        restrict = arguments["restrict_scaling_impl"] or FloatRestrictValue()
+        init = initial_number(arguments["scaling_init"], arguments.get("scaling_shape"), where, names)
+        if isinstance(init, jax.core.Tracer):
+            return super().begin(arguments, restrict.restrict_init_tensor(init))
+        numbers = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
+        check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
+        super().begin(arguments, np.asarray(numbers, dtype=np.float32).reshape(init.shape))
+
+
 @component
-class StatsFromParameterScaling(MemoryScaling):
+class ConstScaling(_InitialScaling):
+    """A constant scale: `s = restrict(scaling_init) / threshold`.
+
+    It is static: neither in the state nor in checkpoints.
+
+    Args:
+        scaling_init: the value, a number or an array that broadcasts with the tensor.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
+
+    Raises:
+        ValueError: when `scaling_init` is not finite, or not positive (it may be negative with
+            `SignedFloatRestrictValue`).
+
+    Example:
+        >>> float(ConstScaling(0.5)(jnp.ones(3))), float(ConstScaling(0.5)(jnp.ones(3), 4))
+        (0.5, 0.125)
+    """
+
+    kind = "constant"
+    scaling_init: Any
+    restrict_scaling_impl: Restrict | None = None
+
+
+@component
+class ParameterScaling(_InitialScaling):
+    """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
+
+    The parameter is kept in the domain of the restriction: `log2(scaling_init)` for logarithmic and
+    power-of-two scales.
+
+    Differs from Brevitas: without a threshold the scale has the shape of the parameter (there: broadcast with
+    `(1,)`).
+
+    Args:
+        scaling_init: initial value, a number or an array of `scaling_shape`.
+        scaling_shape: shape of the parameter; None means that of `scaling_init`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
+
+    Raises:
+        ValueError: when the shapes disagree, or `scaling_init` is not finite, or not positive where its
+            logarithm is learned.
+
+    Example:
+        >>> float(ParameterScaling(6.0)(jnp.ones(3)))
+        6.0
+        >>> from jqinject.core.scaling.rule import PowerOfTwoRestrictValue
+        >>> ParameterScaling(6.0, (3,), PowerOfTwoRestrictValue())(jnp.ones(3))
+        Array([8., 8., 8.], dtype=float32)
+    """
+
+    kind = "learned"
+    scaling_init: Any
+    scaling_shape: tuple[int, ...] | None = None
+    restrict_scaling_impl: Restrict | None = None
+
+
+@component
+class RuntimeDynamicStatsScaling(DividedScaling, Dynamic):
+    """The statistic of the given tensor: `s = restrict(stat(view(x))) / threshold`. No state.
+
+    Args:
+        scaling_stats_impl: the statistic.
+        scaling_stats_input_view_shape_impl: its view; None for no view.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
+        dynamic_scaling_broadcastable_fn: function of the statistic and the tensor's shape that returns the statistic in
+            a shape that broadcasts; None leaves it unchanged, with trailing axes of size 1 if needed (rows of a
+            matrix).
+
+    Example:
+        >>> from jqinject.core import AbsMax
+        >>> scaling = RuntimeDynamicStatsScaling(AbsMax(stats_reduce_dim=-1, keepdim=True))
+        >>> scaling(jnp.array([[1.0, -3.0], [0.5, 0.0]]), 2)
+        Array([[1.5 ],
+               [0.25]], dtype=float32)
+    """
+
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View | None = None
+    restrict_scaling_impl: Restrict | None = None
+    dynamic_scaling_broadcastable_fn: Broadcastable | None = None
+
+
+@component
+class RuntimeDynamicGroupStatsScaling(DividedScaling, Dynamic):
+    """A scale for each group of the given tensor: `s = restrict(stat(groups(x))) / threshold`. No state.
+
+    Args:
+        group_size: elements of a group, or both lengths of a block.
+        group_dim: the axis to cut.
+        input_view_impl: the grouping view.
+        scaling_stats_impl: the statistic of a group, keeping the reduced axis with size 1.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
+
+    Raises:
+        ValueError: a group size below 1.
+
+    Example:
+        >>> from jqinject.core import AbsMax, DynamicOverSubChannelBlockView
+        >>> scaling = RuntimeDynamicGroupStatsScaling(
+        ...     2, -1, DynamicOverSubChannelBlockView(2, -1), AbsMax(stats_reduce_dim=-1, keepdim=True))
+        >>> scaling(jnp.array([1.0, -3.0, 0.5, 0.0])).tolist()
+        [[3.0], [0.5]]
+    """
+
+    group_size: int | tuple[int, int]
+    group_dim: int
+    input_view_impl: View
+    scaling_stats_impl: Stat
+    restrict_scaling_impl: Restrict | None = None
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set the groups, and what the base sets."""
+        self.group_size = block_of(arguments["group_size"], type(self).__name__)[0]
+        self.group_dim = arguments["group_dim"]
+        super().begin(arguments, stored)
+
+
+@component
+class StatsFromParameterScaling(DividedScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
     With at most one tracked parameter, the given tensor is used and nothing is stored. Several are kept as Variables,
@@ -59,7 +194,6 @@ class StatsFromParameterScaling(MemoryScaling):
         ValueError: for a shift without a factor; (when called) a wrong `scaling_shape`, or views that cannot be joined.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax, OverTensorView
         >>> scaling = StatsFromParameterScaling(AbsMax(), OverTensorView())
         >>> scaling(jnp.array([[1.0, -3.81], [2.0, 0.0]]), 127)
@@ -73,11 +207,8 @@ class StatsFromParameterScaling(MemoryScaling):
     scaling_shape: tuple[int, ...] = ()
     force_parameter: bool = False
     restrict_scaling_impl: Restrict | None = None
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
     scaling_affine_rescaling_init: float | None = None
     scaling_affine_shifting_init: float | None = None
-    scaling_min_val: float | None = None
 
 
 class ParameterFromStatsFromParameterScaling(StatsFromParameterScaling):
@@ -92,7 +223,6 @@ class ParameterFromStatsFromParameterScaling(StatsFromParameterScaling):
         ValueError: as `StatsFromParameterScaling`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax, OverTensorView
         >>> scaling = ParameterFromStatsFromParameterScaling(AbsMax(), OverTensorView())
         >>> float(scaling(jnp.array([1.0, -3.0]))), float(scaling(jnp.array([1.0, -5.0])))
@@ -103,7 +233,7 @@ class ParameterFromStatsFromParameterScaling(StatsFromParameterScaling):
 
 
 @component
-class RuntimeStatsScaling(MemoryScaling):
+class RuntimeStatsScaling(DividedScaling):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) / threshold`.
 
     Like batch normalization. State: `running_stats`, and `counter`, the number of batches in it. An empty batch is
@@ -115,7 +245,6 @@ class RuntimeStatsScaling(MemoryScaling):
         ValueError: for a momentum out of range, a shift without a factor; (when called) a wrong `scaling_shape`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax
         >>> scaling = RuntimeStatsScaling(AbsMax(), scaling_stats_momentum=0.5)
         >>> float(scaling(jnp.array([[1.0, -3.0]]))), float(scaling(jnp.array([[1.0, -5.0]])))
@@ -133,10 +262,7 @@ class RuntimeStatsScaling(MemoryScaling):
     scaling_affine_rescaling_init: float | None = None
     scaling_affine_shifting_init: float | None = None
     restrict_scaling_impl: Restrict | None = None
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
     scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
-    scaling_min_val: float | None = None
 
 
 class _CollectedScaling(MemoryScaling):
@@ -160,13 +286,12 @@ class _CollectedScaling(MemoryScaling):
         assert self.value is not None
         due = self.counter.get_value() == self.policy.limit
         self._fill(due)
-        return choose(
-            due, super().__call__(None, threshold, number=Number(stored=self.value.get_value())), scale
-        )
+        learned = super().__call__(None, threshold, number=Number(stored=self.value.get_value()))
+        return choose(due, learned, scale)
 
 
 @component
-class ParameterFromRuntimeStatsScaling(_CollectedScaling):
+class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
     """A scale that is first collected from statistics, then learned.
 
     | training call | scale                                           | state                               |
@@ -191,7 +316,6 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling):
         ValueError: when it is less than 1, the momentum is out of range; (when called) a wrong `scaling_shape`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax
         >>> scaling = ParameterFromRuntimeStatsScaling(1, AbsMax())
         >>> [float(scaling(jnp.array([[1.0, -top]]))) for top in (3.0, 5.0, 9.0)]
@@ -203,10 +327,7 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling):
     scaling_stats_input_view_shape_impl: View | None = None
     scaling_shape: tuple[int, ...] = ()
     restrict_scaling_impl: Restrict | None = None
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
     scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
-    scaling_min_val: float | None = None
     collected_range: float | None = None
 
 
@@ -223,7 +344,7 @@ class _LearnedStep(MemoryScaling):
             check.positive(factor, type(self).__name__, "scaling_gradient_scale")
             set_given(self, gradient_scale=float(factor))
 
-    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:
+    def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:  # type: ignore[override]
         """The step, float32; `threshold` is the largest integer, None for 1."""
         largest = 1 if threshold is None else threshold
         root = _root(largest)
@@ -291,7 +412,6 @@ class LearnedStepScaling(_LearnedStep):
     tracked_parameter_list: Iterable[Any] = ()
     scaling_shape: tuple[int, ...] = ()
     restrict_scaling_impl: Restrict | None = None
-    scaling_min_val: float | None = None
     scaling_gradient_scale: float | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
@@ -341,7 +461,6 @@ class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
     scaling_shape: tuple[int, ...] = ()
     restrict_scaling_impl: Restrict | None = None
     scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
-    scaling_min_val: float | None = None
     scaling_gradient_scale: float | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
