@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,16 +43,10 @@ def told_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Arr
         >>> told_if_gathered(jnp.ones(2), (0,), "not said: one device")
         Array([1., 1.], dtype=float32)
     """
-    if not axes:
-        return x
-    if is_split(x):
-        split = any(shards_along(x, axis) > 1 for axis in axes)
-    elif isinstance(x, jax.core.Tracer):
+    counts = [shards_along(x, axis) if is_split(x) else _shards_along(x, axis) for axis in axes]
+    if None in counts:
         return _told(message, x) if jax.device_count() > 1 else x
-    else:
-        shard = x.sharding.shard_shape(x.shape)
-        split = any(shard[axis] < x.shape[axis] for axis in axes)
-    if split:
+    if any(count > 1 for count in counts):
         warnings.warn(message, GatheredWarning, stacklevel=1)  # of one place, so that each is shown once
     return x
 
@@ -71,11 +65,7 @@ def _same(x: jax.Array) -> jax.Array:
     return x
 
 
-COMBINED: dict[Any, Callable[..., jax.Array]] = {
-    jnp.max: jax.ops.segment_max,
-    jnp.min: jax.ops.segment_min,
-    jnp.sum: jax.ops.segment_sum,
-}
+COMBINED = {jnp.max: jax.ops.segment_max, jnp.min: jax.ops.segment_min, jnp.sum: jax.ops.segment_sum}
 
 
 @dataclass(frozen=True)
@@ -231,7 +221,7 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     return Cut(axis, size, math.gcd(size, length // most))
 
 
-def _shards_along(x: jax.Array, axis: int) -> int | None:
+def _shards_along(x: jax.Array, axis: int) -> Any:
     """The number of shards of a concrete array along an axis; None for a tracer."""
     if isinstance(x, jax.core.Tracer):
         return None

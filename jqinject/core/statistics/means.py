@@ -152,9 +152,8 @@ class MeanLearnedSigmaStd(InnerModule):
             if not any(part.size for part in parts_of(x)):
                 return fixed(x)
             mean, deviation = (finish(part, axes, False) for part in fixed.measured(x))
-            return (
-                mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
-            )
+            sigma = self.value.get_value().reshape(deviation.shape if deviation.ndim else ())
+            return mean + sigma * deviation
 
         return learned
 
@@ -336,8 +335,10 @@ class AbsMean(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The sum of the powers, and how many count."""
-        counted = each(lambda x: jnp.full(x.shape, True) if self.count_zeros else x != 0.0, x)
-        count = self.over.sum(each(lambda x: x.astype(jnp.float32), counted), float(self.count_zeros))
+        counted = each(
+            lambda x: (jnp.full(x.shape, True) if self.count_zeros else x != 0.0).astype(jnp.float32), x
+        )
+        count = self.over.sum(counted, float(self.count_zeros))
         return self.over.sum(each(lambda x: jnp.abs(x) ** self.p, x)), jnp.maximum(count, 1.0)
 
     def statistic(self, measured: Any) -> jax.Array:

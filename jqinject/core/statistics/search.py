@@ -32,7 +32,7 @@ from jqinject.core.statistics.statistic import finish, reduced, statistic_of, wh
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import join_groups
-from jqinject.ops.reductions import Over
+from jqinject.ops.reductions import Over, Tensors, parts_of
 from jqinject.ops.sharding import names_of
 
 Loss = Callable[[jax.Array], jax.Array]
@@ -96,10 +96,8 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
         left, right, step = state[:3]
         length = right - left
         crossed = step > length / 2
-        first, second = (
-            jnp.where(crossed, right - step, left + step),
-            jnp.where(crossed, left + step, right - step),
-        )
+        low, high = left + step, right - step
+        first, second = jnp.where(crossed, high, low), jnp.where(crossed, low, high)
         losses = loss(first), loss(second)
         right = jnp.where(losses[0] <= losses[1], second, right)
         left = jnp.where(losses[0] >= losses[1], first, left)
@@ -182,18 +180,15 @@ class SearchedStat(Component):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The result of the search; `self` is a copy, of which only the memories are kept."""
 
-    def __call__(self, x: jax.Array, task: Task = None) -> jax.Array:
-        """The statistic of `x`, float32."""
-        return self.of([x], task)
-
-    def of(self, tensors: Sequence[jax.Array], task: Task, active: Any = None) -> jax.Array:
-        """The statistic of several tensors together, float32.
+    def __call__(self, x: Tensors, task: Task = None, active: Any = None) -> jax.Array:
+        """The statistic of `x`, or of several tensors together, float32.
 
         Args:
-            tensors: with a common statistic.
+            x: the tensor, or a tuple of those with a common statistic.
             task: what is asked for.
             active: bool scalar, traced or not: if false, the result is an arbitrary number, at no cost.
         """
+        tensors = list(parts_of(x))
         view = self.inner_stats_input_view_shape_impl
         if blocks_of(view, tensors[0]) is not None:
             raise ValueError(
@@ -202,8 +197,7 @@ class SearchedStat(Component):
             )
         cuts = tuple(cut_of(view, x) for x in tensors)
         if isinstance(view, OverSubChannelBlockView):  # groups as two axes, as the quantizer returns them
-            pairs = zip(tensors, cuts, strict=True)
-            tensors = [view(x) if cut is None else x for x, cut in pairs]
+            tensors = [view(x) if cut is None else x for x, cut in zip(tensors, cuts, strict=True)]
         if isinstance(task, Candidate):
             return self._start(tensors, self.memory) if task.statistic is None else task.statistic
         if task is None:
@@ -220,8 +214,7 @@ class SearchedStat(Component):
 
         found, memories = where_active(active, search)
         for variable, value in zip(self._memories, memories, strict=True):
-            before = variable.get_value()
-            variable.set_value(value if active is None else jnp.where(active, value, before))
+            variable.set_value(value if active is None else jnp.where(active, value, variable.get_value()))
         return jax.lax.stop_gradient(found)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
@@ -253,11 +246,7 @@ def remember(stat: Any, shape: Sequence[int] | None) -> None:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
-    graphdef: Any,
-    cuts: tuple[Cut | None, ...],
-    state: Any,
-    tensors: tuple[jax.Array, ...],
-    scale: jax.Array | None,
+    graphdef: Any, cuts: tuple[Cut | None, ...], state: Any, tensors: tuple[jax.Array, ...], scale: Any
 ) -> tuple[jax.Array, list[jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 
