@@ -20,7 +20,7 @@ Stateful ones are `nnx.Module`s, as is a `Component` with Variables (`component.
 protocol can be used, built by hand or wired by name. Make your own stateless classes frozen dataclasses, so that
 identical layers compile once.
 
-Components describe themselves by the facts of `facts.py`.
+Components describe themselves by the facts below.
 
 Intermediate results are float32; `Quantized.value` has the dtype of `x`. `value = (integer - zero_point) * scale`.
 
@@ -102,32 +102,24 @@ class FloatScalingImpl(Protocol):
 
 
 class FloatClampImpl(Protocol):
-    """`float_clamp_impl`: clamp to the range of a minifloat."""
+    """`float_clamp_impl`: clamp to the range of a minifloat.
 
-    @property
-    def saturating(self) -> bool: ...
-    @property
-    def inf_values(self) -> tuple[str, ...] | None: ...
-    @property
-    def nan_values(self) -> tuple[str, ...] | None: ...
-    @property
-    def max_available_float(self) -> float | None: ...
+    Its attributes `saturating`, `inf_values`, `nan_values` and `max_available_float` are those of the format.
+    """
+
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, /
+        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, bias: Any, /
     ) -> jax.Array: ...
 
 
 class Scaling(Protocol):
-    """`scaling_impl`: float32 scale of a tensor, divided by the number of integer steps (`threshold`)."""
+    """`scaling_impl`: float32 scale of a tensor, divided by the number of integer steps (`threshold`).
+
+    One whose scale changes at the end of a collection, before the zero point is searched, has a method
+    `settle(scale, threshold)`; one by which numbers are not divided has a method `divisor(scale)`.
+    """
 
     def __call__(self, x: jax.Array, threshold: Any = None, /) -> jax.Array: ...
-
-
-@runtime_checkable
-class Settles(Protocol):
-    """A scaling whose scale changes at the end of a collection, before the zero point is searched."""
-
-    def settle(self, scale: jax.Array, threshold: Any = None, /) -> jax.Array: ...
 
 
 class ZeroPoint(Protocol):
@@ -142,9 +134,7 @@ class IntQuantizer(Protocol):
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array: ...
     def min_int(self, bit_width: Any) -> Any: ...
     def max_int(self, bit_width: Any) -> Any: ...
-    def __call__(
-        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
-    ) -> jax.Array: ...
+    def __call__(self, scale: jax.Array, zero_point: Any, bit_width: Any, x: jax.Array) -> jax.Array: ...
 
 
 @runtime_checkable
@@ -199,9 +189,8 @@ class StepStatistic(Protocol):
         ...
 
 
-@runtime_checkable
 class TensorQuant(Protocol):
-    """`tensor_quant`: the assembled quantizer. It may state every fact of `facts.py`."""
+    """`tensor_quant`: the assembled quantizer. It may state every fact below."""
 
     def __call__(self, x: jax.Array, /) -> Packable: ...
 
@@ -255,12 +244,6 @@ def scale_dtype(component: Any) -> np.dtype | None:
 def is_learned(component: Any) -> bool:
     """Whether a bit width is learned; False if unstated."""
     return getattr(component, "is_learned", False)
-
-
-def divisor_of(scaling: Any, scale: jax.Array) -> jax.Array:
-    """What numbers are divided by to be quantized: the scale, unless the scaling has a method `divisor` that says."""
-    says = getattr(scaling, "divisor", None)
-    return scale if says is None else says(scale)
 
 
 def searches(component: Any) -> bool:
@@ -349,7 +332,12 @@ def grid_of(quantizer: Any) -> Any:
 
 
 class Factors(Protocol):
-    """What the channels of a quantized tensor are multiplied by."""
+    """What the channels of a quantized tensor are multiplied by.
+
+    A stateful component whose Variables depend on the tensor's scale has a method `rescaled(factors)`, which returns
+    the Variables that change, by name. It is asked where a learned scale has to follow a weight, as in folding a batch
+    normalization. One whose Variables do not (bit widths, counters) has `is_scale_free = True`.
+    """
 
     def times(self, x: jax.Array, /) -> jax.Array:
         """Multiply numbers of a quantizer, one per channel, by the factors' magnitudes.
@@ -361,16 +349,4 @@ class Factors(Protocol):
 
     def check_signs(self) -> None:
         """Raise a ValueError if a factor is negative."""
-        ...
-
-
-class Rescales(Protocol):
-    """A stateful component that knows its own Variables after the tensor's channels are multiplied by constants.
-
-    It is asked where a learned scale has to follow a weight, as in folding a batch normalization. A component whose
-    Variables do not depend on the tensor's scale (bit widths, counters) has `is_scale_free = True` instead.
-    """
-
-    def rescaled(self, factors: Factors, /) -> dict[str, jax.Array]:
-        """Return the Variables that change, by name; others stay."""
         ...

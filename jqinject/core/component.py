@@ -20,7 +20,7 @@ import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import jax
 from flax import nnx
@@ -209,14 +209,6 @@ class Component(metaclass=ComponentMeta):
         """
         raise TypeError(f"{type(self).__name__} has no __call__.\n  cure: define __call__")
 
-    @classmethod
-    def of_parts(cls, **parts: Any) -> Self:
-        """A value with these attributes, bypassing `__init__`."""
-        made = object.__new__(cls)
-        vars(made).update(parts)
-        made._seal()
-        return made
-
     def _seal(self) -> None:
         names = sorted(vars(self))
         parts = [*map(vars(self).get, names)]
@@ -355,14 +347,13 @@ def components_in(root: Any) -> Iterator[Any]:
     while ahead:
         node = ahead.pop()
         if isinstance(node, list | tuple | dict):
-            ahead.extend(reversed(list(node.values() if isinstance(node, dict) else node)))
+            below = list(node.values() if isinstance(node, dict) else node)
         elif isinstance(node, Component | nnx.Pytree) and id(node) not in seen:
             seen.add(id(node))
             if not isinstance(node, nnx.List | nnx.Dict):
                 yield node
-            names = (
-                name
-                for name in vars(node)
-                if name not in (_SEALED, _HASH) and not name.startswith("_pytree__")
-            )
-            ahead.extend(reversed([vars(node)[name] for name in names]))
+            hidden = (_SEALED, _HASH, "_pytree__")
+            below = [part for name, part in vars(node).items() if not name.startswith(hidden)]
+        else:
+            continue
+        ahead.extend(reversed(below))

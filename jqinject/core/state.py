@@ -36,7 +36,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -164,20 +164,9 @@ class RecordPart:
     def __setitem__(self, index: Any, value: Any) -> None:
         self.set_value(self.get_value().at[index].set(value))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The array's."""
-        return self.get_value().shape
-
-    @property
-    def dtype(self) -> Any:
-        """The array's."""
-        return self.get_value().dtype
-
-    @property
-    def size(self) -> int:
-        """The array's."""
-        return self.get_value().size
+    shape: Any = property(lambda self: self.get_value().shape, doc="The array's.")
+    dtype: Any = property(lambda self: self.get_value().dtype, doc="The array's.")
+    size: Any = property(lambda self: self.get_value().size, doc="The array's.")
 
     def __repr__(self) -> str:
         return f"RecordPart({self.name}={self.get_value()!r})"
@@ -189,17 +178,11 @@ class Part:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    @overload
-    def __get__(self, module: None, owner: type) -> Part: ...
-    @overload
-    def __get__(self, module: Any, owner: type) -> RecordPart: ...
-    def __get__(self, module: Any, owner: type) -> Part | RecordPart:
+    def __get__(self, module: Any, owner: type) -> Any:
         return self if module is None else RecordPart(module.record, self.name)
 
 
-def state_parts(
-    variable: nnx.Variable[Any],
-) -> Iterator[tuple[tuple[str, ...], nnx.Variable[Any] | RecordPart]]:
+def state_parts(variable: nnx.Variable[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """A Variable's readable and writable items, by path below its own: itself, or the parts of a record."""
     held = variable.get_raw_value()
     if isinstance(held, dict):

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jqinject.ops.power import divide, exp2, one_program
+from jqinject.ops.power import divide, exp2
+from jqinject.ops.processes import one_program
 from jqinject.ops.ste import with_gradient_of
 
 Bits = int | jax.Array

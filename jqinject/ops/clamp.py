@@ -20,7 +20,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.power import one_program
+from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_as, varying_with
 
 
@@ -318,3 +318,17 @@ def change_beside(change: jax.Array, made: Any) -> Any:
         made: the value, or both.
     """
     return (change, jax.custom_derivatives.zero_from_primal(made[1])) if isinstance(made, tuple) else change
+
+
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float32 array.
+        divisor: a float32 number or array that broadcasts with `x`, not 0.
+
+    Example:
+        >>> quotient(jnp.float32(254.0), jnp.float32(127))
+        Array(2., dtype=float32)
+    """
+    return x / bounded(x, divisor, divisor)  # the divisor for every number, nan for nan

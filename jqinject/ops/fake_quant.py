@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.clamp import bounded, change_beside, choose
+from jqinject.ops.clamp import bounded, change_beside, choose, quotient
 from jqinject.ops.grid import Grid, Rounding
 from jqinject.ops.minifloat import float_steps, from_float_steps
-from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)

@@ -1,7 +1,5 @@
 """Powers, logarithms and quotients that are exact where they can be; ranges of integers.
 
-Functions that run as one program when called eagerly.
-
 Arithmetic that gives the same numbers in every program.
 
 Powers of two and logarithms are exact if the true result is representable, unlike `jnp.exp2`, `jnp.log2`. Quotients are
@@ -22,10 +20,9 @@ A sum in a fixed order of additions, so that its rounding is the same everywhere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from operator import add
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.core
@@ -34,32 +31,11 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
+from jqinject.ops.clamp import quotient
+from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_beside
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Width = TypeVar("Width", bound=int | jax.Array)
-
-
-def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: compile a function as a whole when it is called eagerly; in a trace it is inlined.
-
-    Eager JAX compiles a program for each operation and shape, about 20 ms each: building and first calling a
-    quantizer of a hundred operations takes seconds without this.
-
-    Args:
-        static: names of the arguments that are not arrays; they must be hashable. The function returns a pytree of
-            arrays.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> @one_program()
-        ... def above(x):
-        ...     return jnp.abs(x) + 1
-        >>> above(jnp.float32(-2)), str(jax.make_jaxpr(above)(1.0).eqns[0].primitive)
-        (Array(3., dtype=float32), 'abs')
-    """
-    return cast(Any, partial(jax.jit, inline=True, static_argnames=static))
 
 
 _LN2 = math.log(2.0)
@@ -310,20 +286,3 @@ def _levels(rows: jax.Array) -> jax.Array:
         return total
     steps = jnp.swapaxes(rows[: blocks * STEP].reshape(blocks, STEP, ROWS, LANES), 0, 1)
     return total + _levels(reduce(add, steps, jnp.zeros((blocks, ROWS, LANES), rows.dtype)))
-
-
-def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
-
-    Args:
-        x: a float32 array.
-        divisor: a float32 number or array that broadcasts with `x`, not 0.
-
-    Example:
-        >>> quotient(jnp.float32(254.0), jnp.float32(127))
-        Array(2., dtype=float32)
-    """
-    # The divisor for every number, nan for nan.
-    if divisor.ndim == 0:
-        return x / jax.lax.clamp(divisor, x, divisor)
-    return x / jnp.maximum(jnp.minimum(x, divisor), divisor)

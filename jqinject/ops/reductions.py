@@ -28,7 +28,7 @@ import numpy as np
 
 from jqinject.ops.clamp import choose
 from jqinject.ops.cut import Cut
-from jqinject.ops.power import one_program
+from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import Names, max_over, min_over, place_over, places_over, sharded_as, sum_over
 
 Axes = int | tuple[int, ...] | Cut | None

@@ -8,14 +8,13 @@ from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInj
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
 from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.assembly import Committed as Committed
+from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning
+from jqinject.proxy.assembly import beside_weights as beside_weights
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
-from jqinject.proxy.base import DistantWeight as DistantWeight
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
-from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
-from jqinject.proxy.base import beside_weights as beside_weights
 from jqinject.proxy.links import LINKS as LINKS
 from jqinject.proxy.links import check_range as check_range
 from jqinject.proxy.links import complete as complete

@@ -7,16 +7,14 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
 from jqinject.core.state import LOOKED_AT
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
-from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.binding import QuantMetadata
-from jqinject.proxy.links import PRE_TRANSFORM, check_range, declared_transform, transformed
+from jqinject.proxy.links import PRE_TRANSFORM, check_range, transformed
+from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
 
@@ -32,21 +30,6 @@ class FlowProxy(QuantProxyFromInjector):
     transform_axes: tuple[int, ...] = (-1,)
     reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
-    def _declare_transform(
-        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
-    ) -> None:
-        transform = declared_transform(self.binding, stack, trace, handed)
-        if transform is None:
-            return
-        self._check_transform(transform, layer)
-        vars(self)["pre_transform"] = transform
-        axes = getattr(layer, "input_axes", self.transform_axes)
-        if axes != self.transform_axes:
-            vars(self)["transform_axes"] = axes
-
-    def _check_transform(self, transform: Any, layer: Any) -> None:
-        """Raise if the layer does not undo a transform."""
-
     def quantize_gradient(self, g: Any) -> Any:
         """See `QuantProxyFromInjector`; the gradient goes through the `pre_transform` first."""
         return super().quantize_gradient(transformed(self, g))
@@ -61,12 +44,7 @@ class FlowProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor, with its groups as axes; None if quantization is off.
         """
-        if not self.is_quant_enabled:
-            return None
-        quantizer = nnx.clone(self.tensor_quant, graph=True)
-        if force_eval:
-            set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._pack(quantizer(x))
+        return self._pack(self._copy(force_eval)(x)) if self.is_quant_enabled else None
 
 
 class ActQuantProxyFromInjector(FlowProxy):
@@ -94,7 +72,6 @@ class ActQuantProxyFromInjector(FlowProxy):
 
     role = "activation"
     quantizes_activations = True
-    measured = ("input", "the tensor", "proxy(x)")
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -142,8 +119,8 @@ class ActQuantProxyFromInjector(FlowProxy):
             return (1,) * self.is_dynamic
         return (*(1,) * dim, size) if dim >= 0 else (size, *(1,) * (-dim - 1))
 
-    def _is_measured(self) -> bool:
-        return self.is_dynamic
+    def _measured(self) -> tuple[str, str, str] | None:
+        return ("input", "the tensor", "proxy(x)") if self.is_dynamic else None
 
 
 class GradQuantProxyFromInjector(FlowProxy):
@@ -173,15 +150,6 @@ class GradQuantProxyFromInjector(FlowProxy):
     """
 
     role = "gradient"
-    measured = ("gradient", "the one", "proxy.quantize(g)")
-
-    def _check_transform(self, transform: Any, layer: Any) -> None:
-        if not getattr(layer, "rotates_both_operands", False):
-            raise TypeError(
-                f"{self.binding.base.__name__} declares {PRE_TRANSFORM} = {transform!r}, and only a product whose "
-                "operands both go through it undoes it.\n"
-                "  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
-            )
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a quantized gradient.
@@ -219,8 +187,8 @@ class GradQuantProxyFromInjector(FlowProxy):
         """Quantize one 0 as `quantize` does; None if quantization is off."""
         return self.trial(jnp.zeros((), jnp.float32))
 
-    def _is_measured(self) -> bool:
-        return reporting(self) is None
+    def _measured(self) -> tuple[str, str, str] | None:
+        return ("gradient", "the one", "proxy.quantize(g)") if reporting(self) is None else None
 
     @property
     def q_dtype(self) -> np.dtype | None:
@@ -230,7 +198,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         form = number_format(self.tensor_quant)
         return form.dtype if form is not None and form.dtype in CONTRACTED else None
 
-    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
@@ -239,7 +207,7 @@ class GradQuantProxyFromInjector(FlowProxy):
                 f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
                 "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
-        return super()._read_metadata(said, layers, quantizer)
+        return super()._read_metadata(said, handed, quantizer)
 
 
 @final
@@ -292,7 +260,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
 
     def sample(self, x: IntQuantTensor) -> Any:  # type: ignore[override]
         """Requantize `x` without changing state."""
-        return self._truncated(nnx.clone(self.tensor_quant, graph=True), x)
+        return self._truncated(self._copy(), x)
 
     def _truncated(self, quantizer: Any, x: Any) -> IntQuantTensor:
         if not isinstance(x, IntQuantTensor):
@@ -303,5 +271,5 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
         return result.quant_tensor(training=self.training)
 
-    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
         return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

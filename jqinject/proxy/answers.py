@@ -6,14 +6,21 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from flax import nnx
 
 from jqinject.core import AmaxScaling
 from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
 from jqinject.core.component import InnerModule
 from jqinject.inject import Binding
-from jqinject.proxy.binding import QuantMetadata
+from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.links import ranges_in
+from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor.array_methods import attribute
+
+
+def said(name: str, doc: str) -> Any:
+    """An answer that is read from the declaration, once per assembly."""
+    return attribute(f"quant_metadata.{name}", doc)
 
 
 class Answers(InnerModule):
@@ -26,8 +33,6 @@ class Answers(InnerModule):
         disable_quant: set it to let the tensor through as it is.
         quantizes_activations: whether it is used on what flows, so that its range can be collected (it then answers the
             protocol of `core.StaticRange` for the components that the quantizer holds).
-        measured: for errors about scales of the tensor at hand: what they depend on, what they are made from, and the
-            call that returns them.
     """
 
     binding: Binding
@@ -35,27 +40,14 @@ class Answers(InnerModule):
     quant_metadata: QuantMetadata
     disable_quant: bool = False
     quantizes_activations: ClassVar[bool] = False
-    measured: ClassVar[tuple[str, str, str]] = ("", "", "")
 
-    is_signed: bool | None = attribute("quant_metadata.signed", "Whether the integers have a sign.")
-    is_narrow_range: bool | None = attribute(
-        "quant_metadata.narrow_range", "Whether the range leaves out one integer."
-    )
-    rounding_mode: str | None = attribute(
-        "quant_metadata.rounding_mode", "In capitals; None if a component rounds."
-    )
-    group_size: int | None = attribute(
-        "quant_metadata.group_size", "Elements that share a scale; None without groups."
-    )
-    group_dim: int | None = attribute(
-        "quant_metadata.group_dim", "The axis that is cut into groups; None without."
-    )
-    requires_quant_input: bool = attribute(
-        "quant_metadata.requires_quant_input", "Whether the input's format counts."
-    )
-    has_whole_zero_points: bool = attribute(
-        "quant_metadata.whole_zero_points", "Whether zero points are integers."
-    )
+    is_signed: bool | None = said("signed", "Whether the integers have a sign.")
+    is_narrow_range: bool | None = said("narrow_range", "Whether the range leaves out one integer.")
+    rounding_mode: str | None = said("rounding_mode", "In capitals; None if a component rounds.")
+    group_size: int | None = said("group_size", "Elements that share a scale; None without groups.")
+    group_dim: int | None = said("group_dim", "The axis that is cut into groups; None without groups.")
+    requires_quant_input: bool = said("requires_quant_input", "Whether the format of the input counts.")
+    has_whole_zero_points: bool = said("whole_zero_points", "Whether zero points are integers.")
 
     @property
     def is_quant_enabled(self) -> bool:
@@ -100,6 +92,13 @@ class Answers(InnerModule):
         """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
         return scale_dtype(self.tensor_quant)
 
+    def _copy(self, force_eval: bool = False) -> Any:
+        """The quantizer as a copy, so that a call moves no state; with `force_eval`, in eval mode."""
+        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        if force_eval:
+            set_mode(quantizer, use_running_average=True, deterministic=True)
+        return quantizer
+
     # The numbers. Each answer is None if quantization is off.
 
     def sample(self, force_eval: bool = True) -> Any:
@@ -143,17 +142,19 @@ class Answers(InnerModule):
     def _asked(self, name: str, *how: Any) -> Any:
         if not self.is_quant_enabled:
             return None
-        if name != "bit_width" and self._is_measured():
-            what, which, call = self.measured
+        measured = None if name == "bit_width" else self._measured()
+        if measured is not None:
+            what, which, call = measured
             raise RuntimeError(
                 f"the {name.replace('_', ' ')} of {self.binding.base.__name__} depends on the {what}: it is made from "
                 f"{which} at hand.\n  cure: {call}.{name}"
             )
         return getattr(self.sample(*how), name, None)
 
-    def _is_measured(self) -> bool:
-        """Whether scale and zero point are made from the tensor that is quantized."""
-        return False
+    def _measured(self) -> tuple[str, str, str] | None:
+        """What scale and zero point depend on, what they are made from, and the call that returns them, in words for an
+        error; None unless they are made from the tensor that is quantized."""
+        return None
 
     # Minifloats; an AttributeError where the numbers are others. A format does not depend on the mode.
 

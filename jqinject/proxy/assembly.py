@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
+ARRAYS = (jax.Array, np.ndarray)
 Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 
@@ -68,6 +69,21 @@ def by_record(quantizer: Any, record: QuantStat, x: jax.Array, keep: bool = Fals
     numbers = record[...]
     scale = jax.lax.stop_gradient(numbers["scale"])
     return quantizer.by_scale(x, scale, numbers.get("zero_point"), keep)
+
+
+def beside_weights(layers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Layers as an assembly needs them: each holds its weight, or makes a module `beside_weight()` that does."""
+    return tuple(n.beside_weight() if hasattr(type(n), "beside_weight") else n for n in layers)
+
+
+class QuantizerReplacedWarning(UserWarning):
+    """Re-assembly gave a quantizer other learned parameters than it had: an optimizer made before no longer fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"re-assembly replaced the quantizer of {name} by one with other parameters. Make the optimizer again "
+            "(nnx.Optimizer(model, ...)), and nnx.view and nnx.cached_partial objects too; optimizer.update would fail."
+        )
 
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
@@ -124,7 +140,8 @@ def build_stacked(
     if "plain" in made:
         return made["plain"]
     quantizer = nnx.merge(made["graphdef"], stacked)
-    _reconnect(quantizer, made["foreign"], layers)
+    for path, source in made["foreign"].items():
+        _set(walk(quantizer, path[:-1]), path[-1], walk(layers, source))
     return quantizer
 
 
@@ -148,11 +165,6 @@ def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple
             if isinstance(child, nnx.Variable):
                 owned.setdefault(id(child), (index, name))
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
-
-
-def _reconnect(quantizer: nnx.Module, foreign: dict[tuple[Any, ...], tuple[Any, ...]], layers: Any) -> None:
-    for path, source in foreign.items():
-        _set(walk(quantizer, path[:-1]), path[-1], walk(layers, source))
 
 
 def walk(node: Any, path: tuple[Any, ...]) -> Any:
@@ -185,34 +197,27 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
     """
     if not (isinstance(old, nnx.Module) and isinstance(new, nnx.Module)):
         return new, old is not new and old != new
-    before, after = variables_of(old), variables_of(new)
+    before, after = _leaves(old), _leaves(new)
     borrowed = set(borrowed_paths(new, layers))
-    if not _same_structure(old, new, borrowed):
+    # A reference to a weight that has been replaced by another Variable must not survive.
+    if nnx.graphdef(old) != nnx.graphdef(new) or not all(
+        before[path] is leaf if path in borrowed else _fits(before[path], leaf)
+        for path, leaf in after.items()
+    ):
         _keep_streams(before, after)
         return new, True
-    for path, fresh in after.items():
-        if path not in borrowed and not isinstance(fresh, nnx.RngState):
-            write(before[path], jnp.broadcast_to(fresh.get_value(), before[path].get_value().shape))
-    for path, array in _arrays(new).items():
-        owner = walk(old, path[:-1])
-        _set(owner, path[-1], jnp.broadcast_to(array, walk(owner, path[-1:]).shape))
+    for path, leaf in after.items():
+        if path in borrowed or isinstance(leaf, nnx.RngState):
+            continue
+        value = jnp.broadcast_to(_value(leaf), _value(before[path]).shape)
+        if isinstance(leaf, ARRAYS):
+            _set(walk(old, path[:-1]), path[-1], value)
+        else:
+            write(before[path], value)
     return old, False
 
 
-def _same_structure(old: nnx.Module, new: nnx.Module, borrowed: set[tuple[Any, ...]]) -> bool:
-    if nnx.graphdef(old) != nnx.graphdef(new):
-        return False
-    before, after = variables_of(old), variables_of(new)
-    held, plain = _arrays(old), _arrays(new)
-    return (
-        # A reference to a weight that has been replaced by another Variable must not survive.
-        all(before[path] is after[path] for path in borrowed)
-        and all(_fits(before[path], after[path]) for path in after if path not in borrowed)
-        and all(_broadcasts(held[path], array) for path, array in plain.items())
-    )
-
-
-def _keep_streams(before: Variables, after: Variables) -> None:
+def _keep_streams(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
     """Let the random streams of a new quantizer go on where those of the old one were."""
     for path, fresh in after.items():
         mine = before.get(path)
@@ -226,9 +231,7 @@ def write(variable: Any, value: Any) -> None:
     if isinstance(held, np.ndarray):
         variable.set_value(np.array(value, held.dtype))
         return
-    same = (
-        isinstance(value, jax.Array) and value.dtype == held.dtype
-    )  # random keys cannot be cast to themselves
+    same = isinstance(value, jax.Array) and value.dtype == held.dtype  # random keys cannot be cast
     # A copy: on CPU `jnp.asarray` may look at the caller's own NumPy memory, which the caller may write to later.
     array = value if same else jnp.array(value, dtype=held.dtype)
     placed = isinstance(held, jax.Array) and is_concrete(held) and is_concrete(array)
@@ -247,23 +250,23 @@ def variables_of(module: nnx.Module) -> Variables:
     }
 
 
-def _arrays(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
-    """The arrays that a module holds without a Variable around them."""
+def _leaves(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
+    """What `variables_of` finds, and the arrays that a module holds without a Variable around them."""
     found = nnx.iter_graph(module, graph=True)
-    return {tuple(path): leaf for path, leaf in found if isinstance(leaf, jax.Array | np.ndarray)}
+    return variables_of(module) | {tuple(path): leaf for path, leaf in found if isinstance(leaf, ARRAYS)}
 
 
-def _fits(mine: nnx.Variable[Any] | RecordPart, fresh: nnx.Variable[Any] | RecordPart) -> bool:
-    a, b = mine.get_value(), fresh.get_value()
-    if not (isinstance(a, jax.Array | jax.ShapeDtypeStruct) and isinstance(b, jax.Array)):
+def _value(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, ARRAYS) else leaf.get_value()
+
+
+def _fits(mine: Any, fresh: Any) -> bool:
+    """Whether a leaf can take another's values: the same shape, or that of one in a stack; random streams go on."""
+    a, b = _value(mine), _value(fresh)
+    if not isinstance(a, (*ARRAYS, jax.ShapeDtypeStruct)) or not isinstance(b, ARRAYS):
         return False
-    return isinstance(mine, nnx.RngState) or _broadcasts(a, b)
-
-
-def _broadcasts(mine: Any, fresh: Any) -> bool:
-    """Whether an array can take another's values: the same shape, or that of one in a stack."""
-    same = mine.shape[max(mine.ndim - fresh.ndim, 0) :] == fresh.shape
-    return mine.dtype == fresh.dtype and same
+    same = a.dtype == b.dtype and a.shape[max(a.ndim - b.ndim, 0) :] == b.shape
+    return isinstance(mine, nnx.RngState) or same
 
 
 def set_mode(quantizer: Any, **mode: bool) -> None:
@@ -301,7 +304,7 @@ def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
 
     def own(quantizer: Any) -> dict[tuple[Any, ...], tuple[int, ...]]:
         found = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
-        learned = {path: v for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed}
-        return {path: v.get_value().shape for path, v in learned.items()}
+        learned = (path for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed)
+        return {path: found[path].get_value().shape for path in learned}
 
     return own(old) == own(new)

@@ -14,7 +14,6 @@ Of a layer with a weight it asks:
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,7 @@ from flax import nnx
 
 from jqinject.core import Quantized, QuantStat
 from jqinject.core._protocols import groups_of, needs_input_format
-from jqinject.core.component import Component, InnerModule, set_view
+from jqinject.core.component import Component, set_view
 from jqinject.inject import (
     Binding,
     DependencyError,
@@ -36,57 +35,11 @@ from jqinject.inject import (
     reach_of,
     requested_names,
 )
+from jqinject.ops.cut import cut_in_place
+from jqinject.ops.groups import fitting_size
+from jqinject.proxy import assembly, links, metadata
 from jqinject.proxy.answers import Answers
-from jqinject.proxy.assembly import (
-    Committed,
-    build_stacked,
-    by_record,
-    copy_mode,
-    replace_by_difference,
-    same_parameters,
-    stack_of,
-)
-from jqinject.proxy.binding import (
-    METADATA,
-    QuantMetadata,
-    check_names,
-    declared,
-    is_ours,
-    note_quantizer,
-    packable,
-    quant_metadata_of,
-    read_by,
-)
-from jqinject.proxy.links import LINKS, PRE_TRANSFORM, Links, known_layers, linked_layers, relink
-from jqinject.quant_tensor import as_array
-
-
-class DistantWeight(InnerModule):
-    """Abstract: holds the proxy of a weight that another module holds, so that the weight keeps its one path."""
-
-    @property
-    @abstractmethod
-    def weight(self) -> nnx.Variable[Any]:
-        """The weight."""
-
-    @abstractmethod
-    def beside_weight(self) -> Any:
-        """A module with the same facts that holds the weight, for as long as an assembly takes."""
-
-
-def beside_weights(layers: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Layers as an assembly needs them: each holds its weight."""
-    return tuple(layer.beside_weight() if isinstance(layer, DistantWeight) else layer for layer in layers)
-
-
-class QuantizerReplacedWarning(UserWarning):
-    """Re-assembly gave a quantizer other learned parameters than it had: an optimizer made before no longer fits."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"re-assembly replaced the quantizer of {name} by one with other parameters. Make the optimizer again "
-            "(nnx.Optimizer(model, ...)), and nnx.view and nnx.cached_partial objects too; optimizer.update would fail."
-        )
+from jqinject.quant_tensor import as_array, in_groups
 
 
 class QuantProxyFromInjector(Answers):
@@ -151,32 +104,28 @@ class QuantProxyFromInjector(Answers):
         attributes = vars(self)
         attributes.update(binding=binding, use_running_average=False)
         trace: set[str] = set()
-        layers = (layer.beside_weight() if isinstance(layer, DistantWeight) else layer,)
+        layers = (layer.beside_weight() if hasattr(type(layer), "beside_weight") else layer,)
+        handed = self._handed(layers, rngs)
+        check = partial(metadata.check_names, binding, names, overrides or {}, where)
         try:
             # First what is said of it: a flag that is not one is reported by the quantizer's name.
-            said = quant_metadata_of(binding, layers)
-            quantizer = self._build(layers, rngs, trace, stack, committed=False)
+            said = metadata.quant_metadata_of(binding, handed)
+            quantizer = self._build(layers, rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
-            check_names(binding, names, overrides, where, known=self.reads | METADATA | trace)
+            check(known=self.reads | metadata.METADATA | trace)
             raise
-        handed = self._handed(layers, rngs)
-        if PRE_TRANSFORM in self.reads and binding.declares(PRE_TRANSFORM):
-            self._declare_transform(layer, stack, trace, handed)
+        if links.PRE_TRANSFORM in self.reads and binding.declares(links.PRE_TRANSFORM):
+            links.declare_transform(self, layer, stack, trace, handed)
         if names:
-            check_names(binding, names, overrides, where, read=read_by(self, quantizer, trace), handed=handed)
-        check_declarations(binding.injector, known=self.reads | METADATA | trace)
-        attributes["quant_metadata"] = self._read_metadata(said, layers, quantizer)
+            check(read=metadata.read_by(self, quantizer, trace), given=handed)
+        check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
+        attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         if isinstance(quantizer, nnx.Module):
             attributes["tensor_quant"] = quantizer
         else:
             self._hold(quantizer)
-        LINKS[self] = Links(layer)
-
-    def _declare_transform(
-        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
-    ) -> None:
-        """Make the transform that an injector declares beside its quantizer."""
+        links.LINKS[self] = links.Links(layer)
 
     @property
     def training(self) -> bool:
@@ -191,7 +140,7 @@ class QuantProxyFromInjector(Answers):
     @property
     def tracked_modules(self) -> tuple[Any, ...]:
         """The layers known to hold this proxy, first to last."""
-        return linked_layers(self)
+        return links.linked_layers(self)
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer has to be made again when the weights of its layers change."""
@@ -220,15 +169,15 @@ class QuantProxyFromInjector(Answers):
         """
         before, known = self.tensor_quant, self._known(layers)
         replaced = self._assemble_for(known, self.committed)
-        if replaced and not same_parameters(before, self.tensor_quant, known):
-            warnings.warn(QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
+        if replaced and not assembly.same_parameters(before, self.tensor_quant, known):
+            warnings.warn(assembly.QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
 
     def _known(self, layers: tuple[Any, ...]) -> tuple[Any, ...]:
         """All layers that share the proxy, these among them, as an assembly needs them."""
-        if layers and self.served_layers != (count := len(relink(self, layers))):
+        if layers and self.served_layers != (count := len(links.relink(self, layers))):
             self.served_layers = count  # set needlessly it would be another graph, and a retrace
-        return beside_weights(known_layers(self))
+        return assembly.beside_weights(links.known_layers(self))
 
     def add_tracked_module(self, layer: Any) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.
@@ -244,7 +193,7 @@ class QuantProxyFromInjector(Answers):
         """
         if layer is None:
             raise TypeError("add_tracked_module takes a layer, got None")
-        known = known_layers(self)
+        known = links.known_layers(self)
         if any(layer is other for other in known):
             return
         if not nnx.set_graph_mode.current_value():
@@ -253,39 +202,42 @@ class QuantProxyFromInjector(Answers):
                 "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
                 "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
             )
-        self._assemble_for(beside_weights((*known, layer)), self.committed)
-        relink(self, (layer,))
+        self._assemble_for(assembly.beside_weights((*known, layer)), self.committed)
+        links.relink(self, (layer,))
         self.served_layers = len(known) + 1
 
     def _assemble_for(self, layers: tuple[Any, ...], committed: bool) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
-        new = self._build(layers, None, None, self._stack(layers), committed)
-        metadata = self._read_metadata(
-            quant_metadata_of(self.binding, layers), layers, new.quantizer if committed else new
+        new, handed = self._build(layers, committed=committed), self._handed(layers)
+        quantizer = new.quantizer if committed else new
+        said = self._read_metadata(metadata.quant_metadata_of(self.binding, handed), handed, quantizer)
+        assembly.copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
+        before = (
+            self.tensor_quant if self.record is None else assembly.Committed(self.tensor_quant, self.record)
         )
-        copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
-        before = self.tensor_quant if self.record is None else Committed(self.tensor_quant, self.record)
-        quantizer, replaced = replace_by_difference(before, new, layers)
-        self.quant_metadata = metadata
+        kept, replaced = assembly.replace_by_difference(before, new, layers)
+        self.quant_metadata = said
         if replaced:
             if self.record is not None:
                 del self.record
-            self._hold(quantizer)
+            self._hold(kept)
         return replaced
 
     def _build(
         self,
         layers: tuple[Any, ...],
-        rngs: nnx.Rngs | None,
-        trace: set[str] | None,
-        stack: tuple[int, ...],
-        committed: bool,
+        rngs: nnx.Rngs | None = None,
+        trace: set[str] | None = None,
+        stack: tuple[int, ...] | None = None,
+        committed: bool = False,
     ) -> Any:
-        """A quantizer for layers; with its record if `committed`."""
+        """A quantizer for layers, with its record if `committed`; for a stack of them if there are `stack`ed axes, by
+        default those of the parameter: what is not made from parameters is broadcast into the stack."""
+        if stack is None:
+            stack = assembly.stack_of(layers) if self.parameter else ()
         if stack:
-            return build_stacked(
-                partial(self._build, trace=trace, stack=(), committed=committed), layers, stack, rngs
-            )
+            one = partial(self._build, trace=trace, stack=(), committed=committed)
+            return assembly.build_stacked(one, layers, stack, rngs)
         quantizer = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
         if quantizer is not None and (isinstance(quantizer, type) or not callable(quantizer)):
             shown = f"the class {quantizer.__name__}" if isinstance(quantizer, type) else f"{quantizer!r:.80}"
@@ -294,9 +246,9 @@ class QuantProxyFromInjector(Answers):
                 f"quantization, got {shown}.\n  cure: leave it to the quantizer, and override what it is made of "
                 "(bit_width, scaling_impl, ...); or declare a class of your own whose instances return a Quantized"
             )
-        return Committed.of(quantizer, layers[0].weight.get_value()) if committed else quantizer
+        return assembly.Committed.of(quantizer, layers[0].weight.get_value()) if committed else quantizer
 
-    def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> dict[str, Any]:
+    def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""
         tracked: list[Any] = []
         for layer in layers if self.parameter else ():
@@ -308,15 +260,17 @@ class QuantProxyFromInjector(Answers):
 
     def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
         """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
-        layers = beside_weights(known_layers(self))
-        return layers, self._build(layers, None, None, self._stack(layers), committed=False)
+        layers = assembly.beside_weights(links.known_layers(self))
+        return layers, self._build(layers)
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
-        relink(self, (layer,))
-        known_layers(self)
+        links.relink(self, (layer,))
+        links.known_layers(self)
 
-    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: Any
+    ) -> metadata.QuantMetadata:
         """What is said of a quantizer, and what it says of itself; for the groups of a user's own quantizer that does
         not state them, the injector's declaration counts.
 
@@ -324,9 +278,9 @@ class QuantProxyFromInjector(Answers):
             ValueError: it is not declared whether the integers have a sign.
         """
         groups = groups_of(quantizer)
-        if groups is None and self.binding.declares("group_size") and not is_ours(type(quantizer)):
-            size = declared(self.binding, "group_size", layers)
-            groups = None if size is None else (size, declared(self.binding, "group_dim", layers))
+        if groups is None and self.binding.declares("group_size") and not metadata.is_ours(type(quantizer)):
+            size = metadata.declared(self.binding, "group_size", handed)
+            groups = None if size is None else (size, metadata.declared(self.binding, "group_dim", handed))
         if quantizer is not None and said.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
@@ -337,13 +291,8 @@ class QuantProxyFromInjector(Answers):
             said, group_size=size, group_dim=dim, requires_quant_input=needs_input_format(quantizer)
         )
 
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        """The sizes of the leading axes that the layers are stacked along, as far as an assembly has to know them."""
-        # Values that are not made from parameters are broadcast into the stack.
-        return stack_of(layers) if self.parameter else ()
-
     def _hold(self, quantizer: Any) -> None:
-        if isinstance(quantizer, Committed):
+        if isinstance(quantizer, assembly.Committed):
             quantizer, self.record = quantizer.quantizer, quantizer.record
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)
         self.tensor_quant = nnx.data(quantizer) if stateful else nnx.static(quantizer)
@@ -352,24 +301,51 @@ class QuantProxyFromInjector(Answers):
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         signed = self.quant_metadata.signed
         assert signed is not None, "checked when the quantizer is assembled"
-        found = result if isinstance(result, Quantized) else packable(result, self.tensor_quant, signed)
+        found = (
+            result if isinstance(result, Quantized) else metadata.packable(result, self.tensor_quant, signed)
+        )
         return found.quant_tensor(training=not self.use_running_average)
+
+    def __call__(self, x: Any, quant_input: Any = None) -> Any:
+        """Quantize a parameter.
+
+        Args:
+            x: a weight, for instance; float, any shape.
+            quant_input: for a quantizer of weights that goes by it, the `IntQuantTensor` that the weight is contracted
+                with, or its `InputFormat`.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
+
+        Raises:
+            TypeError: the quantizer goes by the input, and this is not quantized to integers.
+            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
+        """
+        if self.tensor_quant is None or self.disable_quant:
+            return x
+        return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
+
+    def _more(self, quant_input: Any) -> tuple[Any, ...]:
+        """What the quantizer is called with beside the parameter."""
+        return ()
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
         quantizer, found = self.tensor_quant, None
         try:
             if self.record is not None:
-                found = by_record(quantizer, self.record, x, self.use_running_average)
+                found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
             elif self.use_running_average and not more:
                 # Serving may contract what was rounded; training contracts floats.
-                found = traced_once(quantizer, x) if isinstance(x, jax.core.Tracer) else None
+                is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
+                if is_value and isinstance(x, jax.core.Tracer):
+                    found = traced_once(quantizer, x)
                 quantizer = getattr(quantizer, "keeping_payload", quantizer)
             made = self._pack(quantizer(x, *more) if found is None else found)
             plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
             return made if plain else self._seen(made, x)
         except Exception as error:
-            note_quantizer(error, self)
+            metadata.note_quantizer(error, self)
             raise
 
     def quantize(self, x: Any, /, *more: Any) -> Any:
@@ -383,8 +359,19 @@ class QuantProxyFromInjector(Answers):
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""
-        if self.quant_metadata.group_size is not None or packed.ndim != np.ndim(x):
-            packed = self.quant_metadata.joined(packed, np.shape(as_array(x)), self)
+        size, dim, shape = self.group_size, self.group_dim, np.shape(as_array(x))
+        if size is not None and dim is not None:
+            # Groups lie along two axes, or cross explicit shards.
+            fitting = fitting_size(size, shape[dim])
+            cut = cut_in_place(packed.value, fitting, dim % len(shape)) if packed.ndim == len(shape) else None
+            packed = in_groups(packed, fitting, dim, shape[dim], None if cut is None else cut.piece)
+        elif size is not None or packed.ndim != len(shape):
+            raise ValueError(
+                f"{self.binding.base.__name__} made an array of shape {packed.shape} of one of shape {shape}, "
+                f"and its {type(self.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
+                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
+                "that returns (group_size, group_dim)"
+            )
         return packed.set(value=as_array(x)) if self.observing else packed
 
 
@@ -392,25 +379,17 @@ class QuantProxyFromInjector(Answers):
 QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
 
 
-def traced_once(quantizer: Any, x: Any) -> Quantized | None:
-    """What a quantizer, which keeps payloads if it can, returns for a tensor of a program that is being traced.
+@partial(jax.jit, static_argnums=0, inline=True)
+def traced_once(quantizer: Any, x: jax.Array) -> Quantized | None:
+    """What a quantizer without state, which keeps payloads if it can, returns for a tensor of a program being traced.
 
-    None if it has state, the tensor is concrete, or the result has numbers that are known before the program runs. A
-    model traces its quantizers hundreds of times, each about a millisecond; the equations are the same, and JAX
-    inlines them.
+    None if the result has numbers that are known before the program runs. A model traces its quantizers hundreds of
+    times, each about a millisecond; the equations are the same, and JAX inlines them.
 
     Args:
-        quantizer: the quantizer.
+        quantizer: the quantizer, a value.
         x: a float array.
     """
-    is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
-    return _traced(quantizer, x) if is_value and isinstance(x, jax.core.Tracer) else None
-
-
-@partial(jax.jit, static_argnums=0, inline=True)
-def _traced(quantizer: Any, x: jax.Array) -> Quantized | None:
     result = getattr(quantizer, "keeping_payload", quantizer)(x)
-    traced = isinstance(result, Quantized) and all(
-        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)
-    )
-    return result if traced else None
+    leaves = jax.tree.leaves(result) if isinstance(result, Quantized) else [None]
+    return result if all(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None

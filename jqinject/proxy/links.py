@@ -49,10 +49,6 @@ class Links:
         self.layers = list(map(weakref.ref, layers))
         self.parameters: Any = None
 
-    def knows(self, layer: Any) -> bool:
-        """Whether `layer` is one of them."""
-        return any(reference() is layer for reference in self.layers)
-
 
 LINKS: weakref.WeakKeyDictionary[nnx.Module, Links] = weakref.WeakKeyDictionary()
 
@@ -70,10 +66,7 @@ def complete(proxy: Any, layer: Any) -> Links:
     Returns:
         What is known now.
     """
-    links = LINKS.get(proxy)
-    if links is not None and links.knows(layer) and links.layers[0]() is not None:
-        return links
-    known = linked_layers(proxy)
+    links, known = LINKS.get(proxy), linked_layers(proxy)
     if len(known) < proxy.served_layers and not _within((layer,), known):
         known = (*known, layer)
     if links is None or [reference() for reference in links.layers] != [*known]:
@@ -101,18 +94,18 @@ def known_layers(proxy: Any) -> tuple[Any, ...]:
 
 def first_parameters(proxy: Any) -> Any:
     """What has the weight and bias of the first layer of `proxy`: the layer, or what is remembered of a lost one."""
-    known = linked_layers(proxy)
-    if known and len(known) >= proxy.served_layers:
-        return known[0]
     links = LINKS.get(proxy)
-    return links.parameters if links is not None and links.parameters is not None else known_layers(proxy)[0]
+    if links is not None and links.parameters is not None and len(linked_layers(proxy)) < proxy.served_layers:
+        return links.parameters
+    return known_layers(proxy)[0]
 
 
 def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
     """The living layers known to hold `proxy`, in the order in which they were seen."""
     links = LINKS.get(proxy)
     living = () if links is None else (reference() for reference in links.layers)
-    return tuple(layer for layer in living if layer is not None and holds(layer, proxy))
+    known = (layer for layer in living if layer is not None)
+    return tuple(layer for layer in known if any(child is proxy for child in vars(layer).values()))
 
 
 def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -132,11 +125,6 @@ def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
     return all(any(layer is other for other in others) for layer in some)
-
-
-def holds(layer: Any, proxy: nnx.Module) -> bool:
-    """Whether `proxy` is an attribute of `layer`."""
-    return any(child is proxy for child in vars(layer).values())
 
 
 def ranges_in(quantizer: Any) -> list[StaticRange]:
@@ -162,17 +150,10 @@ def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
 def name_of(proxy: Any, held_as: str = "") -> str:
     """Where a proxy is found, with its injector: `QuantLinear.input_quant (Int8ActPerTensorFloat)`."""
     injector = proxy.binding.base.__name__
-    holders = [held_as] if held_as else _attributes(proxy)
+    holders = [held_as] if held_as else []
+    for layer in () if held_as else linked_layers(proxy):
+        holders += [f"{type(layer).__name__}.{name}" for name, child in vars(layer).items() if child is proxy]
     return f"{' and '.join(holders)} ({injector})" if holders else injector
-
-
-def _attributes(proxy: Any) -> list[str]:
-    return [
-        f"{type(layer).__name__}.{name}"
-        for layer in linked_layers(proxy)
-        for name, child in vars(layer).items()
-        if child is proxy
-    ]
 
 
 PRE_TRANSFORM = "pre_transform"
@@ -197,36 +178,47 @@ def _declared(binding: Binding) -> Any:
     return binding.resolve(PRE_TRANSFORM) if binding.declares(PRE_TRANSFORM) else None
 
 
-def declared_transform(
-    binding: Binding, stack: tuple[int, ...], trace: set[str], given: Mapping[str, Any]
-) -> Transform | None:
-    """The transform that an injector declares; None if it declares that there is none.
+def declare_transform(
+    proxy: Any, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+) -> None:
+    """Make the transform that the injector of a proxy under construction declares.
 
     Args:
-        binding: the injector, which declares one.
+        proxy: of activations or gradients.
+        layer: that holds it.
         stack: sizes of the leading axes that the layer is stacked along; each layer's transform has its own numbers.
         trace: takes the names that are read.
-        given: what an assembly is handed.
+        handed: what an assembly is handed.
 
     Raises:
-        TypeError: what is declared is no transform.
+        TypeError: what is declared is no transform, or the layer does not undo it.
     """
-    found = binding.resolve(PRE_TRANSFORM, trace=trace, **given)
+    name, attributes = proxy.binding.base.__name__, vars(proxy)
+    found = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
     sized = isinstance(found, Sized | SizedChain)
     made = found.made() if sized else found
-    if made is not None and (not isinstance(made, Transform) or (isinstance(made, nnx.Module) and not sized)):
-        own = isinstance(made, nnx.Module)
-        what = "holds numbers, so each quantizer needs its own" if own else "is no transform"
+    if made is None:
+        return
+    has_numbers = isinstance(made, nnx.Module)
+    if not isinstance(made, Transform) or (has_numbers and not sized):
+        what = "holds numbers, so each quantizer needs its own" if has_numbers else "is no transform"
         raise TypeError(
-            f"{binding.base.__name__}: {PRE_TRANSFORM} = {found!r:.80} {what}.\n"
+            f"{name}: {PRE_TRANSFORM} = {found!r:.80} {what}.\n"
             "  cure: jqinject.core.transforms.Hadamard(), or Sized(ChannelScale, channels)"
         )
-    if stack and isinstance(made, nnx.Module):
-        for _, variable in nnx.iter_graph(made, graph=True):
-            if isinstance(variable, nnx.Variable):
-                value = variable.get_value()
-                variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
-    return made
+    if proxy.role == "gradient" and not getattr(layer, "rotates_both_operands", False):
+        raise TypeError(
+            f"{name} declares {PRE_TRANSFORM} = {made!r}, and only a product whose operands both go through it undoes "
+            "it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
+        )
+    for _, variable in nnx.iter_graph(made, graph=True) if stack and has_numbers else ():
+        if isinstance(variable, nnx.Variable):
+            value = variable.get_value()
+            variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
+    attributes["pre_transform"] = made
+    axes = getattr(layer, "input_axes", proxy.transform_axes)
+    if axes != proxy.transform_axes:
+        attributes["transform_axes"] = axes
 
 
 def transformed(proxy: Any, x: jax.Array) -> jax.Array:

@@ -11,15 +11,14 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Factors
+from jqinject.proxy.answers import said
 from jqinject.proxy.assembly import by_record
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.binding import note_quantizer
 from jqinject.proxy.links import first_parameters
+from jqinject.proxy.metadata import note_quantizer
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
-from jqinject.quant_tensor.array_methods import attribute
 
 
 class InputFormat(NamedTuple):
@@ -83,25 +82,6 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "weight"
     parameter = "weight"
-
-    def __call__(self, x: jax.Array, quant_input: Any = None) -> QuantTensor | jax.Array:
-        """Quantize a weight.
-
-        Args:
-            x: the weight; float, any shape.
-            quant_input: for a quantizer that goes by it, the `IntQuantTensor` that the weight is contracted with, or
-                its `InputFormat`.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
-
-        Raises:
-            TypeError: the quantizer goes by the input, and this is not quantized to integers.
-            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
-        """
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        return self._quantized(x) if quant_input is None else self._quantized(x, *self._more(quant_input))
 
     def scale_(self) -> jax.Array | None:
         """The scale of each group, with 1 along the elements of a group; None if quantization is off."""
@@ -192,10 +172,10 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         layer = first_parameters(self)
         if quant_input is None and self.requires_quant_input:
             quant_input = layer.input_format()
-        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        quantizer, weight = self._copy(), layer.weight.get_value()
         if self.record is not None:
-            return by_record(quantizer, self.record, layer.weight.get_value())
-        return quantizer(layer.weight.get_value(), *self._more(quant_input))
+            return by_record(quantizer, self.record, weight)
+        return quantizer(weight, *self._more(quant_input))
 
     def _more(self, quant_input: Any) -> InputFormat | tuple[()]:
         """What the quantizer is called with beside the weight."""
@@ -224,9 +204,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     parameter = "bias"
     reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
 
-    requires_input_scale: bool = attribute(
-        "quant_metadata.requires_input_scale", "Whether it comes with the input."
-    )
+    requires_input_scale: bool = said("requires_input_scale", "Whether the scale comes in with the input.")
 
     def __call__(
         self,
@@ -268,7 +246,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
         bias = first_parameters(self).bias
-        return None if bias is None else self._pack(self._look(bias.get_value()))
+        return None if bias is None else self._pack(self._copy()(bias.get_value()))
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
         """The integer that stands for 0; None without a bias, or if quantization is off."""
@@ -278,13 +256,10 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         """Bits of an integer; None without a bias, or if quantization is off."""
         if not self._needs_input():
             return super().bit_width(force_eval)
-        return self._look(jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)).bit_width
+        return self._copy()(jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)).bit_width
 
     def _needs_input(self) -> bool:
         return self.is_quant_enabled and self.requires_input_scale
-
-    def _look(self, *of: jax.Array) -> Any:
-        return nnx.clone(self.tensor_quant, graph=True)(*of)
 
     def _accumulator_scale(self, input: Any, weight: Any, weight_scale: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__

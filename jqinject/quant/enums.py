@@ -165,8 +165,7 @@ def as_enum(enum_class: type[_Member], value: Any, *, name: str = "") -> _Member
         raise TypeError(
             f"{subject}{value!r} is not a {enum_class.__name__}: give {members}, as a member or a string"
         )
-    for member_name, member in enum_class.__members__.items():
-        if value.lower() == member_name.lower():
-            return member
+    if value.upper() in enum_class.__members__:
+        return enum_class[value.upper()]
     near = did_you_mean(value, enum_class.__members__)
     raise ValueError(lines(f"{subject}{value!r} is not a {enum_class.__name__}: give {members}", near))

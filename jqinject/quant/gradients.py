@@ -8,17 +8,7 @@ average, and to nearest in evaluation mode.
 
 from jqinject import core
 from jqinject.inject import ExtendedInjector
-from jqinject.quant import enums
-from jqinject.quant.float_base import (
-    DelayedAmaxScaling,
-    FloatBase,
-    Fp4e2m1Mixin,
-    Fp6e2m3Mixin,
-    Fp6e3m2Mixin,
-    Fp8e4m3Mixin,
-    Fp8e5m2Mixin,
-    FpOCPMixin,
-)
+from jqinject.quant import enums, float_base
 from jqinject.quant.fragments import (
     DynamicPerRow,
     IntQuant,
@@ -73,13 +63,13 @@ class Int8DynamicGradPerRowFloatStochastic(Int8DynamicGradPerRowFloat):
 
 
 class Int8GradPerTensorDelayed(
-    NarrowIntQuant, DelayedAmaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+    NarrowIntQuant, float_base.DelayedAmaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
 ):
     """8-bit narrow signed gradients, scale = the largest of the last 1024 steps' amaxes / 127."""
 
 
 class Fp8e5m2OCPDynamicGradPerTensorFloat(
-    Fp8e5m2Mixin, FpOCPMixin, FloatBase, DynamicMaxScaling, GradQuantSolver
+    float_base.Fp8e5m2Mixin, float_base.FpOCPMixin, float_base.FloatBase, DynamicMaxScaling, GradQuantSolver
 ):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
 
@@ -100,34 +90,34 @@ class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
     mantissa_bit_width = fraction_bits
 
 
-class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, GradQuantSolver):
+class MXFloatGradBase(MXActMixin, float_base.FpOCPMixin, float_base.FloatBase, GradQuantSolver):
     """OCP's minifloats, a power of two for each group of 32 along the last axis; declare the format."""
 
     scaling_stats_op = enums.StatsOp.MAX
     float_scaling_impl = core.FloatScaling
 
 
-class MXFloat8e4m3Grad(Fp8e4m3Mixin, MXFloatGradBase):
+class MXFloat8e4m3Grad(float_base.Fp8e4m3Mixin, MXFloatGradBase):
     """e4m3 gradients, a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat8e5m2Grad(Fp8e5m2Mixin, MXFloatGradBase):
+class MXFloat8e5m2Grad(float_base.Fp8e5m2Mixin, MXFloatGradBase):
     """e5m2 gradients, a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat6e3m2Grad(Fp6e3m2Mixin, MXFloatGradBase):
+class MXFloat6e3m2Grad(float_base.Fp6e3m2Mixin, MXFloatGradBase):
     """e3m2 gradients (6 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat6e2m3Grad(Fp6e2m3Mixin, MXFloatGradBase):
+class MXFloat6e2m3Grad(float_base.Fp6e2m3Mixin, MXFloatGradBase):
     """e2m3 gradients (6 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloatGradBase):
+class MXFloat4e2m1Grad(float_base.Fp4e2m1Mixin, MXFloatGradBase):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat4e2m1GradStochastic(Fp4e2m1Mixin, MXFloatGradBase):
+class MXFloat4e2m1GradStochastic(float_base.Fp4e2m1Mixin, MXFloatGradBase):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND

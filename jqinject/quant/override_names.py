@@ -120,7 +120,6 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "compute_max_mantissa": ("Component", "the component that gives the largest mantissa"),
     "tensor_clamp_impl": ("Component", "how to clamp, and where the gradient goes"),
     "force_parameter": ("bool", "keep a single tracked parameter too"),
-    "affine_rescaling": ("bool", "learn an affine map of the statistic"),
     "scaling_affine_rescaling_init": ("float | None", "initial factor of an affine map of the statistic"),
     "scaling_affine_shifting_init": ("float | None", "initial shift of an affine map of the statistic"),
     "scaling_gradient_scale": ("float | None", "factor of a learned scale's gradient, not `1 / sqrt(N Q)`"),
@@ -184,7 +183,6 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "group_elements_axis": ("int | None", "the axis of a group's elements in the view"),
     "scaling_per_group_shape": (_SHAPE, "shape of the scales of groups"),
     "expanded_groupwise_shape": (_SHAPE, "shape of the view in groups"),
-    "reshaped_groupwise_shape": (_SHAPE, "shape of the quantized tensor out of the view"),
     # zero points
     "zero_point_impl": ("Component", "the component that gives the zero point"),
     "zero_point_shape": (_SHAPE, "shape of the zero point"),

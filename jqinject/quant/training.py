@@ -13,30 +13,10 @@ from jqinject.dot import OperandInjector, Scheme
 from jqinject.dot.schemes.config import ConfigV4
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.quant import enums
+from jqinject.quant import enums, float_base
 from jqinject.quant.codebook import MXFloat4e2m1QuestAct
-from jqinject.quant.float_base import (
-    FloatBase,
-    Fp4e2m1Mixin,
-    Fp8e4m3,
-    Fp8e4m3Mixin,
-    Fp8e5m2,
-    Fp8e5m2Mixin,
-    FpOCPMixin,
-)
 from jqinject.quant.fragments import DynamicPerRow
-from jqinject.quant.minifloat.blocks import (
-    MXActMixin,
-    NVFP4TrainingAct,
-    NVFP4TrainingGrad,
-    NVFP4TrainingSigns,
-    NVFP4TrainingWeight,
-)
-from jqinject.quant.minifloat.float8 import (
-    Fp8e4m3ActPerTensorDelayed,
-    Fp8e4m3WeightPerTensorDelayed,
-    Fp8e5m2GradPerTensorDelayed,
-)
+from jqinject.quant.minifloat import blocks, float8
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 
 
@@ -47,7 +27,7 @@ class StraightThrough(ExtendedInjector):
     float_clamp_impl = core.FloatSaturate
 
 
-class BlockTraining(StraightThrough, FpOCPMixin, FloatBase):
+class BlockTraining(StraightThrough, float_base.FpOCPMixin, float_base.FloatBase):
     """Minifloats in blocks with a scale for each, from its largest magnitude; declare the format."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.GROUP
@@ -67,7 +47,7 @@ class MXTraining(BlockTraining):
     scale_rounding = enums.ScaleRounding.RCEIL
 
 
-class MXFP8TrainingWeight(Fp8e4m3Mixin, MXTraining, WeightQuantSolver):
+class MXFP8TrainingWeight(float_base.Fp8e4m3Mixin, MXTraining, WeightQuantSolver):
     """e4m3 weights in blocks of 32 along what is summed over, a power of two for each, rounded up.
 
     Example:
@@ -79,27 +59,27 @@ class MXFP8TrainingWeight(Fp8e4m3Mixin, MXTraining, WeightQuantSolver):
     """
 
 
-class MXFP8TrainingAct(Fp8e4m3Mixin, MXTraining, ActQuantSolver):
+class MXFP8TrainingAct(float_base.Fp8e4m3Mixin, MXTraining, ActQuantSolver):
     """e4m3 activations in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP8TrainingGrad(Fp8e4m3Mixin, MXTraining, GradQuantSolver):
+class MXFP8TrainingGrad(float_base.Fp8e4m3Mixin, MXTraining, GradQuantSolver):
     """e4m3 gradients in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP8e5m2TrainingGrad(Fp8e5m2Mixin, MXTraining, GradQuantSolver):
+class MXFP8e5m2TrainingGrad(float_base.Fp8e5m2Mixin, MXTraining, GradQuantSolver):
     """e5m2 gradients in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP4TrainingWeight(Fp4e2m1Mixin, MXTraining, WeightQuantSolver):
+class MXFP4TrainingWeight(float_base.Fp4e2m1Mixin, MXTraining, WeightQuantSolver):
     """e2m1 weights in blocks of 32 along what is summed over, a power of two for each, rounded up."""
 
 
-class MXFP4TrainingAct(Fp4e2m1Mixin, MXTraining, ActQuantSolver):
+class MXFP4TrainingAct(float_base.Fp4e2m1Mixin, MXTraining, ActQuantSolver):
     """e2m1 activations in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP4TrainingGrad(Fp4e2m1Mixin, MXTraining, GradQuantSolver):
+class MXFP4TrainingGrad(float_base.Fp4e2m1Mixin, MXTraining, GradQuantSolver):
     """e2m1 gradients in blocks of 32 along the last axis, a power of two for each, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
@@ -145,7 +125,7 @@ class Fp8OfTensor(ExtendedInjector):
     scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
 
 
-class Fp8TrainingWeight(Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
+class Fp8TrainingWeight(float_base.Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
     """e4m3 weights, one scale, of the weight at hand.
 
     Example:
@@ -157,13 +137,13 @@ class Fp8TrainingWeight(Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
     """
 
 
-class Fp8TrainingAct(Fp8e4m3, Fp8OfTensor, ActQuantSolver):
+class Fp8TrainingAct(float_base.Fp8e4m3, Fp8OfTensor, ActQuantSolver):
     """e4m3 activations, one scale, of the tensor at hand."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
 
 
-class Fp8TrainingGrad(Fp8e5m2, Fp8OfTensor, GradQuantSolver):
+class Fp8TrainingGrad(float_base.Fp8e5m2, Fp8OfTensor, GradQuantSolver):
     """e5m2 gradients, one scale, of the gradient at hand."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
@@ -179,7 +159,7 @@ class Fp8RowTrainingAct(DynamicPerRow, Fp8TrainingAct):
     """e4m3 activations, a scale for each row: all numbers that are summed together."""
 
 
-class Fp8RowTrainingGrad(DynamicPerRow, Fp8e4m3, Fp8TrainingGrad):
+class Fp8RowTrainingGrad(DynamicPerRow, float_base.Fp8e4m3, Fp8TrainingGrad):
     """e4m3 gradients, a scale for each row: all numbers that are summed together."""
 
 
@@ -192,17 +172,17 @@ class Fp8Block(BlockTraining):
     scaling_impl = core.RuntimeDynamicGroupStatsScaling
 
 
-class Fp8BlockTrainingWeight(Fp8e4m3Mixin, Fp8Block, WeightQuantSolver):
+class Fp8BlockTrainingWeight(float_base.Fp8e4m3Mixin, Fp8Block, WeightQuantSolver):
     """e4m3 weights in blocks of 128 x 128, a float32 scale for each."""
 
     group_size = (128, 128)
 
 
-class Fp8BlockTrainingAct(Fp8e4m3Mixin, Fp8Block, ActQuantSolver):
+class Fp8BlockTrainingAct(float_base.Fp8e4m3Mixin, Fp8Block, ActQuantSolver):
     """e4m3 activations in blocks of 128 along the last axis, a float32 scale for each."""
 
 
-class Fp8BlockTrainingGrad(Fp8e4m3Mixin, Fp8Block, GradQuantSolver):
+class Fp8BlockTrainingGrad(float_base.Fp8e4m3Mixin, Fp8Block, GradQuantSolver):
     """e4m3 gradients in blocks of 128 along the last axis, a float32 scale for each."""
 
 
@@ -214,9 +194,9 @@ class Fp8DelayedTraining(Scheme):
     Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; TransformerEngine's `DelayedScaling`.
     """
 
-    fprop_lhs = Fp8e4m3ActPerTensorDelayed
-    fprop_rhs = Fp8e4m3WeightPerTensorDelayed
-    dgrad_grad = wgrad_grad = Fp8e5m2GradPerTensorDelayed
+    fprop_lhs = float8.Fp8e4m3ActPerTensorDelayed
+    fprop_rhs = float8.Fp8e4m3WeightPerTensorDelayed
+    dgrad_grad = wgrad_grad = float8.Fp8e5m2GradPerTensorDelayed
 
 
 class Fp8CurrentTraining(Scheme):
@@ -307,13 +287,13 @@ class BitNet158(Scheme):
 NVFP4_BLOCK = 16
 
 
-class NVFP4RotatedInput(NVFP4TrainingAct):
+class NVFP4RotatedInput(blocks.NVFP4TrainingAct):
     """`x` of the product for the weight's gradient."""
 
     pre_transform = (this << 1).hadamard
 
 
-class NVFP4Gradient(NVFP4TrainingGrad):
+class NVFP4Gradient(blocks.NVFP4TrainingGrad):
     """`g` of the product for the input's gradient."""
 
     float_to_int_impl_type = (this << 1).gradient_rounding
@@ -326,7 +306,7 @@ class NVFP4RotatedGradient(NVFP4Gradient):
     pre_transform = (this << 1).hadamard
 
 
-class NVFP4WeightInBlocks(NVFP4TrainingWeight):
+class NVFP4WeightInBlocks(blocks.NVFP4TrainingWeight):
     """`w`, in the blocks that the scheme says."""
 
     group_size = (this << 1).weight_block
@@ -366,10 +346,10 @@ class NVFP4Training(Scheme):
     """
 
     weight_block = (NVFP4_BLOCK, NVFP4_BLOCK)
-    hadamard = core.Hadamard(NVFP4_BLOCK, NVFP4TrainingSigns)
+    hadamard = core.Hadamard(NVFP4_BLOCK, blocks.NVFP4TrainingSigns)
     gradient_rounding = "stochastic_round"
     random_bits = 16
-    fprop_lhs = NVFP4TrainingAct
+    fprop_lhs = blocks.NVFP4TrainingAct
     fprop_rhs = NVFP4WeightInBlocks
     dgrad_grad = NVFP4Gradient
     dgrad_rhs = weight_of_dgrad
@@ -380,7 +360,9 @@ class NVFP4Training(Scheme):
 QUARTET_GROUP = 32
 
 
-class QuartetThreeQuarters(StraightThrough, MXActMixin, Fp4e2m1Mixin, FpOCPMixin, FloatBase):
+class QuartetThreeQuarters(
+    StraightThrough, blocks.MXActMixin, float_base.Fp4e2m1Mixin, float_base.FpOCPMixin, float_base.FloatBase
+):
     """e2m1 in groups of 32 of at most 6: scale = 4/3 of the power of two at or below a quarter of the group's largest.
 
     Three quarters of a number are rounded in steps of that power of two, so rounding up never goes beyond 6, and what

@@ -68,7 +68,8 @@ def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     zero = sum(zeros[1:], zeros[0]) if zeros else None
     bits = sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed)
     value, scale, signed = a.value + b.value, (a.scale + b.scale) / 2, a.signed or b.signed
-    return type(a)(value, scale, zero, bits, signed, training)
+    cls: Any = type(a)
+    return cls(value, scale, zero, bits, signed, training)
 
 
 def shift(a: Tensor, offset: Any) -> Tensor:
@@ -116,8 +117,8 @@ def absolute(a: Tensor) -> Tensor:
     return a.set(value=jnp.abs(a.value), zero_point=None, bit_width=bits, signed=False)
 
 
-def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
-    """Return a product or quotient: bits add, signed if either is, no zero point.
+def product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
+    """Return `a * b` or `a / b` with this value and scale: bits add, signed if either is, no zero point.
 
     (q_a - z_a) * (q_b - z_b) is an integer without a zero point, even if tracing hides a nonzero z.
 
@@ -131,16 +132,8 @@ def _product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Te
             "quantizers (zero point 0), or decay one operand with `.value`."
         )
     left, right = same_kind(a.bit_width, b.bit_width)
-    return type(a)(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a * b: scales multiply, bits add, signed if either is.
-
-    Raises:
-        ValueError: a zero point is known not to be 0.
-    """
-    return _product(a, b, "a * b", a.value * b.value, a.scale * b.scale)
+    cls: Any = type(a)
+    return cls(value, scale, None, left + right, a.signed or b.signed, a.training or b.training)
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
@@ -151,7 +144,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     """
     bits = same_kind(a.bit_width, b.bit_width)[1] - int(b.signed)
     largest = 2**bits if isinstance(bits, int) else exp2(bits)
-    return _product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * largest))
+    return product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * largest))
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool = False) -> Any:
@@ -221,7 +214,7 @@ def _check_same_format(a: TensorFields, b: TensorFields) -> None:
 
 
 def _join(
-    parts: list[jax.Array], tensors: list[TensorFields], axis: int, training: bool, name: str
+    parts: list[jax.Array], tensors: Sequence[TensorFields], axis: int, training: bool, name: str
 ) -> jax.Array:
     """One metadata field of the result: joined if it varies along the axis, else the shared value, else the mean."""
     full = [full_rank(part, tensors[0].ndim) for part in parts]

@@ -70,19 +70,15 @@ class ArrayMethods:
     tolist = trace = var = view = __dlpack__ = __dlpack_device__ = __divmod__ = __rdivmod__ = _of_value()
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = _of_value()
     __rmod__ = __rtruediv__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _of_value()
-    __bool__ = __int__ = __float__ = __complex__ = _of_value()
+    __contains__ = __round__ = __bool__ = __int__ = __float__ = __complex__ = _of_value()
     __hash__ = None  # type: ignore[assignment]  # comparisons are elementwise, as for arrays
 
     at: Any = attribute("value.at", "`value.at`: its updates make arrays.")
     real: jax.Array = attribute("value.real", "The dequantized array.")
     imag: jax.Array = attribute("value.imag", "Zeros.")
+    nbytes: int = attribute("value.nbytes", "Bytes of `value`.")
     itemsize: int = attribute("value.dtype.itemsize", "Bytes of an element of `value`.")
     sharding: Any = attribute("value.sharding", "The sharding of `value`.")
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `value`."""
-        return self.value.size * self.value.dtype.itemsize
 
     def block_until_ready(self) -> Any:
         """The tensor itself, once its value is computed."""
@@ -92,14 +88,8 @@ class ArrayMethods:
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self.value)))  # type: ignore[index]
 
-    def __contains__(self, item: Any) -> bool:
-        return item in self.value
-
     def __pos__(self) -> Any:
         return self
-
-    def __round__(self, ndigits: int | None = None) -> Any:
-        return self.value.round(ndigits or 0)
 
     def __format__(self, format_spec: str) -> str:
         return format(self.value, format_spec) if format_spec else str(self)

@@ -64,15 +64,15 @@ class Layout:
     piece: int | None = None
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], group_size: int, group_dim: int, whole: Any, where: str) -> "Layout":
+    def of(cls, where: str, shape: tuple[int, ...], group_size: int, group_dim: int, whole: Any) -> "Layout":
         """Return the layout of an array with two axes for the groups.
 
         Args:
+            where: the class that is built, for the error text.
             shape: of the array.
             group_size: elements of a group.
             group_dim: the axis without groups, from the front or (negative) from the end.
             whole: the shape without groups, or the elements along the axis; None if the last group is full.
-            where: the class that is built, for the error text.
 
         Raises:
             ValueError: the array has no such groups.

@@ -23,7 +23,6 @@ from jqinject.quant_tensor.public_tensors import (
     IntQuantTensor,
 )
 from jqinject.quant_tensor.quantized import QuantTensor
-from jqinject.quant_tensor.questions import as_array
 
 
 class GroupwiseQuantTensor(QuantTensor):
@@ -49,6 +48,10 @@ class GroupwiseQuantTensor(QuantTensor):
 
     __slots__ = ()
     is_grouped = True
+
+    def _divide(self, grouped: Any, *groups: Any) -> None:
+        """Store the arguments of a constructor; the last three are those of `Layout.of`."""
+        self._take(grouped, Layout.of(type(self).__name__, grouped.shape, *groups))
 
     grouped: Any = attribute("_grouped", "The same numbers as a quantized tensor with the two axes.")
     value_: jax.Array = attribute("grouped.value", "The dequantized numbers in groups.")
@@ -97,6 +100,26 @@ class GroupwiseQuantTensor(QuantTensor):
         """
         return grouped._like(type(self), Layout(groups, groups.dim, self._layout.piece))
 
+    @classmethod
+    def of(
+        cls,
+        grouped: Any,
+        group_size: int,
+        group_dim: int,
+        length: int | None = None,
+        piece: int | None = None,
+    ) -> Self:
+        """Return a groupwise tensor from a tensor in groups; see `in_groups`.
+
+        Raises:
+            ValueError: it has no such groups.
+        """
+        shape = grouped.shape
+        if piece is None:
+            return grouped._like(cls, Layout.of(cls.__name__, shape, group_size, group_dim, length))
+        dim = group_dim % len(shape) - len(shape)
+        return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
+
 
 @final
 class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
@@ -140,10 +163,8 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
         training: bool,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
-        grouped = IntQuantTensor(as_array(value), scale, zero_point, bit_width, signed, training)
-        self._take(
-            grouped, Layout.of(grouped.shape, group_size, group_dim, dequant_shape, type(self).__name__)
-        )
+        grouped = IntQuantTensor(value, scale, zero_point, bit_width, signed, training)
+        self._divide(grouped, group_size, group_dim, dequant_shape)
 
 
 @final
@@ -181,10 +202,8 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
-        grouped = FloatQuantTensor(as_array(value), scale, format, training)
-        self._take(
-            grouped, Layout.of(grouped.shape, group_size, group_dim, dequant_shape, type(self).__name__)
-        )
+        grouped = FloatQuantTensor(value, scale, format, training)
+        self._divide(grouped, group_size, group_dim, dequant_shape)
 
 
 @final
@@ -223,10 +242,8 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
-        grouped = CodebookQuantTensor(as_array(value), scale, codebook, training)
-        self._take(
-            grouped, Layout.of(grouped.shape, group_size, group_dim, dequant_shape, type(self).__name__)
-        )
+        grouped = CodebookQuantTensor(value, scale, codebook, training)
+        self._divide(grouped, group_size, group_dim, dequant_shape)
 
 
 for _cls in (GroupwiseIntQuantTensor, GroupwiseFloatQuantTensor, GroupwiseCodebookQuantTensor):
@@ -249,11 +266,7 @@ def in_groups(
     Raises:
         ValueError: it has no such groups.
     """
-    cls, shape = grouped.partner, grouped.shape
-    if piece is None:
-        return grouped._like(cls, Layout.of(shape, group_size, group_dim, length, cls.__name__))
-    dim = group_dim % len(shape) - len(shape)
-    return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
+    return grouped.partner.of(grouped, group_size, group_dim, length, piece)
 
 
 def in_pieces(x: GroupwiseIntQuantTensor) -> GroupwiseIntQuantTensor:

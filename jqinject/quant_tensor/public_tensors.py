@@ -67,9 +67,9 @@ class IntQuantTensor(QuantTensor):
     """
 
     __slots__ = ()
-    arrays = ("value", "scale", "zero_point")
-    grid_fields = ("bit_width", "signed")
+    fields = ("value", "scale", "zero_point", "bit_width", "signed", "training")
     kind = "integers"
+    cure = "From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, signed=...)."
 
     def __init__(
         self,
@@ -110,7 +110,6 @@ class IntQuantTensor(QuantTensor):
         value = dequantized(jnp.asarray(integers), scale, zero_point, dtype)
         return cls(value, scale, zero_point, bit_width, signed, training)
 
-    bit_width: BitWidth = attribute("_grid.bit_width", "Bits: a Python int, or an array if learned.")
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
 
@@ -122,9 +121,7 @@ class FloatNames:
     format: FloatGrid = attribute("_grid", "The format of its minifloats.")
     exponent_bit_width: Any = attribute("_grid.exponent_bit_width", "Bits of the exponent.")
     mantissa_bit_width: Any = attribute("_grid.mantissa_bit_width", "Bits of the mantissa.")
-    exponent_bias: Any = attribute(
-        "_grid.exponent_bias", "The bias that is subtracted from the exponent field."
-    )
+    exponent_bias: Any = attribute("_grid.exponent_bias", "What is subtracted from the exponent field.")
     saturating: bool = attribute("_grid.saturating", "Whether numbers that are too large become the largest.")
     inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatGrid`.")
     nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatGrid`.")
@@ -168,9 +165,9 @@ class FloatQuantTensor(FloatNames, QuantTensor):
     """
 
     __slots__ = ()
-    arrays = ("value", "scale")
-    grid_fields = ("format",)
+    fields = ("value", "scale", "format", "training")
     kind = "minifloats"
+    cure = "From minifloats: FloatQuantTensor.from_payload(payload, scale)."
 
     def __init__(
         self,
@@ -253,9 +250,9 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
     """
 
     __slots__ = ()
-    arrays = ("value", "scale")
-    grid_fields = ("codebook",)
+    fields = ("value", "scale", "codebook", "training")
     kind = "table"
+    cure = "From indices: CodebookQuantTensor.from_codes(codes, scale, codebook)."
 
     def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
         if not isinstance(codebook, Codebook):

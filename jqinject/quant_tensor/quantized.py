@@ -90,7 +90,10 @@ class QuantTensor(TensorFields):
         return (-self) + other if on_integers(self) else as_array(other) - self.value
 
     def __mul__(self, other: Any) -> Any:
-        return arithmetic.multiply(self, other) if self._with(other) else self.value * as_array(other)
+        value = self.value * as_array(other)
+        if not self._with(other):
+            return value
+        return arithmetic.product(self, other, "a * b", value, self.scale * other.scale)
 
     def __truediv__(self, other: Any) -> Any:
         return arithmetic.divide(self, other) if self._with(other) else self.value / as_array(other)
@@ -157,10 +160,8 @@ class QuantTensor(TensorFields):
         moves = self._is_movable or self.is_grouped
         return shaping.transpose(self, order) if moves else self.value.transpose(order)
 
-    swapaxes: Any = _moving(
-        "swapaxes", shaping.swapaxes, "Return it with two axes exchanged.", in_groups=True
-    )
-    squeeze: Any = _moving("squeeze", shaping.squeeze, "Return it without axes of size 1.")
+    swapaxes: Any = _moving("swapaxes", shaping.swapaxes, "Two axes exchanged.", in_groups=True)
+    squeeze: Any = _moving("squeeze", shaping.squeeze, "No axes of size 1.")
     __getitem__: Any = _moving("__getitem__", shaping.index, "Return some elements.", in_groups=True)
     T: Any = property(lambda self: self.transpose(), doc="All axes reversed.")
     mT: Any = property(lambda self: self.swapaxes(-1, -2), doc="The last two axes exchanged.")
@@ -246,9 +247,8 @@ class QuantTensor(TensorFields):
     def _check_on_grid(self) -> None:
         table = self._grid.is_table  # which has no codes for inf and nan
         if is_concrete(self.value, self._scale) and not self._on_grid(finite=table):
-            grid, numbers = (
-                ("in its table", "indices") if table else (f"on the grid of {self._grid}", "minifloats")
-            )
+            grid = "in its table" if table else f"on the grid of {self._grid}"
+            numbers = "indices" if table else "minifloats"
             raise ValueError(
                 f"{type(self).__name__} not valid: value / scale is not {grid}.\n"
                 f"  cure: quantize the tensor again, or use `.value` where no {numbers} are needed"

@@ -39,11 +39,8 @@ def map_metadata(
         move: takes the metadata with as many axes as the old value has, of size 1 where it does not vary.
         payload: the low-bit numbers of the new value, if they are known.
     """
-    changes = {"scale": _move(x.scale, x.ndim, value.ndim, move)}
-    if x._zero_point is not None:
-        changes["zero_point"] = _move(x._zero_point, x.ndim, value.ndim, move)
-    moved = x.set(value=value, **changes)
-    return moved if payload is None else moved.keeping(payload)
+    moved = jax.tree.map(lambda old: _move(old, x.ndim, value.ndim, move), (x._scale, x._zero_point))
+    return x._of(value, *moved, x._grid, x._training, payload)
 
 
 def _moved(x: Tensor, move: Callable[[jax.Array], jax.Array]) -> Tensor:

@@ -50,9 +50,8 @@ class TensorFields(ArrayMethods):
     """Abstract: an immutable pytree of an array, its scale, zero point, grid and layout; see `QuantTensor`.
 
     Attributes:
-        arrays: names of the fields that are arrays, in the order of the constructor.
-        grid_fields: names of the constructor's arguments that make the grid.
-        fields: all names.
+        fields: names of the constructor's arguments that `set` takes, in order.
+        cure: how a tensor is made of the numbers that a constructor refuses as `value`, for the error text.
         kind: "integers", "minifloats" or "table", the numbers of its grid; in groups with "grouped " in front.
         is_grouped: whether it has a scale for each group along an axis.
         group_size: elements of a group; None without groups.
@@ -61,9 +60,8 @@ class TensorFields(ArrayMethods):
 
     __slots__ = (*_SLOTS, "_value", "_shaped")
 
-    arrays: ClassVar[tuple[str, ...]] = ()
-    grid_fields: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]] = ()
+    cure: ClassVar[str] = ""
     partner: ClassVar[Any] = None
     is_grouped: ClassVar[bool] = False
     group_size: Any = None
@@ -74,7 +72,6 @@ class TensorFields(ArrayMethods):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.fields = (*cls.arrays, *cls.grid_fields, "training")
         jax.tree_util.register_pytree_with_keys(cls, _flatten, partial(_unflatten, cls))
 
     def _store(
@@ -100,7 +97,7 @@ class TensorFields(ArrayMethods):
             arrays = isinstance(array, jax.Array) and isinstance(scale, jax.Array)
             arrays = arrays and (zero is None or isinstance(zero, jax.Array))
             if not (arrays and _fit(array.aval, scale.aval, None if zero is None else zero.aval)):
-                array = _float_value(as_array(array), type(self).__name__)
+                array = _float_value(as_array(array), type(self))
                 scale = _metadata(scale, array.shape, "scale")
                 zero = None if zero is None else _metadata(zero, array.shape, "zero_point")
         self._array = self._value = self._shaped = array
@@ -110,10 +107,10 @@ class TensorFields(ArrayMethods):
         self._layout = self._levels = self._scale_dtype = None
 
     @classmethod
-    def _of(cls, *fields: Any) -> Self:
+    def _of(cls, *fields: Any, check: bool = False) -> Self:
         """Return a tensor without groups of fields that are not checked; the arguments are those of `_store`."""
         tensor = object.__new__(cls)
-        tensor._store(*fields, check=False)
+        tensor._store(*fields, check=check)
         return tensor
 
     @classmethod
@@ -161,9 +158,9 @@ class TensorFields(ArrayMethods):
         layout, bare = self._layout, self._bare
         if layout is None or layout.piece is None:
             return bare
-        fields = {"scale": bare._scale, "zero_point": bare._zero_point}
-        present = {name: layout.of_groups(x, bare.ndim) for name, x in fields.items() if x is not None}
-        return bare.set(value=layout.groups.split(bare.value), **present)
+        of_groups = partial(layout.of_groups, ndim=bare.ndim)
+        metadata = jax.tree.map(of_groups, (bare._scale, bare._zero_point))
+        return bare._of(layout.groups.split(bare.value), *metadata, bare._grid, bare._training)
 
     if not TYPE_CHECKING:  # it would hide misspelt names
 
@@ -246,12 +243,10 @@ class TensorFields(ArrayMethods):
             tensor = self._like(type(self))
             tensor._training = changes.get("training", self.training)
             return tensor
-        fields = {
-            name: self._zero_point if name == "zero_point" else getattr(self, name)
-            for name in self.fields
-            if name not in changes
-        }
-        return type(self)(**fields, **changes)
+        unchanged = {name: getattr(self, name) for name in self.fields if name not in changes}
+        if "zero_point" in unchanged:
+            unchanged["zero_point"] = self._zero_point
+        return type(self)(**unchanged, **changes)
 
     def _set_in_groups(self, layout: Layout, changes: dict[str, Any]) -> Self:
         inner = {name.removesuffix("_"): field for name, field in changes.items() if name != "value"}
@@ -299,7 +294,8 @@ def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
     if tensor._layout is not None:
         # What a transformation has put in the place of the tensor in groups may be anything.
         return [(key("grouped"), tensor._array if tensor._grid is None else tensor._bare)], tensor._layout
-    return [(key(name), getattr(tensor, "_" + name)) for name in (*tensor.arrays, "grid")], tensor._training
+    names = ("value", "scale", "zero_point", "grid")
+    return [(key(name), getattr(tensor, "_" + name)) for name in names], tensor._training
 
 
 def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
@@ -308,32 +304,23 @@ def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
         if not isinstance(child, TensorFields):
             child = cls._of(child, None, None, None, False)
         return child._like(cls, static)
-    array, scale, *zero, grid = children
-    return cls._of(array, scale, zero[0] if zero else None, grid, static)
+    return cls._of(*children, static)
 
 
-_CURES = {
-    "IntQuantTensor": "From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, signed=...).",
-    "CodebookQuantTensor": "From indices: CodebookQuantTensor.from_codes(codes, scale, codebook).",
-    "FloatQuantTensor": "From minifloats: FloatQuantTensor.from_payload(payload, scale).",
-}
-
-
-def _float_value(value: Any, kind: str) -> jax.Array:
+def _float_value(value: Any, cls: type[TensorFields]) -> jax.Array:
     """`value` as a float array; Python floats and lists become float32."""
     array = value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
-            f"{kind}(value=...) got {array.dtype} of shape {array.shape}, expected the dequantized floats. "
-            + _CURES[kind]
+            f"{cls.__name__}(value=...) got {array.dtype} of shape {array.shape}, expected the dequantized floats. "
+            f"{cls.cure}"
         )
     return jnp.asarray(value) if array is value else jnp.asarray(value, jnp.float32)
 
 
 def _metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
     """Scale or zero point as a float32 array that broadcasts against a value of this shape."""
-    float32 = isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.aval.weak_type
-    array = x if float32 else jnp.asarray(x, jnp.float32)
+    array = jnp.asarray(x, jnp.float32)
     if array.ndim and not _broadcasts_to(array.shape, shape):
         raise ValueError(
             f"{name} of shape {array.shape} does not broadcast against the value of shape {shape}. Expected "

@@ -144,10 +144,8 @@ def larger(a: BitWidth, b: BitWidth) -> BitWidth:
         >>> larger(4, 9)
         9
     """
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
     left, right = same_kind(a, b)
-    return jnp.where(jnp.asarray(right) > jnp.asarray(left), right, left)
+    return max(left, right) if isinstance(left, int) else jnp.where(right > left, right, left)
 
 
 # How far value / scale + zero_point may lie from an integer, due to rounding in earlier float arithmetic.
@@ -173,8 +171,7 @@ def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Ar
     From two bits on: -2^(b-1) to 2^(b-1) - 1 if signed, else 0 to 2^b - 1. One bit is binary: -1 to 1 if
     signed (the two numbers are the signs), else 0 to 1.
     """
-    lower = min_int(signed, narrow_range=False, bit_width=bit_width)
-    upper = max_int(signed, narrow_range=False, bit_width=bit_width)
+    lower, upper = IntGrid(bit_width, signed).bounds
     # The integers of a wide format do not fit int32: convert them to float here.
     if isinstance(bit_width, int):
         lower, upper = float(lower), float(upper)

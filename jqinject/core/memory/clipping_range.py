@@ -20,9 +20,9 @@ from jqinject.core.memory.policy import Policy, mean, mean_after
 from jqinject.core.state import Part, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.statistics.statistic import in_groups, told
-from jqinject.ops.clamp import choose, shaped
+from jqinject.ops.clamp import choose, quotient, shaped
 from jqinject.ops.cut import Cut
-from jqinject.ops.power import by_reciprocal, divide, quotient
+from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
 from jqinject.ops.ste import nearest
 

@@ -359,7 +359,7 @@ class Memory(Component):
         self.record.set_value({"counter": over, "buffer": stored})
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
-        """See `Rescales`."""
+        """See `Factors`."""
         if self._averages:
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:

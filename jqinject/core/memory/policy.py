@@ -28,7 +28,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core import check
 from jqinject.ops.clamp import all_finite, choose, no_change
-from jqinject.ops.power import one_program
+from jqinject.ops.processes import one_program
 from jqinject.ops.reductions import running_mean
 
 Kind = Literal["constant", "learned", "now", "filled", "running", "mean", "collected"]

@@ -19,7 +19,6 @@ from jqinject.core._protocols import (
     Scaling,
     View,
     collects_in_steps,
-    divisor_of,
     is_nearest,
 )
 from jqinject.core.bit_width import ComputeMaxMantissa
@@ -94,15 +93,6 @@ class Float8Cast(Component):
                 "Float8Cast: power_of_two_factor rounds a factor, and numbers are divided by the scale.\n"
                 "  cure: by_factor = True"
             )
-
-    @property
-    def format(self) -> FloatGrid:
-        """The format of `q_dtype`."""
-        return FloatGrid.of_dtype(self.q_dtype)
-
-    def factor(self, amax: jax.Array, dtype: Any) -> jax.Array:
-        """The factor for a tensor of a dtype, float32."""
-        return float8_factor(amax, self.format.largest, dtype, self.power_of_two_factor)
 
     def __call__(
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
@@ -254,8 +244,9 @@ class FloatQuant(Quantizer):
         if cast is None or not cast.by_factor:
             return super().__call__(x, keep=keep)
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
-        factor = cast.factor(jax.lax.stop_gradient(amax), x.dtype)
-        return self._quantize(x, divide(1.0, factor), None, (factor,), self.format, keep)
+        amax, grid = jax.lax.stop_gradient(amax), self.format
+        factor = float8_factor(amax, grid.largest, x.dtype, cast.power_of_two_factor)
+        return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
@@ -291,7 +282,8 @@ class FloatQuant(Quantizer):
         steps_of, value_of = (
             (steps_of_power, from_steps_of_power) if self._by_powers else (float_steps, from_float_steps)
         )
-        steps = steps_of(numbers.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
+        divisor = getattr(self.scaling_impl, "divisor", None)
+        steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
         minifloats = self.clamped(
             to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, self.float_to_int_impl), grid
         )

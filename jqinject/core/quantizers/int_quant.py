@@ -21,7 +21,6 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
     class_fact,
-    groups_of,
     is_nearest,
 )
 from jqinject.core.clamp import Identity, TensorClamp
@@ -96,16 +95,10 @@ class IntQuant(Component):
         start_delay(self, quant_delay_steps)
 
     @property
-    def groups(self) -> tuple[int, int] | None:
-        """The groups of `input_view_impl`."""
-        return groups_of(self.input_view_impl)
-
-    @property
     def is_nearest(self) -> bool:
         """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
         row_major = isinstance(self.input_view_impl, Identity)
-        waits = self.delay is not None and self.delay.countdown is not None
-        return row_major and not waits and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
+        return row_major and self.delay is None and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
 
     def min_int(self, bit_width: Any) -> Any:
         """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
@@ -179,7 +172,7 @@ class IntQuant(Component):
         return y if self.delay is None else self.delay(x, y)
 
 
-def int_grid(int_quant: IntQuantizer, bit_width: Any) -> IntGrid:
+def int_grid(int_quant: Any, bit_width: Any) -> IntGrid:
     """The integers of an `int_quant` of so many bits; one of a user's own states its range alone.
 
     Args:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Scaling, Settles, View, class_fact, groups_of, scale_dtype, searches
+from jqinject.core._protocols import Scaling, View, class_fact, groups_of, scale_dtype, searches
 from jqinject.core.check import MOST_STEPS
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component
@@ -36,6 +36,7 @@ from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import Offset, known_zero
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
+from jqinject.quant_tensor.public_tensors import int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
@@ -82,14 +83,12 @@ class Quantized:
         return self.grid.bit_width
 
     def __iter__(self) -> Iterator[Any]:
-        form, pre = self.grid, self.pre_scale
-        numbers = (self.value, self.scale, _shown(self.zero_point))
-        if not form.is_minifloat:
-            return iter(
-                (*numbers, self.bit_width, *(() if pre is None else (pre, _shown(self.pre_zero_point))))
-            )
-        widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
-        return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
+        form, numbers = self.grid, (self.value, self.scale, _shown(self.zero_point))
+        if form.is_minifloat:
+            widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
+            return iter((*numbers, *widths, form.saturating, form.inf_values, form.nan_values))
+        pre = () if self.pre_scale is None else (self.pre_scale, _shown(self.pre_zero_point))
+        return iter((*numbers, self.bit_width, *pre))
 
     def quant_tensor(self, *, training: bool) -> Any:
         """The tensor that flows between layers.
@@ -104,8 +103,11 @@ class Quantized:
         if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not grid.is_minifloat:
-            form = (grid.bit_width, grid.signed)
-            return IntQuantTensor(self.value, self.scale, self.zero_point, *form, training, self.payload)
+            bits, numbers = grid.bit_width, (self.value, self.scale, self.zero_point)
+            if type(bits) is not int:
+                return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
+            plain = int_grid(bits, grid.signed)
+            return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
         if self.levels is not None:
             return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
         return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
@@ -256,8 +258,8 @@ class Quantizer(Component):
             scale = scaling(x32, threshold, *searched)
             finder: Any = getattr(self, "zero_point_impl", None)
             if not _is_none(type(finder)):
-                settles = x.size and searches(finder) and isinstance(scaling, Settles)
-                tried = scaling.settle(scale, threshold) if settles else scale
+                settle = getattr(scaling, "settle", None) if x.size and searches(finder) else None
+                tried = scale if settle is None else settle(scale, threshold)
                 zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
         return self._quantize(x, scale, zero_point, ends, grid, keep)
 

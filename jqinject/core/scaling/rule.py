@@ -43,8 +43,8 @@ from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.number import Number, taken
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.search import Task
-from jqinject.ops.clamp import choose, signed_clamp_min_ste
-from jqinject.ops.power import divide, exp2, log2, quotient
+from jqinject.ops.clamp import choose, quotient, signed_clamp_min_ste
+from jqinject.ops.power import divide, exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)

@@ -173,7 +173,10 @@ def integers_of(
     sums = numbers.get("sums")
     known = summed is None or {*summed} == {*form.stored.summed}
     zero = whole.zero_point if "zero_point" in numbers else None
-    packed = numbers["value"] if form.stored.packed_bits == 4 and stores_last(form, summed) else None
+    grid = form.stored.grid
+    packed = (
+        numbers["value"] if grid is not None and grid.packed_bits == 4 and stores_last(form, summed) else None
+    )
     return Affine(whole.payload, whole.scale, zero, sums if known else None, packed)
 
 
@@ -211,8 +214,7 @@ class StoredParts(NamedTuple):
 def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
     """Payload, scale, zero point and factor as stored, except for packing and the order of axes; `form` is fitted."""
     stored, value, scale = form.stored, numbers["value"], numbers["scale"]
-    whole_bytes = stored.packed_bits is None
-    payload = jax.lax.transpose(value, stored.back) if whole_bytes else stored.payload(value)
+    payload = jax.lax.transpose(value, stored.back) if stored.grid is None else stored.payload(value)
     factor = numbers.get("scale_factor")
     if factor is not None:
         factor = factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))

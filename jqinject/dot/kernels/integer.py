@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -19,7 +19,7 @@ from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_beside
 from jqinject.ops.ste import nearest
-from jqinject.quant_tensor import IntQuantTensor, on_integers
+from jqinject.quant_tensor import IntQuantTensor
 
 
 class Affine(NamedTuple):
@@ -107,9 +107,16 @@ class IntegerOperand:
         return self if self.value is None else IntegerOperand(None, self.value, self.dtype)
 
 
-def has_integers(x: Any) -> TypeGuard[IntQuantTensor]:
-    """Whether it is a tensor of integers that backends contract: at most 8 bits, not learned, without groups."""
-    return on_integers(x) and isinstance(x.bit_width, int) and x.bit_width <= 8
+def has_integers(x: Any, in_groups: bool = False) -> bool:
+    """Whether it is a tensor of integers that backends contract: at most 8 bits, not learned.
+
+    Args:
+        x: anything.
+        in_groups: whether it may have a scale for each group.
+    """
+    kind = getattr(x, "kind", "")
+    found = kind == "integers" or (in_groups and kind == "grouped integers")
+    return found and isinstance(x.bit_width, int) and x.bit_width <= 8
 
 
 def affine_of(x: IntQuantTensor) -> Affine:

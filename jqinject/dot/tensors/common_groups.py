@@ -135,7 +135,7 @@ def operands_in_groups(
     if grouped_integers(rhs):
         rhs = in_pieces(rhs)
     groups = rhs.groups if grouped_integers(rhs) else None
-    whole = rhs if groups is None else rhs.grouped
+    whole: Any = rhs if groups is None else rhs.grouped
     if not has_integers(whole):
         return None
     if groups is None and not grouped_integers(lhs):

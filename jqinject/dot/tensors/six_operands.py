@@ -234,8 +234,9 @@ def _forward(
     plan, left, right = static.plan, kept.lhs, kept.rhs
     if isinstance(right, IntegerOperand):
         dims, _ = dimensions_of(static.lhs, static.rhs, plan.labels.out)
+        of_right: Any = right.integers
         by = plan.dtype, plan.fprop.accumulator_dtype, plan.out_sharding
-        return affine_dot_general(left.integers, right.integers, dims, *by), None
+        return affine_dot_general(left.integers, of_right, dims, *by), None
     left, right = unpacked_tensor(left), unpacked_tensor(right)
     y = product(
         LabelledTensor(left, static.lhs),

@@ -31,7 +31,9 @@ class SolvedQuant(InnerModule):
     """
 
     def __init__(self, quantizer: Any, weight: jax.Array) -> None:
-        self.quantizer = nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
+        self.quantizer: Any = (
+            nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
+        )
         self.weight = QuantStat(weight)
         self.has_zero_point = has_zero_point(quantizer)
         self.scale_dtype, self.grid = scale_dtype(quantizer), grid_of(quantizer)

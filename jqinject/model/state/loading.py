@@ -27,7 +27,8 @@ from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
 from jqinject.model.state.transformed_weights import transformed_inputs, warn_of_transforms
 from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
-from jqinject.proxy import DistantWeight, WeightQuantProxyFromInjector, write
+from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
 
 SHOWN = 50
@@ -196,7 +197,7 @@ def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
 
 def _own(layer: Any) -> Iterable[Any]:
     """What a layer holds, and the weight of one that holds only its quantizer."""
-    return (layer.weight, *vars(layer).values()) if isinstance(layer, DistantWeight) else vars(layer).values()
+    return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 
 
 def _but_of(absent: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:

@@ -45,7 +45,6 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
     as_array,
-    grouped_integers,
     in_pieces,
     on_integers,
     on_minifloats,
@@ -347,12 +346,12 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return Float8Contraction(x, weight, None if proxy is None else proxy.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not has_integers(x.grouped if grouped_integers(x) else x):
+        if not (has_integers(x, in_groups=True) and has_integers(weight, in_groups=True)):
             return None
         placed, frozen = self._placed(x.shape), self.frozen
         if placed is None:
             return None
-        summed, in_groups = placed.dims.rhs_contract, grouped_integers(weight)
+        summed, in_groups = placed.dims.rhs_contract, weight.is_grouped
         if frozen is None and in_groups:
             weight = in_pieces(weight)
         integers = self._made_integers(weight) if frozen is None else frozen.integers(weight, summed)

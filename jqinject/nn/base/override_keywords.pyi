@@ -51,7 +51,6 @@ class SimpleCellKeywords(CellKeywords, total=False):
 
 class InputActNames(TypedDict, total=False):
     input_about_mean: bool
-    input_affine_rescaling: bool
     input_amax_compute_algo: Literal["max", "most_recent"]
     input_amax_history_length: int
     input_amax_of_gradient: bool
@@ -208,7 +207,6 @@ class InputActNames(TypedDict, total=False):
 
 class OutputActNames(TypedDict, total=False):
     output_about_mean: bool
-    output_affine_rescaling: bool
     output_amax_compute_algo: Literal["max", "most_recent"]
     output_amax_history_length: int
     output_amax_of_gradient: bool
@@ -365,7 +363,6 @@ class OutputActNames(TypedDict, total=False):
 
 class GradGradNames(TypedDict, total=False):
     grad_about_mean: bool
-    grad_affine_rescaling: bool
     grad_amax_compute_algo: Literal["max", "most_recent"]
     grad_amax_history_length: int
     grad_amax_of_gradient: bool
@@ -479,7 +476,6 @@ class GradGradNames(TypedDict, total=False):
 
 class ActNames(TypedDict, total=False):
     about_mean: bool
-    affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
     amax_of_gradient: bool
@@ -638,7 +634,6 @@ class WeightWeightNames(TypedDict, total=False):
     weight_about_mean: bool
     weight_accumulator_bit_width: int
     weight_accumulator_bit_width_impl: Component
-    weight_affine_rescaling: bool
     weight_amax_compute_algo: Literal["max", "most_recent"]
     weight_amax_history_length: int
     weight_amax_of_gradient: bool
@@ -745,7 +740,6 @@ class WeightWeightNames(TypedDict, total=False):
     weight_quantized_shape: tuple[int, ...]
     weight_random_bits: int
     weight_range_steps: float | None
-    weight_reshaped_groupwise_shape: tuple[int, ...]
     weight_restrict_bit_width_impl: Component
     weight_restrict_pre_scaling_impl: Component
     weight_restrict_scale_positive: bool
@@ -807,7 +801,6 @@ class WeightWeightNames(TypedDict, total=False):
 
 class BiasBiasNames(TypedDict, total=False):
     bias_about_mean: bool
-    bias_affine_rescaling: bool
     bias_axis_name: AxisName
     bias_bit_width: int
     bias_bit_width_impl: Component
@@ -882,7 +875,6 @@ class BiasBiasNames(TypedDict, total=False):
 
 class IoActNames(TypedDict, total=False):
     io_about_mean: bool
-    io_affine_rescaling: bool
     io_amax_compute_algo: Literal["max", "most_recent"]
     io_amax_history_length: int
     io_amax_of_gradient: bool
@@ -1039,7 +1031,6 @@ class IoActNames(TypedDict, total=False):
 
 class GateAccActNames(TypedDict, total=False):
     gate_acc_about_mean: bool
-    gate_acc_affine_rescaling: bool
     gate_acc_amax_compute_algo: Literal["max", "most_recent"]
     gate_acc_amax_history_length: int
     gate_acc_amax_of_gradient: bool
@@ -1196,7 +1187,6 @@ class GateAccActNames(TypedDict, total=False):
 
 class SigmoidActNames(TypedDict, total=False):
     sigmoid_about_mean: bool
-    sigmoid_affine_rescaling: bool
     sigmoid_amax_compute_algo: Literal["max", "most_recent"]
     sigmoid_amax_history_length: int
     sigmoid_amax_of_gradient: bool
@@ -1353,7 +1343,6 @@ class SigmoidActNames(TypedDict, total=False):
 
 class TanhActNames(TypedDict, total=False):
     tanh_about_mean: bool
-    tanh_affine_rescaling: bool
     tanh_amax_compute_algo: Literal["max", "most_recent"]
     tanh_amax_history_length: int
     tanh_amax_of_gradient: bool
@@ -1510,7 +1499,6 @@ class TanhActNames(TypedDict, total=False):
 
 class CellStateActNames(TypedDict, total=False):
     cell_state_about_mean: bool
-    cell_state_affine_rescaling: bool
     cell_state_amax_compute_algo: Literal["max", "most_recent"]
     cell_state_amax_history_length: int
     cell_state_amax_of_gradient: bool
@@ -1667,7 +1655,6 @@ class CellStateActNames(TypedDict, total=False):
 
 class InProjInputActNames(TypedDict, total=False):
     in_proj_input_about_mean: bool
-    in_proj_input_affine_rescaling: bool
     in_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_input_amax_history_length: int
     in_proj_input_amax_of_gradient: bool
@@ -1826,7 +1813,6 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_about_mean: bool
     in_proj_weight_accumulator_bit_width: int
     in_proj_weight_accumulator_bit_width_impl: Component
-    in_proj_weight_affine_rescaling: bool
     in_proj_weight_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_weight_amax_history_length: int
     in_proj_weight_amax_of_gradient: bool
@@ -1933,7 +1919,6 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_quantized_shape: tuple[int, ...]
     in_proj_weight_random_bits: int
     in_proj_weight_range_steps: float | None
-    in_proj_weight_reshaped_groupwise_shape: tuple[int, ...]
     in_proj_weight_restrict_bit_width_impl: Component
     in_proj_weight_restrict_pre_scaling_impl: Component
     in_proj_weight_restrict_scale_positive: bool
@@ -1995,7 +1980,6 @@ class InProjWeightWeightNames(TypedDict, total=False):
 
 class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_about_mean: bool
-    in_proj_bias_affine_rescaling: bool
     in_proj_bias_axis_name: AxisName
     in_proj_bias_bit_width: int
     in_proj_bias_bit_width_impl: Component
@@ -2070,7 +2054,6 @@ class InProjBiasBiasNames(TypedDict, total=False):
 
 class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_about_mean: bool
-    in_proj_grad_affine_rescaling: bool
     in_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_grad_amax_history_length: int
     in_proj_grad_amax_of_gradient: bool
@@ -2184,7 +2167,6 @@ class InProjGradGradNames(TypedDict, total=False):
 
 class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_about_mean: bool
-    out_proj_input_affine_rescaling: bool
     out_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_input_amax_history_length: int
     out_proj_input_amax_of_gradient: bool
@@ -2343,7 +2325,6 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_about_mean: bool
     out_proj_weight_accumulator_bit_width: int
     out_proj_weight_accumulator_bit_width_impl: Component
-    out_proj_weight_affine_rescaling: bool
     out_proj_weight_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_weight_amax_history_length: int
     out_proj_weight_amax_of_gradient: bool
@@ -2450,7 +2431,6 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_quantized_shape: tuple[int, ...]
     out_proj_weight_random_bits: int
     out_proj_weight_range_steps: float | None
-    out_proj_weight_reshaped_groupwise_shape: tuple[int, ...]
     out_proj_weight_restrict_bit_width_impl: Component
     out_proj_weight_restrict_pre_scaling_impl: Component
     out_proj_weight_restrict_scale_positive: bool
@@ -2512,7 +2492,6 @@ class OutProjWeightWeightNames(TypedDict, total=False):
 
 class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_about_mean: bool
-    out_proj_bias_affine_rescaling: bool
     out_proj_bias_axis_name: AxisName
     out_proj_bias_bit_width: int
     out_proj_bias_bit_width_impl: Component
@@ -2587,7 +2566,6 @@ class OutProjBiasBiasNames(TypedDict, total=False):
 
 class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_about_mean: bool
-    out_proj_output_affine_rescaling: bool
     out_proj_output_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_output_amax_history_length: int
     out_proj_output_amax_of_gradient: bool
@@ -2744,7 +2722,6 @@ class OutProjOutputActNames(TypedDict, total=False):
 
 class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_about_mean: bool
-    out_proj_grad_affine_rescaling: bool
     out_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_grad_amax_history_length: int
     out_proj_grad_amax_of_gradient: bool
@@ -2858,7 +2835,6 @@ class OutProjGradGradNames(TypedDict, total=False):
 
 class QScaledActNames(TypedDict, total=False):
     q_scaled_about_mean: bool
-    q_scaled_affine_rescaling: bool
     q_scaled_amax_compute_algo: Literal["max", "most_recent"]
     q_scaled_amax_history_length: int
     q_scaled_amax_of_gradient: bool
@@ -3015,7 +2991,6 @@ class QScaledActNames(TypedDict, total=False):
 
 class KTransposedActNames(TypedDict, total=False):
     k_transposed_about_mean: bool
-    k_transposed_affine_rescaling: bool
     k_transposed_amax_compute_algo: Literal["max", "most_recent"]
     k_transposed_amax_history_length: int
     k_transposed_amax_of_gradient: bool
@@ -3172,7 +3147,6 @@ class KTransposedActNames(TypedDict, total=False):
 
 class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_about_mean: bool
-    softmax_input_affine_rescaling: bool
     softmax_input_amax_compute_algo: Literal["max", "most_recent"]
     softmax_input_amax_history_length: int
     softmax_input_amax_of_gradient: bool
@@ -3329,7 +3303,6 @@ class SoftmaxInputActNames(TypedDict, total=False):
 
 class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_about_mean: bool
-    attn_output_weights_affine_rescaling: bool
     attn_output_weights_amax_compute_algo: Literal["max", "most_recent"]
     attn_output_weights_amax_history_length: int
     attn_output_weights_amax_of_gradient: bool
@@ -3486,7 +3459,6 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
 
 class VActNames(TypedDict, total=False):
     v_about_mean: bool
-    v_affine_rescaling: bool
     v_amax_compute_algo: Literal["max", "most_recent"]
     v_amax_history_length: int
     v_amax_of_gradient: bool
@@ -3643,7 +3615,6 @@ class VActNames(TypedDict, total=False):
 
 class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_about_mean: bool
-    sdpa_output_affine_rescaling: bool
     sdpa_output_amax_compute_algo: Literal["max", "most_recent"]
     sdpa_output_amax_history_length: int
     sdpa_output_amax_of_gradient: bool
@@ -3800,7 +3771,6 @@ class SdpaOutputActNames(TypedDict, total=False):
 
 class TruncNames(TypedDict, total=False):
     about_mean: bool
-    affine_rescaling: bool
     axis_name: AxisName
     bit_width: int
     bit_width_impl: Component
@@ -3875,7 +3845,6 @@ class TruncNames(TypedDict, total=False):
 
 class LhsActNames(TypedDict, total=False):
     lhs_about_mean: bool
-    lhs_affine_rescaling: bool
     lhs_amax_compute_algo: Literal["max", "most_recent"]
     lhs_amax_history_length: int
     lhs_amax_of_gradient: bool
@@ -4032,7 +4001,6 @@ class LhsActNames(TypedDict, total=False):
 
 class RhsActNames(TypedDict, total=False):
     rhs_about_mean: bool
-    rhs_affine_rescaling: bool
     rhs_amax_compute_algo: Literal["max", "most_recent"]
     rhs_amax_history_length: int
     rhs_amax_of_gradient: bool
@@ -4189,7 +4157,6 @@ class RhsActNames(TypedDict, total=False):
 
 class CacheActNames(TypedDict, total=False):
     cache_about_mean: bool
-    cache_affine_rescaling: bool
     cache_amax_compute_algo: Literal["max", "most_recent"]
     cache_amax_history_length: int
     cache_amax_of_gradient: bool
@@ -4379,7 +4346,6 @@ class QuantGroupNormOverrides(InputActNames, OutputActNames, GradGradNames, tota
 
 class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
-    affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
     amax_of_gradient: bool
@@ -4535,7 +4501,6 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
 
 class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
-    affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
     amax_of_gradient: bool
@@ -4725,7 +4690,6 @@ class QuantRNNOverrides(SimpleCellKeywords, WeightWeightNames, BiasBiasNames, Io
 
 class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
-    affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
     amax_of_gradient: bool
@@ -4887,7 +4851,6 @@ class QuantScaledDotProductAttentionOverrides(QScaledActNames, KTransposedActNam
 
 class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
-    affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
     amax_of_gradient: bool
@@ -5046,7 +5009,6 @@ class QuantSimpleCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, Gat
 
 class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     about_mean: bool
-    affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
     amax_of_gradient: bool

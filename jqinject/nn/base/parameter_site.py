@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.held_operand import OperandAxes
 from jqinject.nn.base.slots import WEIGHT
-from jqinject.proxy import DistantWeight
 
 BOUND: weakref.WeakKeyDictionary[nnx.Module, nnx.Variable[Any]] = weakref.WeakKeyDictionary()
 
@@ -64,7 +64,7 @@ class _Facts:
     _ndim: int
 
 
-class ParameterSite(_Facts, DistantWeight):
+class ParameterSite(_Facts, InnerModule):
     """Holds the quantizer of a parameter that a model contracts by itself, in `model.op_quant.weights`.
 
     The parameter stays where it is; the site knows its path, and the Variable once a walk of the model has bound it.
@@ -137,7 +137,7 @@ class ParameterSite(_Facts, DistantWeight):
         """Not known: several contractions may read the parameter."""
 
     def beside_weight(self) -> Any:
-        """See `DistantWeight`."""
+        """A module with the same facts that holds the weight, for as long as an assembly takes."""
         return _BesideWeight(self)
 
     def quantized(self, weight: jax.Array) -> Any:

@@ -9,9 +9,8 @@ import functools
 import inspect
 import math
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -32,6 +31,7 @@ from jqinject.proxy import (
     WeightQuantProxyFromInjector,
     complete,
 )
+from jqinject.proxy.links import Links
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import on_integers
 
@@ -88,7 +88,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
     size, dim = proxy.quant_metadata.group_size, proxy.quant_metadata.group_dim
     # Groups without padding are refused where they do not fill the axis.
     padded = getattr(getattr(proxy.tensor_quant, "input_view_impl", None), "group_padding", True)
-    if len(summed) < 2 or not padded:
+    if size is None or dim is None or len(summed) < 2 or not padded:
         return
     shape = tuple(layer.weight_shape)[-layer.weight_ndim :]
     axis = dim % len(shape)
@@ -119,15 +119,14 @@ def _sample(proxy: Any) -> Any:
     return traced if static else proxy.sample()
 
 
-# Layers all of whose slots were read, since a call reads proxies from `vars`.
-SEEN: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
 def see(layer: Any) -> None:
-    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call."""
+    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call.
+
+    A layer that is in `LINKS` itself was seen.
+    """
     for slot in slots_of(type(layer)):
         getattr(layer, slot.name)
-    SEEN.add(layer)
+    LINKS[layer] = Links()
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,8 @@ class Slot:
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
-        argument: the argument of the layer; if empty, it is called as the attribute.
+        keyword: the argument of the layer; empty if it is called as the attribute.
+        argument: the argument of the layer.
     """
 
     name: str
@@ -154,10 +154,11 @@ class Slot:
     proxy_class: type[QuantProxyFromInjector]
     what: str
     of_parameter: bool = False
-    argument: str = ""
+    keyword: str = ""
+    argument: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "argument", self.argument or self.name)
+        object.__setattr__(self, "argument", self.keyword or self.name)
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
@@ -175,7 +176,7 @@ class Slot:
         return held
 
     def __set__(self, layer: Any, proxy: Any) -> None:
-        SEEN.discard(layer)
+        LINKS.pop(layer, None)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
         known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
@@ -189,7 +190,7 @@ class Slot:
 
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
-        return replace(self, name=name)
+        return replace(self, name=name, keyword=self.argument)
 
 
 WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
@@ -321,7 +322,7 @@ def make_proxy(
     )
     make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
     proxy = make(offered=offered)
-    if slot is WEIGHT and proxy.group_size is not None:
+    if slot is WEIGHT and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.

@@ -11,19 +11,18 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot import Affine, affine_of, has_integers
+from jqinject.dot import Affine, affine_of
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, SEEN, check_input_for_weight, hold_proxies, input_format, see
+from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format, see
 from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
-from jqinject.proxy import InputFormat, stack_of
+from jqinject.proxy import LINKS, InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
     as_array,
-    grouped_integers,
     is_quantized,
     on_integers,
 )
@@ -170,7 +169,7 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
-        if self not in SEEN:
+        if self not in LINKS:
             see(self)
         weight, proxy = getattr(self, self.weight_name)[...], vars(self).get("weight_quant")
         if proxy is None:
@@ -241,7 +240,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in SEEN:
+        if self not in LINKS:
             see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
@@ -254,7 +253,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         quantized = isinstance(weight, QuantTensor)
         # Training contracts floats, which costs less than integers made anew at every step.
         floats = frozen is None and not (
-            quantized and (weight._payload is not None or not weight.grid.is_integer)
+            quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
         contraction = None if floats and self.contraction == "auto" else self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
@@ -335,11 +334,10 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def _made_integers(self, weight: Any) -> Affine | None:
         """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
-        proxy = self.weight_quant
+        proxy = vars(self).get("weight_quant")
         if proxy is not None and not proxy.quant_metadata.whole_zero_points:
             return None
-        whole = weight.grouped if grouped_integers(weight) else weight
-        return affine_of(whole) if has_integers(whole) else None
+        return affine_of(weight.grouped if weight.is_grouped else weight)
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -12,7 +12,7 @@ from jqinject.dot.kernels.convolution import Convolution
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.sharding import asked, with_sharding
-from jqinject.quant_tensor import IntQuantTensor, on_integers
+from jqinject.quant_tensor import IntQuantTensor
 
 
 @dataclass
@@ -78,7 +78,7 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         return len(self.kernel_shape)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not has_integers(x) or not on_integers(weight):
+        if not (has_integers(x) and has_integers(weight)):
             return None
         frozen = self.frozen
         integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)

@@ -104,7 +104,9 @@ def _of_any_shape(component: Any) -> Any:
         elif name == "int_quant" and isinstance(part, Component):
             changed[name] = _of_any_shape(part)
     if not isinstance(component, nnx.Module):
-        return type(component).of_parts(**dict(parts_of(component)) | changed)
+        value = object.__new__(type(component))
+        value.__setstate__(dict(parts_of(component)) | changed)
+        return value
     for name, part in changed.items():
         setattr(component, name, nnx.data(part) if nnx.is_data(part) else nnx.static(part))
     return component

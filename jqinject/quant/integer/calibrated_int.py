@@ -65,10 +65,9 @@ class Int8ActPerTensorRMS(CalibratedAct):
     calibration_impl = RMSRange
 
 
-class Int8DynamicActPerTensorAbsMax(CalibratedAct):
+class Int8DynamicActPerTensorAbsMax(Int8ActPerTensorAbsMax):
     """8 bits; the range is the largest magnitude of the tensor at hand. Nothing is calibrated."""
 
-    calibration_impl = AbsMaxRange
     averaging_impl = None
 
 

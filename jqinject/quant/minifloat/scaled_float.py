@@ -397,9 +397,7 @@ class Fp8e4m3OCPDynamicActPerRowFixedPoint(Fp8e4m3OCPDynamicActPerRowFloat):
     restrict_value_float_to_int_impl = core.FloorSte
 
 
-class Fp8e4m3FNUZDynamicActPerRowFloat(
-    fragments.DynamicPerRow, float_base.Fp8e4m3Mixin, float_base.FpFNUZMixin, float_base.DynamicFloatAct
-):
+class Fp8e4m3FNUZDynamicActPerRowFloat(fragments.DynamicPerRow, Fp8e4m3FNUZDynamicActPerTensorFloat):
     """e4m3 activations without negative 0, scale = max |x| / 240 of each row (the last axis)."""
 
 

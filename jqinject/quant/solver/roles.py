@@ -23,7 +23,7 @@ class WeightQuantSolver(ExtendedInjector, defaults=True):
     """Turns the choices by enum and the shape of the layer into the components of a weight quantizer."""
 
     vars().update(_rows(components.Choices, components.ParameterChoices, components.BlockChoices))
-    vars().update(_rows(shapes.Shapes, shapes.WeightShapes, shapes.BlockWidth))
+    vars().update(_rows(shapes.Shapes, shapes.WeightShapes))
     proxy_class = proxy.WeightQuantProxyFromInjector
     tensor_quant = components.tensor_quant_from(components.WEIGHT_TENSOR_QUANT)
 
@@ -32,11 +32,12 @@ class ActQuantSolver(ExtendedInjector, defaults=True):
     """Turns the choices by enum into the components of an activation quantizer."""
 
     vars().update(_rows(components.Choices, components.ActChoices, components.BlockChoices))
-    vars().update(_rows(shapes.Shapes, shapes.ActShapes, shapes.BlockWidth))
+    vars().update(_rows(shapes.Shapes, shapes.ActShapes))
     proxy_class = proxy.ActQuantProxyFromInjector
     tensor_quant = components.tensor_quant_from(components.ACT_TENSOR_QUANT)
     input_view_impl = shapes.by_output(core.Identity, core.Identity, core.DynamicOverSubChannelBlockView)
     group_dim, block_dim = -1, -2
+    block_width = shapes.block_width
 
 
 class GradQuantSolver(ActQuantSolver, defaults=True):

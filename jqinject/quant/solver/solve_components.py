@@ -14,7 +14,7 @@ import numpy as np
 from jqinject import core
 from jqinject.inject import ExtendedInjector, choices, value
 from jqinject.quant import enums
-from jqinject.quant.enums import RestrictValueType, ScalingImplType
+from jqinject.quant.enums import QuantType, RestrictValueType, ScalingImplType, ScalingPerOutputType
 from jqinject.quant.solver.solve_shapes import as_tuple, choosing
 
 _REQUIRED = inspect.Parameter.empty
@@ -96,22 +96,22 @@ BIT_WIDTH_IMPL = {
     enums.BitWidthImplType.STATEFUL_CONST: core.BitWidthStatefulConst,
 }
 WEIGHT_TENSOR_QUANT = {
-    enums.QuantType.FP: None,
-    enums.QuantType.INT: core.RescalingIntQuant,
-    enums.QuantType.TERNARY: core.TernaryQuant,
-    enums.QuantType.BINARY: core.BinaryQuant,
+    QuantType.FP: None,
+    QuantType.INT: core.RescalingIntQuant,
+    QuantType.TERNARY: core.TernaryQuant,
+    QuantType.BINARY: core.BinaryQuant,
 }
-ACT_TENSOR_QUANT = {**WEIGHT_TENSOR_QUANT, enums.QuantType.BINARY: core.ClampedBinaryQuant}
-TRUNC_TENSOR_QUANT = {enums.QuantType.FP: None, enums.QuantType.INT: core.TruncIntQuant}
-INT_QUANT = dict.fromkeys(enums.QuantType) | {enums.QuantType.INT: core.IntQuant}
+ACT_TENSOR_QUANT = {**WEIGHT_TENSOR_QUANT, QuantType.BINARY: core.ClampedBinaryQuant}
+TRUNC_TENSOR_QUANT = {QuantType.FP: None, QuantType.INT: core.TruncIntQuant}
+INT_QUANT = dict.fromkeys(QuantType) | {QuantType.INT: core.IntQuant}
 
 
-def tensor_quant_from(table: Mapping[enums.QuantType, Any]) -> Any:
+def tensor_quant_from(table: Mapping[QuantType, Any]) -> Any:
     """Return `tensor_quant` from `quant_type`; groups have scales only where numbers are integers."""
 
     def select(quant_type, scaling_per_output=None):
         tensor_quant = pick("quant_type", quant_type, table)
-        has_groups = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
+        has_groups = enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP)
         if has_groups and tensor_quant not in (None, core.RescalingIntQuant):
             raise ValueError(
                 f"quant_type = {str(quant_type)!r} has no scales for groups.\n"
@@ -126,7 +126,7 @@ def tensor_quant_from(table: Mapping[enums.QuantType, Any]) -> Any:
 def bias_tensor_quant(quant_type, requires_input_scale):
     """`tensor_quant` of biases from `quant_type` and from whether the scale comes in with the input."""
     component = core.PrescaledRestrictIntQuant if requires_input_scale else core.RescalingIntQuant
-    return pick("quant_type", quant_type, {enums.QuantType.FP: None, enums.QuantType.INT: component})
+    return pick("quant_type", quant_type, {QuantType.FP: None, QuantType.INT: component})
 
 
 # Where a constant or learned scale starts.
@@ -222,9 +222,8 @@ RESTRICT_VALUE_IMPL = {
     RestrictValueType.POWER_OF_TWO: core.PowerOfTwoRestrictValue,
     RestrictValueType.INT: core.IntRestrictValue,
 }
-POWER_OF_TWO_STEPS = {
-    RestrictValueType.POWER_OF_TWO: core.PowerOfTwoIntScaling
-}  # 2^(b-1), others the integers
+# 2^(b-1) steps; of other scales as many as there are integers
+POWER_OF_TWO_STEPS = {RestrictValueType.POWER_OF_TWO: core.PowerOfTwoIntScaling}
 _FLOATS = (RestrictValueType.FP, RestrictValueType.SIGNED_FP, RestrictValueType.LOG_FP)
 INT_SCALING_IMPL = dict.fromkeys(_FLOATS, core.IntScaling) | POWER_OF_TWO_STEPS
 EXPONENT_IMPL = {
@@ -270,7 +269,6 @@ TRUNC_SCALING_IMPL = {
     enums.TruncScalingImplType.MSB: core.TruncMsbScaling,
     enums.TruncScalingImplType.WRAPPER: core.TruncScalingWrapper,
 }
-AFFINE_RESCALING = {ScalingImplType.STATS: False, ScalingImplType.AFFINE_STATS: True}
 
 
 class Choices(ExtendedInjector):
@@ -281,8 +279,6 @@ class Choices(ExtendedInjector):
     learned_round_impl_type = enums.LearnedRoundImplType.HARD_SIGMOID
     learned_round_impl = selected("learned_round_impl_type", LEARNED_ROUND_IMPL)
     scaling_init = value(lambda scaling_init_impl: None if scaling_init_impl is None else scaling_init_impl())
-    # for information only: `scaling_affine_rescaling_init` enables it
-    affine_rescaling = selected("scaling_impl_type", AFFINE_RESCALING, otherwise=None)
     restrict_scaling_impl = selected("restrict_scaling_type", RESTRICT_VALUE_IMPL)
     int_scaling_impl = selected("restrict_scaling_type", INT_SCALING_IMPL)
 
@@ -313,16 +309,10 @@ class Choices(ExtendedInjector):
     def scaling_per_output(scaling_per_output_type=None, scaling_per_output_channel=None):
         """What shares a scale: from `scaling_per_output_type`, or from the older flag, which takes precedence."""
         if scaling_per_output_channel is not None:
-            return (
-                enums.ScalingPerOutputType.CHANNEL
-                if scaling_per_output_channel
-                else enums.ScalingPerOutputType.TENSOR
-            )
+            return ScalingPerOutputType.CHANNEL if scaling_per_output_channel else ScalingPerOutputType.TENSOR
         if scaling_per_output_type is None:
             return None
-        return enums.as_enum(
-            enums.ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type"
-        )
+        return enums.as_enum(ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type")
 
 
 class ParameterChoices(ExtendedInjector):
@@ -368,7 +358,7 @@ class ActChoices(ExtendedInjector):
         """`scaling_impl` of activations from `scaling_impl_type`."""
         if scaling_impl_type is None:
             return None
-        if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP):
+        if enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
             raise ValueError(
                 "an activation's groups have no scales of their own to keep (how many there are depends on the "
                 "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "

@@ -68,9 +68,7 @@ def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | tuple[int, ...]:
     """How many channels a layer's weight has along its channel axis, or along each of several."""
-    if isinstance(output_channel_dim, int):
-        return layer.weight_shape[output_channel_dim]
-    sizes = tuple(map(layer.weight_shape.__getitem__, output_channel_dim))
+    sizes = tuple(map(layer.weight_shape.__getitem__, as_tuple(output_channel_dim)))
     return sizes[0] if len(sizes) == 1 else sizes
 
 
@@ -172,6 +170,12 @@ def _number_of_axes(layer: Any) -> int:
     return len(layer.weight_shape)
 
 
+@value
+def block_width(group_size=None):
+    """How many groups beside each other share a scale: the second length of a block, or 1."""
+    return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
+
+
 class Shapes(ExtendedInjector):
     """What statistics reduce, and how they see the tensor, in every role."""
 
@@ -194,6 +198,7 @@ class WeightShapes(ExtendedInjector):
     channel_axes = value(lambda output_channel_dim: len(as_tuple(output_channel_dim)))
     input_view_impl = by_output(core.Identity, core.Identity, core.OverSubChannelBlockView)
     group_dim = weight_group_dim
+    block_width = block_width
     block_dim = value(lambda module: as_tuple(_channel_dim(module))[-1])
     # the scales that a nested injector quantizes, which says so by declaring either name
     upstream_shape = value(
@@ -267,28 +272,11 @@ class WeightShapes(ExtendedInjector):
         return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
 
     @value
-    def reshaped_groupwise_shape(expanded_groupwise_shape, group_elements_axis):
-        """The shape of a weight whose groups are joined again, padding included."""
-        shape = list(expanded_groupwise_shape)
-        size = shape.pop(group_elements_axis)
-        shape[group_elements_axis - (group_elements_axis >= 0)] *= size
-        return tuple(shape)
-
-    @value
     def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
         """The shape of the scales of a weight's groups: 1 along the elements of each."""
         shape = list(expanded_groupwise_shape)
         shape[group_elements_axis] = 1
         return tuple(shape)
-
-
-class BlockWidth(ExtendedInjector):
-    """Groups beside each other that share a scale, of weights and of activations."""
-
-    @value
-    def block_width(group_size=None):
-        """How many groups beside each other share a scale: the second length of a block, or 1."""
-        return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
 
 
 class ActShapes(ExtendedInjector):

@@ -9,10 +9,8 @@ What an injector and its quantizer say about the numbers that they make.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,7 @@ import numpy as np
 from jqinject.core import Packable, Quantized, components_in
 from jqinject.inject import Binding, check_overrides, declared_names
 from jqinject.ops import IntGrid
-from jqinject.ops.cut import cut_in_place
-from jqinject.ops.groups import fitting_size
 from jqinject.proxy.links import name_of
-from jqinject.quant_tensor import in_groups
 
 _LIBRARY = __name__.partition(".")[0]
 _FOREIGN = (_LIBRARY, "builtins", "functools", "jax", "jaxlib", "flax", "numpy")  # not parts of a user's own
@@ -50,17 +45,11 @@ def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result
         return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
-    shape = getattr(result, "shape", None)
-    more = (
-        f" of {len(result)}"
-        if isinstance(result, tuple | list)
-        else f" of shape {shape}"
-        if shape is not None
-        else ""
-    )
+    shape = getattr(result, "shape", len(result) if isinstance(result, tuple | list) else None)
+    size = "" if shape is None else f" of {shape}" if isinstance(shape, int) else f" of shape {shape}"
     raise TypeError(
         f"tensor_quant = {type(quantizer).__name__} must return a Quantized, or (value, scale, zero_point, bit_width), "
-        f"got {type(result).__name__}{more}.\n  cure: return Quantized(value, scale, None, IntGrid(bit_width))"
+        f"got {type(result).__name__}{size}.\n  cure: return Quantized(value, scale, None, IntGrid(bit_width))"
     )
 
 
@@ -78,11 +67,8 @@ def _own_parts(quantizer: Any) -> str:
         found[f"tensor_quant = {type(quantizer).__name__}"] = None
     for component in components_in(quantizer):
         for name, part in vars(component).items():
-            if (
-                callable(part)
-                and not isinstance(part, type)
-                and type(part).__module__.partition(".")[0] not in _FOREIGN
-            ):
+            is_part = callable(part) and not isinstance(part, type)
+            if is_part and type(part).__module__.partition(".")[0] not in _FOREIGN:
                 found[f"{name} = {type(part).__name__}"] = None
     return f", with your {', '.join(found)}" if found else ""
 
@@ -110,29 +96,20 @@ def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
 
 
 def check_names(
-    binding: Binding,
-    names: Iterable[str],
-    keywords: Mapping[str, Any] | None,
-    where: tuple[str, str],
-    *,
-    known: Set[str] = frozenset(),
-    read: Set[str] | None = None,
-    handed: Mapping[str, Any] = MappingProxyType({}),
+    binding: Binding, names: Iterable[str], keywords: Mapping[str, Any], where: tuple[str, str], **how: Any
 ) -> None:
-    """Reject overrides that are unknown, or that nothing reads; see `jqinject.inject.check_overrides`.
+    """Reject overrides that are unknown, or that nothing reads.
 
     Args:
         binding: the injector with its overrides.
         names: everything overridden: by keywords, by `let`, in a binding.
         keywords: those of them given as keywords.
         where: what the user called and the prefix of these.
-        known: names that count as known.
-        read: the names that are read; None checks only that the names are known.
-        handed: what the assembly was handed.
+        how: see `jqinject.inject.check_overrides`.
     """
-    check = partial(check_overrides, binding.injector, known=known, read=read, given=handed)
-    check([name for name in names if name in (keywords or {})], where=where[0], prefix=where[1])
-    check([name for name in names if name not in (keywords or {})])
+    by_keyword = [name for name in names if name in keywords]
+    check_overrides(binding.injector, by_keyword, where=where[0], prefix=where[1], **how)
+    check_overrides(binding.injector, [name for name in names if name not in keywords], **how)
 
 
 @dataclass(frozen=True)
@@ -159,57 +136,36 @@ class QuantMetadata:
     whole_zero_points: bool = True
     requires_quant_input: bool = False
 
-    def joined(self, packed: Any, shape: tuple[int, ...], proxy: Any) -> Any:
-        """A tensor whose groups lie along two axes, or cross explicit shards, as a QuantTensor without those axes.
 
-        Args:
-            packed: the tensor.
-            shape: without groups.
-            proxy: whose quantizer made it.
-
-        Raises:
-            ValueError: the quantizer does not say that it makes groups.
-        """
-        size, dim = self.group_size, self.group_dim
-        if size is None or dim is None:
-            raise ValueError(
-                f"{proxy.binding.base.__name__} made an array of shape {packed.shape} of one of shape {shape}, "
-                f"and its {type(proxy.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
-                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
-                "that returns (group_size, group_dim)"
-            )
-        fitting = fitting_size(size, shape[dim])
-        cut = cut_in_place(packed.value, fitting, dim % len(shape)) if packed.ndim == len(shape) else None
-        return in_groups(packed, fitting, dim, shape[dim], None if cut is None else cut.piece)
+def declared(binding: Binding, name: str, handed: Mapping[str, Any], otherwise: Any = None) -> Any:
+    """What an injector declares under a name, as an assembly would read it."""
+    return binding.resolve(name, **handed) if binding.declares(name) else otherwise
 
 
-def declared(binding: Binding, name: str, layers: tuple[Any, ...], otherwise: Any = None) -> Any:
-    """What an injector declares under a name, for the layers that it serves."""
-    if not binding.declares(name):
-        return otherwise
-    return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
+def quant_metadata_of(binding: Binding, handed: Mapping[str, Any]) -> QuantMetadata:
+    """What an injector declares of its integers; None for what it does not declare.
 
-
-def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
-    """What an injector declares of its integers, for the layers that it serves; None for what it does not declare."""
-    flags: dict[str, bool | None] = {}
+    Args:
+        binding: the injector.
+        handed: what an assembly is handed.
+    """
+    flags: dict[str, Any] = {}
     for name in ("signed", "narrow_range"):
-        flag = declared(binding, name, layers)
+        flag = declared(binding, name, handed)
         unsaid = flag is None and (name == "signed" or not binding.declares(name))
-        if not (
-            unsaid or isinstance(flag, bool | np.bool_)
-        ):  # 'False' would count as true, and None as false
+        # 'False' would count as true, and None as false.
+        if not unsaid and not isinstance(flag, bool | np.bool_):
             raise TypeError(
                 f"{binding.base.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
                 f"  cure: {name} = True or {name} = False"
             )
         flags[name] = None if unsaid else bool(flag)
-    rounding = declared(binding, "float_to_int_impl_type", layers)
+    rounding = declared(binding, "float_to_int_impl_type", handed)
     # Zero points of a `scale_shift_zero_point_impl` are what it makes of a distance.
     shifted = binding.declares("scale_shift_zero_point_impl")
     return QuantMetadata(
         **flags,
         rounding_mode=None if rounding is None else str(rounding).upper(),
-        requires_input_scale=bool(declared(binding, "requires_input_scale", layers)),
-        whole_zero_points=not shifted and bool(declared(binding, "quantize_zero_point", layers, True)),
+        requires_input_scale=bool(declared(binding, "requires_input_scale", handed)),
+        whole_zero_points=not shifted and bool(declared(binding, "quantize_zero_point", handed, True)),
     )
