@@ -220,10 +220,10 @@ class SearchedStat(Component):
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the result remembered in `memory`."""
         view, stat = self.inner_stats_input_view_shape_impl, getattr(self, self.init_op)
-        floats = tuple(tensor.astype(jnp.float32) for tensor in tensors)
-        joined = floats if len(floats) > 1 else floats[0]
+        first, *others = (tensor.astype(jnp.float32) for tensor in tensors)
+        joined = (first, *others) if others else first
         init = statistic_of(stat, view, joined, self.stats_reduce_dim or 0)
-        init = init.reshape(jax.eval_shape(lambda x: stat(view(x)), floats[0]).shape)
+        init = init.reshape(jax.eval_shape(lambda x: stat(view(x)), first).shape)
         if memory is None:
             return init
         last = memory.get_value().reshape(init.shape)

@@ -112,11 +112,11 @@ class TwoPhaseStat(ABC):
         """
         return jax.jvp(self.measure, (x,), (dx,))[1]
 
-    def finished(self, reduced: Any) -> jax.Array:
+    def finished(self, measured: Any) -> jax.Array:
         """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
         number for each.
         """
-        (found,) = jax.tree.leaves(reduced)
+        (found,) = jax.tree.leaves(measured)
         if self.factor != 1:
             found = self.factor * found
         axes = self.stats_reduce_dim
