@@ -381,7 +381,5 @@ class MSE(SearchedStat):
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
-        if self.stats_reduce_dim is None:
-            return Over(None, names_of(self.axis_name)).sum(squares)
-        axes, viewed = self._reduced(squares)
+        axes, viewed = (None, squares) if self.stats_reduce_dim is None else self._reduced(squares)
         return finish(Over(axes, names_of(self.axis_name)).sum(viewed), axes, True)
