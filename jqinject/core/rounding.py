@@ -267,11 +267,9 @@ class LearnedRoundSigmoid(LearnedRound):
 
     def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """The fraction to round up, between 0 and 1; 0 or 1 if `hard`."""
-        return (
-            (value > 0).astype(jnp.float32)
-            if hard
-            else jax.nn.sigmoid(value / self.learned_round_temperature)
-        )
+        if hard:
+            return (value > 0).astype(jnp.float32)
+        return jax.nn.sigmoid(value / self.learned_round_temperature)
 
     def start_at(self, fraction: jax.Array) -> jax.Array:
         """The number whose share is `fraction`, as close as a sigmoid gets."""

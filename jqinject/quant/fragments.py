@@ -230,8 +230,6 @@ class _MSESubInjector(ExtendedInjector):
     """A search in a namespace of its own, so that the searches of a scale and of a zero point do not clash."""
 
     stats_impl = core.MSE
-    mse_iters = 20
-    mse_base_op = core.MSEUniformStepBase
     mse_search_method = "grid"
     scaling_per_output = (this << 1).scaling_per_output
     stats_reduce_dim = (this << 1).stats_reduce_dim

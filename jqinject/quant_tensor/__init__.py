@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as DifferentScalesWarning
 from jqinject.quant_tensor.arithmetic import concatenate as concatenate
+from jqinject.quant_tensor.array_methods import as_array as as_array
 from jqinject.quant_tensor.group_layout import Groups as Groups
 from jqinject.quant_tensor.groupwise_tensors import (
     GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
@@ -19,7 +20,6 @@ from jqinject.quant_tensor.public_tensors import FloatQuantTensor as FloatQuantT
 from jqinject.quant_tensor.public_tensors import IntQuantTensor as IntQuantTensor
 from jqinject.quant_tensor.quantized import CONTRACTED as CONTRACTED
 from jqinject.quant_tensor.quantized import QuantTensor as QuantTensor
-from jqinject.quant_tensor.questions import as_array as as_array
 from jqinject.quant_tensor.questions import grouped_integers as grouped_integers
 from jqinject.quant_tensor.questions import grouped_minifloats as grouped_minifloats
 from jqinject.quant_tensor.questions import is_grouped as is_grouped

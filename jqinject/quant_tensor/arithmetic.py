@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.power import exp2
-from jqinject.quant_tensor.questions import as_array, on_integers
+from jqinject.quant_tensor.array_methods import as_array, kind_of
 from jqinject.quant_tensor.shaping import Tensor, full_rank
 from jqinject.quant_tensor.tensor_fields import TensorFields
 from jqinject.quant_tensor.validity import brief, known_different, known_nonzero, same_kind, sum_bit_width
@@ -181,7 +181,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool =
     if not tensors:
         raise ValueError("concatenate: got no tensors, expected at least one.")
     value = jnp.concatenate([as_array(tensor) for tensor in tensors], axis=axis)
-    quantized = [tensor for tensor in tensors if on_integers(tensor)]
+    quantized = [tensor for tensor in tensors if kind_of(tensor) == "integers"]
     if len(quantized) < len(tensors):
         return value
     first = quantized[0]

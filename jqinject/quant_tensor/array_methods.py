@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
-
-from jqinject.quant_tensor.questions import as_array
 
 
 def attribute(path: str, doc: str) -> Any:
@@ -63,6 +61,7 @@ class ArrayMethods:
     __slots__ = ()
 
     value: jax.Array
+    kind: ClassVar[str] = ""
 
     all = any = argmax = argmin = argpartition = argsort = choose = clip = compress = conj = _of_value()
     conjugate = copy = cumprod = cumsum = devices = diagonal = dot = item = max = mean = min = _of_value()
@@ -110,3 +109,34 @@ class ArrayMethods:
             return getattr(right, operator)(left)
         plain = (np.asarray(x) if isinstance(x, ArrayMethods) else x for x in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
+
+
+def as_array(x: Any) -> Any:
+    """The plain array of `x`: `x.value` if it is a `QuantTensor`, else `x` itself.
+
+    Args:
+        x: a `QuantTensor`, an array, or anything else.
+
+    Returns:
+        The dequantized array of a `QuantTensor`; any other object unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor, as_array
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, 4, signed=True, training=False)
+        >>> as_array(x)
+        Array([0.5, 1. ], dtype=float32)
+        >>> as_array(3)
+        3
+    """
+    return x.value if isinstance(x, ArrayMethods) else x
+
+
+def kind_of(x: Any) -> str:
+    """The kind of a quantized tensor, as its class states it; empty for anything else.
+
+    Example:
+        >>> kind_of(3)
+        ''
+    """
+    return x.kind if isinstance(x, ArrayMethods) else ""

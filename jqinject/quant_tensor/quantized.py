@@ -12,7 +12,7 @@ from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import arithmetic, shaping
-from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
+from jqinject.quant_tensor.array_methods import as_array, kind_of
 from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
 from jqinject.quant_tensor.validity import (
     checked_integers,
@@ -74,20 +74,20 @@ class QuantTensor(TensorFields):
 
     def _with(self, other: Any) -> bool:
         """Whether arithmetic with another operand keeps the grid."""
-        return on_integers(self) and on_integers(other)
+        return self.kind == kind_of(other) == "integers"
 
     def __add__(self, other: Any) -> Any:
         if self._with(other):
             return arithmetic.add(self, other)
-        if isinstance(other, QuantTensor) or not on_integers(self):
+        if isinstance(other, QuantTensor) or self.kind != "integers":
             return self.value + as_array(other)
         return arithmetic.shift(self, other)
 
     def __sub__(self, other: Any) -> Any:
-        return self + (-other) if on_integers(self) else self.value - as_array(other)
+        return self + (-other) if self.kind == "integers" else self.value - as_array(other)
 
     def __rsub__(self, other: Any) -> Any:
-        return (-self) + other if on_integers(self) else as_array(other) - self.value
+        return (-self) + other if self.kind == "integers" else as_array(other) - self.value
 
     def __mul__(self, other: Any) -> Any:
         value = self.value * as_array(other)
@@ -102,15 +102,15 @@ class QuantTensor(TensorFields):
     __rmul__ = __mul__
 
     def __neg__(self) -> Any:
-        if on_integers(self):
+        if self.kind == "integers":
             return arithmetic.negate(self)
-        return self.set(value=-self.value) if on_minifloats(self) and self.signed else -self.value
+        return self.set(value=-self.value) if self.kind == "minifloats" and self.signed else -self.value
 
     def __abs__(self) -> Any:
-        if on_integers(self):
+        if self.kind == "integers":
             return arithmetic.absolute(self)
         value = jnp.abs(self.value)
-        return self.set(value=value) if on_minifloats(self) else value
+        return self.set(value=value) if self.kind == "minifloats" else value
 
     def astype(self, dtype: Any) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
@@ -190,7 +190,7 @@ class QuantTensor(TensorFields):
     @property
     def is_contractible(self) -> bool:
         """Whether it is in one of the 8-bit float formats that backends contract."""
-        return on_minifloats(self) and self._grid.dtype in CONTRACTED
+        return self.kind == "minifloats" and self._grid.dtype in CONTRACTED
 
     def known_format(self, what: str = "its payload") -> Any:
         """Return the grid with static widths; learned widths with their current values.

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.quant_tensor.array_methods import as_array, kind_of
 from jqinject.quant_tensor.group_layout import whole_key, with_two_axes
-from jqinject.quant_tensor.questions import as_array, on_integers, on_minifloats
 from jqinject.quant_tensor.tensor_fields import TensorFields
 from jqinject.quant_tensor.validity import product_sum_bit_width
 
@@ -228,7 +228,7 @@ def relu(x: Any) -> Any:
         Array([0, 2], dtype=int8)
     """
     value = jax.nn.relu(as_array(x))
-    return x.set(value=value) if on_integers(x) or on_minifloats(x) else value
+    return x.set(value=value) if kind_of(x) in ("integers", "minifloats") else value
 
 
 def max_pool(
@@ -251,7 +251,7 @@ def max_pool(
     """
     value = as_array(x)
     pooled = _reduce_windows(value, -jnp.inf, jax.lax.max, window_shape, strides, padding)
-    if not (on_integers(x) or on_minifloats(x)):
+    if kind_of(x) not in ("integers", "minifloats"):
         return pooled
     _check_spatially_constant(x, len(window_shape), "max_pool")
     return x.set(value=pooled)
@@ -291,7 +291,7 @@ def avg_pool(
     value = as_array(x)
     terms = math.prod(window_shape)
     pooled = _reduce_windows(value, 0.0, jax.lax.add, window_shape, strides, padding) / terms
-    if not on_integers(x):
+    if kind_of(x) != "integers":
         return pooled
     _check_spatially_constant(x, len(window_shape), "avg_pool")
     return x.set(

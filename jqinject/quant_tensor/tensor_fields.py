@@ -13,9 +13,8 @@ from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
-from jqinject.quant_tensor.array_methods import ArrayMethods, attribute
+from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
 from jqinject.quant_tensor.group_layout import Layout
-from jqinject.quant_tensor.questions import as_array
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
 _SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
@@ -65,7 +64,6 @@ class TensorFields(ArrayMethods):
     partner: ClassVar[Any] = None
     is_grouped: ClassVar[bool] = False
     group_size: Any = None
-    kind: ClassVar[str] = ""
 
     _array: Any  # the value as the layout has it, or the payload of a stored tensor
     _layout: Any
@@ -279,13 +277,11 @@ class TensorFields(ArrayMethods):
         head = f"{grid_name(grid)}, {self.dtype.name}{list(self.shape)}, scale={brief(self.scale)}"
         options: dict[str, Any] = {}
         if grid.is_integer:
-            training = ", training" if self.training else ""
-            head += f", zero_point={brief(self.zero_point)}{training},\n "
+            head += f", zero_point={brief(self.zero_point)}" + ", training" * self.training
             options = {"precision": 6, "separator": ", ", "edgeitems": 2, "prefix": "  value="}
-        else:
-            head += ","
         body = hidden(self.value) or np.array2string(np.asarray(self.value), threshold=20, **options)
-        return f"{name}({head} value={body})"
+        separator = ",\n " if grid.is_integer else ","
+        return f"{name}({head}{separator} value={body})"
 
 
 def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:

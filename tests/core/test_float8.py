@@ -50,7 +50,8 @@ def test_the_history_is_a_window() -> None:
     )
     seen: list[float] = []
     for amax in (1.0, 8.0, 0.5, 2.0, 3.0, 0.0):
-        window(jnp.array([amax])), recent(jnp.array([amax]))
+        for scaling in (window, recent):
+            scaling(jnp.array([amax]))
         seen.append(amax)
         assert float(window.known_scale(1.0)) == max(seen[-3:])
         assert float(window.newest) == float(recent.newest) == amax

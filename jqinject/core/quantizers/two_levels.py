@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core.quantizers.quantizer import Quantized
-from jqinject.core.scaling.two_levels import BlockScales, Candidates, RuntimeDynamicTwoLevelScaling
+from jqinject.core.scaling.two_levels import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.views import Blocks, blocks_of, in_layout
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import from_float_steps, to_float_grid
@@ -26,13 +26,12 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
         scaling: its scaling.
         x: float array.
     """
-    grid, candidates = quantizer.format, scaling.candidates(x)
-    scales, minifloats = candidates.scales[0], _rounded(quantizer, grid, x, candidates.scales[0])
-    for other in candidates.scales[1:]:
+    grid, ((scales, *alternatives), shared) = quantizer.format, scaling.candidates(x)
+    minifloats = _rounded(quantizer, grid, x, scales)
+    for other in alternatives:
         others = _rounded(quantizer, grid, x, other)
-        better = _errors(quantizer, candidates, others, other, x) < _errors(
-            quantizer, candidates, minifloats, scales, x
-        )
+        least = _errors(quantizer, shared, minifloats, scales, x)
+        better = _errors(quantizer, shared, others, other, x) < least
         minifloats = jnp.where(better, others, minifloats)
         scales = scales._replace(
             block=jnp.where(better, other.block, scales.block),
@@ -64,12 +63,12 @@ def _rounded(quantizer: Any, grid: Any, x: jax.Array, scales: BlockScales) -> ja
 
 
 def _errors(
-    quantizer: Any, candidates: Candidates, minifloats: jax.Array, scales: BlockScales, x: jax.Array
+    quantizer: Any, shared: jax.Array, minifloats: jax.Array, scales: BlockScales, x: jax.Array
 ) -> jax.Array:
     """The error of each block, rounded by these scales."""
     scaling, view = quantizer.scaling_impl, quantizer.input_view_impl
     x = jax.lax.stop_gradient(x).astype(jnp.float32)
-    errors = scaling.block_scale_impl.errors(view(x), minifloats, scales, candidates.shared)
+    errors = scaling.block_scale_impl.errors(view(x), minifloats, scales, shared)
     return _of_blocks(_sum_in_order(errors, elements_axis(scaling.group_dim)), blocks_of(view, x))
 
 

@@ -258,18 +258,6 @@ class LeastNormalScales(BlockScaleImpl):
         return (BlockScales(scale, shared * lowered, scale * shared * lowered, (raised, factor)),)
 
 
-class Candidates(NamedTuple):
-    """The scales that a tensor may have.
-
-    Attributes:
-        scales: one or several.
-        shared: the largest magnitude of the tensor, or of each row.
-    """
-
-    scales: tuple[BlockScales, ...]
-    shared: jax.Array
-
-
 @component
 class RuntimeDynamicTwoLevelScaling(Dynamic):
     """A scale for each block of the given tensor: a minifloat, times a float32 number that all share. No state.
@@ -314,8 +302,8 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         known = self.block_scale_impl.reaches_largest and not self.shared_per_row
         return np.dtype(jnp.float8_e4m3fn) if known else None
 
-    def candidates(self, x: jax.Array) -> Candidates:
-        """The scales that `x` may have."""
+    def candidates(self, x: jax.Array) -> tuple[tuple[BlockScales, ...], jax.Array]:
+        """The scales that `x` may have, one or several, and the largest magnitude of `x`, or of each row."""
         block = jax.lax.stop_gradient(self.number(x).statistic)
         if not self.shared_per_row:
             shared = jnp.max(block)
@@ -323,7 +311,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
             cut = cut_of(self.view, x)
             axis = elements_axis(self.group_dim) - 1 if cut is None else cut.axis
             shared = jnp.max(block, axis=axis, keepdims=True)
-        return Candidates(self.block_scale_impl(block, shared), shared)
+        return self.block_scale_impl(block, shared), shared
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a block; of several the first.
@@ -332,4 +320,4 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
             x: float array.
             threshold: unused: the block scales know what they map to.
         """
-        return self.candidates(x).scales[0].scale
+        return self.candidates(x)[0][0].scale

@@ -48,7 +48,7 @@ class FrozenForm:
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
 
-    @property
+    @cached_property
     def grid(self) -> Grid:
         """The number format."""
         return int_grid(self.bit_width, self.signed) if self.format is None else self.format

@@ -33,6 +33,7 @@ from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, value
 from jqinject.ops.float8_cast import float8_dtype
+from jqinject.ops.groups import checked_group_size
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
 RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16}
@@ -179,7 +180,10 @@ class InRange(ExtendedInjector):
     @choices(Identity, DynamicOverSubChannelBlockView)
     def input_view_impl(group_size: Any) -> Any:
         """The view in groups, if there are any."""
-        return Identity if group_size is None else DynamicOverSubChannelBlockView
+        if group_size is None:
+            return Identity
+        checked_group_size(group_size, "a range for each group")
+        return DynamicOverSubChannelBlockView
 
 
 class OperandInjector(InRange):

@@ -163,9 +163,11 @@ class Int8WeightPerChannelFloatHQO(HQOSymmetricScale, Int8WeightPerChannelFloat)
     """8-bit narrow signed weights, a learned scale of each output channel from half-quadratic optimization."""
 
 
-class Int8WeightPerTensorFixedPoint(
-    NarrowIntQuant, MaxStatsScaling, PerTensorPoTScaling8bit, WeightQuantSolver
-):
+class MaxStatsWeight(NarrowIntQuant, MaxStatsScaling, WeightQuantSolver):
+    """Narrow signed weights, scale = max |w| / largest integer; a fragment says of which elements and which scales."""
+
+
+class Int8WeightPerTensorFixedPoint(PerTensorPoTScaling8bit, MaxStatsWeight):
     """8-bit narrow signed weights, scale = 2^ceil(log2(max |w|)) / 128 of the whole tensor."""
 
 
@@ -289,9 +291,7 @@ class ShiftedUint8ActPerTensorFloatHQO(HQOActZeroPoint, ShiftedUint8ActPerTensor
     quantize_zero_point = False
 
 
-class IntWeightSymmetricGroupQuant(
-    NarrowIntQuant, MaxStatsScaling, PerGroupFloatScaling8bit, WeightQuantSolver
-):
+class IntWeightSymmetricGroupQuant(PerGroupFloatScaling8bit, MaxStatsWeight):
     """Narrow signed weights, scale = max |w| / 127 of each group of `group_size` inputs; 8 bits unless declared.
 
     Declare `group_size`.

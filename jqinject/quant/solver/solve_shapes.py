@@ -45,13 +45,11 @@ def by_output(tensor: Any = None, channel: Any = None, group: Any = None) -> Any
 
 def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
     """As `by_output`, for what is reduced: the mean of the channels' maxima (`max_ave`) is taken of channels too."""
-    table = {"channel": channel, "group": group}
+    plain, averaged = by_output(tensor, channel, group), by_output(channel, channel, group)
 
     def select(scaling_stats_op, scaling_per_output):
         of_channels = enums.chooses(scaling_stats_op, enums.StatsOp.MAX_AVE)
-        return table.get(
-            scaling_per_output and scaling_per_output.lower(), channel if of_channels else tensor
-        )
+        return (averaged if of_channels else plain).__function__(scaling_per_output)
 
     return choosing(select, tensor, channel, group)
 
