@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,12 +18,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
 
+from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import by_compiler, is_split, sharded_as, shards_along
-
-TOLD = Primitive("told_of_gather")
 
 
 class GatheredWarning(UserWarning):
@@ -46,27 +43,17 @@ def told_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Arr
         >>> told_if_gathered(jnp.ones(2), (0,), "not said: one device")
         Array([1., 1.], dtype=float32)
     """
-    if not axes:
-        return x
-    if is_split(x):
-        split = any(shards_along(x, axis) > 1 for axis in axes)
-    elif isinstance(x, jax.core.Tracer):
+    counts = [shards_along(x, axis) if is_split(x) else _shards_along(x, axis) for axis in axes]
+    if None in counts:
         return _told(message, x) if jax.device_count() > 1 else x
-    else:
-        shard = x.sharding.shard_shape(x.shape)
-        split = any(shard[axis] < x.shape[axis] for axis in axes)
-    if split:
-        _warn(message)
+    if any(count > 1 for count in counts):
+        warnings.warn(message, GatheredWarning, stacklevel=1)  # of one place, so that each is shown once
     return x
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, GatheredWarning, stacklevel=1)  # of one place, so that each is shown once
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _told(message: str, x: jax.Array) -> jax.Array:
-    return TOLD.bind(x, message=message)
+    return on_one_device(_same, _same, x, told=(message, GatheredWarning))
 
 
 @_told.defjvp
@@ -74,28 +61,11 @@ def _(message, primals, tangents):
     return _told(message, *primals), tangents[0]
 
 
-def _lowered(ctx: mlir.LoweringRuleContext, x: mlir.ir.Value, *, message: str) -> list[mlir.ir.Value]:
-    axes = ctx.module_context.axis_context
-    if isinstance(axes, mlir.ShardingContext):
-        several = axes.num_devices > 1
-    else:
-        manual = getattr(axes, "manual_axes", None)  # of `shard_map`: all of them leave nothing to gather
-        several = manual is not None and manual != frozenset(axes.mesh.axis_names)
-    if several:
-        _warn(message)
-    return [x]
+def _same(x: jax.Array) -> jax.Array:
+    return x
 
 
-TOLD.def_impl(lambda x, *, message: x)
-TOLD.def_abstract_eval(lambda x, *, message: x)
-batching.primitive_batchers[TOLD] = lambda xs, axes, *, message: (TOLD.bind(*xs, message=message), axes[0])
-mlir.register_lowering(TOLD, _lowered)
-
-COMBINED: dict[Any, Callable[..., jax.Array]] = {
-    jnp.max: jax.ops.segment_max,
-    jnp.min: jax.ops.segment_min,
-    jnp.sum: jax.ops.segment_sum,
-}
+COMBINED = {jnp.max: jax.ops.segment_max, jnp.min: jax.ops.segment_min, jnp.sum: jax.ops.segment_sum}
 
 
 @dataclass(frozen=True)
@@ -251,7 +221,7 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     return Cut(axis, size, math.gcd(size, length // most))
 
 
-def _shards_along(x: jax.Array, axis: int) -> int | None:
+def _shards_along(x: jax.Array, axis: int) -> Any:
     """The number of shards of a concrete array along an axis; None for a tracer."""
     if isinstance(x, jax.core.Tracer):
         return None

@@ -13,6 +13,7 @@ Two ways to compute the same: one for a program on a single device, one that XLA
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -88,7 +89,9 @@ Compute = Callable[..., jax.Array]
 ONE_DEVICE = Primitive("one_device")
 
 
-def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax.Array:
+def on_one_device(
+    alone: Compute, otherwise: Compute, *arrays: jax.Array, told: tuple[str, type[Warning]] | None = None
+) -> jax.Array:
     """`alone(*arrays)` in a program that every device runs on its own arrays, else `otherwise(*arrays)`.
 
     XLA cannot partition custom calls (kernels, layout constraints), nor some reshapes: it gathers their operands first.
@@ -99,6 +102,7 @@ def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax
         alone: a function that compares and hashes by value.
         otherwise: likewise; computes the same numbers.
         arrays: their arguments.
+        told: a warning, raised when the program is lowered for several devices; None for none.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,7 +110,7 @@ def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax
         1.0
     """
     program = _program(otherwise, jax.sharding.get_abstract_mesh(), *map(jax.typeof, arrays))
-    return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program)
+    return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program, told=told)
 
 
 @lru_cache(maxsize=1024)
@@ -126,33 +130,34 @@ class _Mapped:
         return jax.vmap(self.function, self.axes)(*arrays)
 
 
-def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any) -> Any:
-    return on_one_device(_Mapped(alone, tuple(axes)), _Mapped(otherwise, tuple(axes)), *arrays), 0
+def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any, told: Any) -> Any:
+    alone, otherwise = (_Mapped(function, tuple(axes)) for function in (alone, otherwise))
+    return on_one_device(alone, otherwise, *arrays, told=told), 0
 
 
 eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
 """As `on_one_device`, for arrays that are not traced: compiled once for arrays that are alike."""
 
 
-def _runs_alone(module: mlir.ModuleContext) -> bool:
-    if module.lowering_parameters.for_export:
-        return False
-    axes = module.axis_context
-    if isinstance(axes, mlir.ShardingContext):
-        return axes.num_devices == 1
-    return not isinstance(axes, mlir.SPMDAxisContext) or axes.manual_axes == frozenset(axes.mesh.axis_names)
-
-
 def _lowered(
-    ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any
+    ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any, told: Any
 ) -> Any:
-    if _runs_alone(ctx.module_context):
-        return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
-    return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
+    axes = ctx.module_context.axis_context
+    if isinstance(axes, mlir.ShardingContext):
+        several = axes.num_devices > 1
+    else:  # of `shard_map`, all axes of the mesh leave each device to itself
+        several = isinstance(axes, mlir.SPMDAxisContext) and axes.manual_axes != frozenset(
+            axes.mesh.axis_names
+        )
+    if several and told is not None:
+        warnings.warn(*told, stacklevel=1)  # of one place, so that each is shown once
+    if several or ctx.module_context.lowering_parameters.for_export:
+        return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
+    return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
 
 
-ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, program: eagerly(alone, otherwise, *arrays))
-ONE_DEVICE.def_abstract_eval(lambda *arrays, alone, otherwise, program: program.out_avals[0])
+ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, **_: eagerly(alone, otherwise, *arrays))
+ONE_DEVICE.def_abstract_eval(lambda *arrays, program, **_: program.out_avals[0])
 batching.primitive_batchers[ONE_DEVICE] = _mapped
 mlir.register_lowering(ONE_DEVICE, _lowered)
 

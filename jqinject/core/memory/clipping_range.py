@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,9 +19,9 @@ from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.policy import Policy, mean, mean_after
 from jqinject.core.state import Part, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
-from jqinject.core.views import cut_of
+from jqinject.core.statistics.statistic import in_groups, told
 from jqinject.ops.clamp import choose, quotient, shaped
-from jqinject.ops.cut import Cut, told_if_gathered
+from jqinject.ops.cut import Cut
 from jqinject.ops.groups import checked_group_size
 from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
@@ -211,6 +211,11 @@ class RangeZeroPoint(Component):
         raise TypeError("RangeZeroPoint: the scale comes from no range.\n  cure: scaling_impl = RangeScaling")
 
 
+TAKES_CUT = (
+    "a range method that takes a Cut for its axes and says takes_cut = True; see jqinject.core.RangeMethod"
+)
+
+
 @component
 class RangeScaling(Component):
     """Scale and zero point of a clipping range, which is found once a call: Qwix's and AQT's quantizers.
@@ -345,20 +350,13 @@ class RangeScaling(Component):
             return range_along(method, x, self._shared(x.ndim, None), names)
         axis = groups[1] % x.ndim
         shared = self._shared(x.ndim + 1, axis)
-        cut = cut_of(view, x)
+        cut = in_groups(view, shared, x)
+        if cut is not None and not takes_cut(method):
+            x = told(method, x, (axis,), f"needs groups of {groups[0]}, which cross shards", TAKES_CUT)
+            cut = None
         if cut is None:
             return range_along(method, view(x), shared, names)
-        if not takes_cut(method):
-            gathers = (
-                f"{type(method).__name__} needs groups of {groups[0]}, which cross shards: a tensor of shape "
-                f"{x.shape} is gathered for it if it is sharded along axis {axis}.\n"
-                "  cure: a range method that takes a Cut for its axes and says takes_cut = True; see "
-                "jqinject.core.RangeMethod"
-            )
-            x = told_if_gathered(x, (axis,), gathers)
-            return range_along(method, view(x), shared, names)
-        beside = tuple(each - (each > axis) for each in shared if each != axis + 1)
-        found = range_along(method, x, replace(cut, beside=beside), names)
+        found = range_along(method, x, cut, names)
         return found if is_split(x) else jax.tree.map(cut.in_two, found)
 
     def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:

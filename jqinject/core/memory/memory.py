@@ -33,7 +33,6 @@ from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import statistic_of
 from jqinject.ops.clamp import all_finite
-from jqinject.ops.reductions import parts_of
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import with_gradient_of
 
@@ -239,7 +238,7 @@ class Memory(Component):
         else:
             x = x.astype(jnp.float32)
         if self.searches:
-            return self._shaped(self.stats.of(parts_of(x), task))
+            return self._shaped(self.stats(x, task))
         stat = statistic_of(self.stats, view, x, self.concat_dim)
         return stat if stat.shape == self.shape else self._shaped(stat)
 
@@ -296,7 +295,7 @@ class Memory(Component):
         count, held = record["counter"], record["buffer"]
         collecting = count < policy.limit
         if self.searches:
-            stat = self.stats.of([x], task, collecting)
+            stat = self.stats(x, task, collecting)
         else:
             stat = statistic_of(self.stats, self.view, x, of_parameter=False, active=collecting)
         stat = stat if stat.shape == self.shape else self._shaped(stat)

@@ -72,7 +72,8 @@ class Ranked(Reduction):
         given = [name for name in names if hasattr(self, name)]
         check.fields(self, **dict.fromkeys(given, check.percentile))
         if len(given) == 2:
-            check.ordered(*(getattr(self, name) for name in names), where, names)
+            low, high = (getattr(self, name) for name in names)
+            check.ordered(low, high, where, names)
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """The 1-based ranks of the ends among `count` elements."""

@@ -115,11 +115,13 @@ def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
     return jnp.where(count > 0, middle, jnp.nan)
 
 
+Fit = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Tried = Sequence[tuple[jax.Array, Any]]
+"""Tensors, each with the result of a trial."""
+
+
 def half_quadratic(
-    start: jax.Array,
-    beta: jax.Array,
-    rounds: Rounds,
-    fitted: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+    start: jax.Array, beta: jax.Array, rounds: Rounds, fitted: Fit
 ) -> tuple[jax.Array, jax.Array]:
     """The best candidate of a half-quadratic search, and beta after it.
 
@@ -174,9 +176,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         return getattr(self, f"hqo_{name}_{self.suffix}")
 
     @abstractmethod
-    def next_candidate(
-        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
-    ) -> jax.Array:
+    def next_candidate(self, candidate: jax.Array, beta: jax.Array, tried: Tried) -> jax.Array:
         """The candidate that fits the remainder of the last."""
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
@@ -185,10 +185,9 @@ class HalfQuadraticOptimizer(SearchedStat):
         rounds = Rounds(*map(self._argument, Rounds._fields))
 
         def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
-            results = [trial(tensor, candidate) for tensor in tensors]
-            errors = [jnp.abs(result.value - tensor) for result, tensor in zip(results, tensors, strict=True)]
-            loss = sum((self._added(None, error) for error in errors), jnp.float32(0)) / count
-            return loss, self.next_candidate(candidate, beta, tensors, results)
+            tried = [(tensor, trial(tensor, candidate)) for tensor in tensors]
+            errors = (self._added(None, jnp.abs(result.value - tensor)) for tensor, result in tried)
+            return sum(errors, jnp.float32(0)) / count, self.next_candidate(candidate, beta, tried)
 
         beta = jnp.float32(rounds.beta) if self.annealed is None else self.annealed.get_value()
         best, beta = half_quadratic(self._start(tensors), beta, rounds, fitted)
@@ -250,12 +249,10 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         self._check(axis_name)
         check.fields(self, scaling_min_val=check.optional(check.between(0, float("inf"))))
 
-    def next_candidate(
-        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
-    ) -> jax.Array:
+    def next_candidate(self, candidate: jax.Array, beta: jax.Array, tried: Tried) -> jax.Array:
         """The median of the scales that fit each integer."""
         rests, integers = [], []
-        for x, result in zip(tensors, results, strict=True):
+        for x, result in tried:
             rests.append(self._rest(x, result.value, beta))
             steps = jnp.round(result.value / result.scale)
             integers.append(steps if result.zero_point is None else steps - result.zero_point)
@@ -315,12 +312,10 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         if memory_shape is not None:
             vars(self)["annealed"] = QuantStat(float_array(self.hqo_beta_zp))
 
-    def next_candidate(
-        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
-    ) -> jax.Array:
+    def next_candidate(self, candidate: jax.Array, beta: jax.Array, tried: Tried) -> jax.Array:
         """The mean of the remainder after each integer's value."""
         left = []
-        for x, result in zip(tensors, results, strict=True):
+        for x, result in tried:
             scale = jnp.broadcast_to(result.scale, result.value.shape)
             integers = divide(result.value, scale) + result.zero_point
             left.append(self._rest(x, result.value, beta) - integers * scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -147,15 +146,16 @@ class MeanLearnedSigmaStd(InnerModule):
 
     def along(self, axes: Axes) -> Callable[[Tensors], jax.Array]:
         """The statistic over other axes."""
-        return partial(
-            self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, axis_name=self.axis_name)
-        )
+        fixed = MeanSigmaStd(0.0, axes, self.std_dev_epsilon, axis_name=self.axis_name)
 
-    def _of(self, x: Tensors, fixed: MeanSigmaStd) -> jax.Array:
-        if not any(part.size for part in parts_of(x)):
-            return fixed(x)
-        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in fixed.measured(x))
-        return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
+        def learned(x: Tensors) -> jax.Array:
+            if not any(part.size for part in parts_of(x)):
+                return fixed(x)
+            mean, deviation = (finish(part, axes, False) for part in fixed.measured(x))
+            sigma = self.value.get_value().reshape(deviation.shape if deviation.ndim else ())
+            return mean + sigma * deviation
+
+        return learned
 
 
 @dataclass(frozen=True)
@@ -335,8 +335,10 @@ class AbsMean(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The sum of the powers, and how many count."""
-        counted = each(lambda x: jnp.full(x.shape, True) if self.count_zeros else x != 0.0, x)
-        count = self.over.sum(each(lambda x: x.astype(jnp.float32), counted), float(self.count_zeros))
+        counted = each(
+            lambda x: (jnp.full(x.shape, True) if self.count_zeros else x != 0.0).astype(jnp.float32), x
+        )
+        count = self.over.sum(counted, float(self.count_zeros))
         return self.over.sum(each(lambda x: jnp.abs(x) ** self.p, x)), jnp.maximum(count, 1.0)
 
     def statistic(self, measured: Any) -> jax.Array:

@@ -320,15 +320,13 @@ class MSERange:
         x = jax.lax.stop_gradient(x)
         over = Over(axes if isinstance(axes, Cut) else tuple(axes), names)
         whole = AbsMaxRange()(x, axes, names).high
-        rounding: Any = nearest
         if self.q_dtype is None:
             grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
             steps = self.range_steps or 2.0 ** (self.bit_width - 1) - 0.5
-            if not self.preserve_zero:
-                rounding = RoundToOddSte()
         else:
             grid = FloatGrid.of_dtype(self.q_dtype)
             steps = grid.largest
+        rounding: Any = nearest if self.preserve_zero or self.q_dtype is not None else RoundToOddSte()
         if self.fractions is not None:
             fractions = jnp.array(self.fractions, jnp.float32)
         else:

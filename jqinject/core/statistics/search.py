@@ -32,7 +32,7 @@ from jqinject.core.statistics.statistic import finish, reduced, statistic_of, wh
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import join_groups
-from jqinject.ops.reductions import Over
+from jqinject.ops.reductions import Over, Tensors, parts_of
 from jqinject.ops.sharding import names_of
 
 Loss = Callable[[jax.Array], jax.Array]
@@ -96,10 +96,8 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
         left, right, step = state[:3]
         length = right - left
         crossed = step > length / 2
-        first, second = (
-            jnp.where(crossed, right - step, left + step),
-            jnp.where(crossed, left + step, right - step),
-        )
+        low, high = left + step, right - step
+        first, second = jnp.where(crossed, high, low), jnp.where(crossed, low, high)
         losses = loss(first), loss(second)
         right = jnp.where(losses[0] <= losses[1], second, right)
         left = jnp.where(losses[0] >= losses[1], first, left)
@@ -182,18 +180,15 @@ class SearchedStat(Component):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The result of the search; `self` is a copy, of which only the memories are kept."""
 
-    def __call__(self, x: jax.Array, task: Task = None) -> jax.Array:
-        """The statistic of `x`, float32."""
-        return self.of([x], task)
-
-    def of(self, tensors: Sequence[jax.Array], task: Task, active: Any = None) -> jax.Array:
-        """The statistic of several tensors together, float32.
+    def __call__(self, x: Tensors, task: Task = None, active: Any = None) -> jax.Array:
+        """The statistic of `x`, or of several tensors together, float32.
 
         Args:
-            tensors: with a common statistic.
+            x: the tensor, or a tuple of those with a common statistic.
             task: what is asked for.
             active: bool scalar, traced or not: if false, the result is an arbitrary number, at no cost.
         """
+        tensors = list(parts_of(x))
         view = self.inner_stats_input_view_shape_impl
         if blocks_of(view, tensors[0]) is not None:
             raise ValueError(
@@ -202,8 +197,7 @@ class SearchedStat(Component):
             )
         cuts = tuple(cut_of(view, x) for x in tensors)
         if isinstance(view, OverSubChannelBlockView):  # groups as two axes, as the quantizer returns them
-            pairs = zip(tensors, cuts, strict=True)
-            tensors = [view(x) if cut is None else x for x, cut in pairs]
+            tensors = [view(x) if cut is None else x for x, cut in zip(tensors, cuts, strict=True)]
         if isinstance(task, Candidate):
             return self._start(tensors, self.memory) if task.statistic is None else task.statistic
         if task is None:
@@ -220,17 +214,16 @@ class SearchedStat(Component):
 
         found, memories = where_active(active, search)
         for variable, value in zip(self._memories, memories, strict=True):
-            before = variable.get_value()
-            variable.set_value(value if active is None else jnp.where(active, value, before))
+            variable.set_value(value if active is None else jnp.where(active, value, variable.get_value()))
         return jax.lax.stop_gradient(found)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the result remembered in `memory`."""
         view, stat = self.inner_stats_input_view_shape_impl, getattr(self, self.init_op)
-        floats = tuple(tensor.astype(jnp.float32) for tensor in tensors)
-        joined = floats if len(floats) > 1 else floats[0]
+        first, *others = (tensor.astype(jnp.float32) for tensor in tensors)
+        joined = (first, *others) if others else first
         init = statistic_of(stat, view, joined, self.stats_reduce_dim or 0)
-        init = init.reshape(jax.eval_shape(lambda x: stat(view(x)), floats[0]).shape)
+        init = init.reshape(jax.eval_shape(lambda x: stat(view(x)), first).shape)
         if memory is None:
             return init
         last = memory.get_value().reshape(init.shape)
@@ -253,11 +246,7 @@ def remember(stat: Any, shape: Sequence[int] | None) -> None:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
-    graphdef: Any,
-    cuts: tuple[Cut | None, ...],
-    state: Any,
-    tensors: tuple[jax.Array, ...],
-    scale: jax.Array | None,
+    graphdef: Any, cuts: tuple[Cut | None, ...], state: Any, tensors: tuple[jax.Array, ...], scale: Any
 ) -> tuple[jax.Array, list[jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 
@@ -392,7 +381,5 @@ class MSE(SearchedStat):
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
-        if self.stats_reduce_dim is None:
-            return Over(None, names_of(self.axis_name)).sum(squares)
-        axes, viewed = self._reduced(squares)
+        axes, viewed = (None, squares) if self.stats_reduce_dim is None else self._reduced(squares)
         return finish(Over(axes, names_of(self.axis_name)).sum(viewed), axes, True)

@@ -112,11 +112,11 @@ class TwoPhaseStat(ABC):
         """
         return jax.jvp(self.measure, (x,), (dx,))[1]
 
-    def finished(self, reduced: Any) -> jax.Array:
+    def finished(self, measured: Any) -> jax.Array:
         """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
         number for each.
         """
-        (found,) = jax.tree.leaves(reduced)
+        (found,) = jax.tree.leaves(measured)
         if self.factor != 1:
             found = self.factor * found
         axes = self.stats_reduce_dim
@@ -319,19 +319,19 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
         The axes to reduce, None for all, and tensors; else `reduce_dim` and views.
     """
     parts = parts_of(x)
-    found: set[Any] = {
-        _in_groups(view, reduce_dim, part) or reduced_axes(view, reduce_dim, part.shape) for part in parts
+    found = {
+        in_groups(view, reduce_dim, part) or reduced_axes(view, reduce_dim, part.shape) for part in parts
     }
     if None in found:
         return reduce_dim, each(view, x)
     if reduce_dim is None:
         return None, x
-    like = {part.shape if isinstance(next(iter(found)), Cut) else part.ndim for part in parts}
-    same_axes = len(found) == 1 and len(like) == 1
-    return (found.pop(), x) if same_axes else (reduce_dim, each(view, x))
+    axes: Axes = next(iter(found))
+    like = {part.shape if isinstance(axes, Cut) else part.ndim for part in parts}
+    return (axes, x) if len(found) == len(like) == 1 else (reduce_dim, each(view, x))
 
 
-def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
+def in_groups(view: Any, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     """The groups of a view, if their elements, and perhaps whole axes beside, are reduced and may cross shards."""
     cut = cut_of(view, x)
     if cut is None or reduce_dim is None or isinstance(reduce_dim, Cut):
@@ -369,13 +369,12 @@ def in_place(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool
     stat = stat if blocks is None else OverBlocks(stat, blocks)
     takes = takes_axes(stat)
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
-        whole = each(
-            lambda part: _told(stat, part, range(part.ndim), "joins the weights of several layers", JOINS), x
+        why = "joins the weights of several layers"
+        return stat, jnp.concatenate(
+            [view(told(stat, part, range(part.ndim), why, JOINS)) for part in x], join
         )
-        return stat, jnp.concatenate(each(view, whole), axis=join)
-    if takes and not takes_cut(stat) and any(cut_of(view, part) is not None for part in parts_of(x)):
-        takes = False
-    if not takes:
+    crosses = any(cut_of(view, part) is not None for part in parts_of(x))
+    if not takes or (crosses and not takes_cut(stat)):
         return stat, each(lambda part: view(_told_of_view(stat, view, part, of_parameter)), x)
     axes, tensors = reduced(view, stat.stats_reduce_dim, x)
     return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
@@ -385,19 +384,18 @@ def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> ja
     """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
     cut = cut_of(view, x)
     if cut is not None:
-        return _told(stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE)
+        return told(stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE)
     if not (of_parameter and isinstance(view, MergingView)):
         return x
     merged = [[axis for axis in axes if x.shape[axis] > 1] for axes in view.merged(x.shape)]
-    return _told(stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE)
+    return told(stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE)
 
 
-def _told(stat: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+def told(component: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+    """`x`, of which a `GatheredWarning` says that it is gathered for a component if it is sharded along some axes."""
     along = f"axis {axes[0]}" if len(axes) == 1 else f"one of its axes {tuple(axes)}"
-    message = (
-        f"{type(stat).__name__} {why}: a tensor of shape {x.shape} is gathered for it if it is sharded along {along}."
-        f"\n  cure: {cure}"
-    )
+    where = f"a tensor of shape {x.shape} is gathered for it if it is sharded along {along}"
+    message = f"{type(component).__name__} {why}: {where}.\n  cure: {cure}"
     return told_if_gathered(x, axes, message)
 
 
