@@ -306,8 +306,8 @@ class QuantProxyFromInjector(Answers):
         )
         return found.quant_tensor(training=not self.use_running_average)
 
-    def __call__(self, x: Any, quant_input: Any = None) -> Any:
-        """Quantize a parameter.
+    def _parameter_quantized(self, x: Any, quant_input: Any = None) -> Any:
+        """Quantize a parameter: the call of a proxy of weights.
 
         Args:
             x: a weight, for instance; float, any shape.

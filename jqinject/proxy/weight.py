@@ -82,6 +82,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "weight"
     parameter = "weight"
+    __call__ = QuantProxyFromInjector._parameter_quantized
 
     def scale_(self) -> jax.Array | None:
         """The scale of each group, with 1 along the elements of a group; None if quantization is off."""

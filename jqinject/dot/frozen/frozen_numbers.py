@@ -24,7 +24,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import FloatGrid
+from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
 from jqinject.quant_tensor import (
@@ -140,7 +140,7 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
         scale, zero = cut.spread(scale, payload), None if zero is None else cut.spread(zero, payload)
     if kind is None:
         tensor: Any = IntQuantTensor.stored(payload, scale, zero, form.grid, form.value_dtype)
-    elif kind.is_table:
+    elif isinstance(kind, Codebook):
         tensor = CodebookQuantTensor.from_codes(payload, scale, kind, dtype=form.value_dtype)
     elif payload.dtype == kind.dtype:
         exact = FloatGrid.of_dtype(payload.dtype)

@@ -90,7 +90,7 @@ def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
 def _steps(scaling: AmaxScaling) -> tuple[float, ...]:
     """The largest amax of each step, oldest first, without the leading zeros of steps not yet taken."""
     held = on_host(scaling.amax_history.get_value()).astype(np.float64)
-    axis = held.ndim - 1 - scaling.history.rank
+    axis = held.ndim - 1 - len(scaling.scaling_shape)
     steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)
     largest = np.roll(steps.max(axis=1, initial=0.0), -1)  # element 0 is the newest, element 1 the oldest
     return tuple(np.trim_zeros(largest, "f").tolist())

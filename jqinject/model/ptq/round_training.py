@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import LearnedRoundSte
+from jqinject.core import Identity, LearnedRoundSte
+from jqinject.core.rounding import LearnedRound
 from jqinject.model.running.layer_records import Record
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant.enums import LearnedRoundImplType
@@ -91,7 +92,7 @@ def _without(recipe: Recipe) -> Recipe:
     return Recipe(recipe.steps, recipe.learning_rate, 0.0, recipe.beta, recipe.warmup)
 
 
-class _Seen:
+class _Seen(LearnedRound):
     """Stands in for a learned rounding and keeps what is rounded. Compared by identity."""
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ def _fractions(layer: QuantWeightLayer) -> jax.Array:
     copy.quant_weight()
     fractions = seen.x - jnp.floor(seen.x)
     # Back to the weight's shape: the transpose of a view puts every element back in place.
-    _, back = jax.vjp(rounding.input_view_impl, rounding.value[...])
+    _, back = jax.vjp(rounding.input_view_impl or Identity(), rounding.value[...])
     return back(fractions)[0]
 
 
