@@ -15,7 +15,7 @@ from jqinject.catalogue.examples import kind_of, wiring_of
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
-from jqinject.ops import NF4
+from jqinject.ops import NF4, Codebook
 from jqinject.quant.float_base import FpFNUZMixin, FpOCPMixin
 
 # Components by the reader's search term; subclasses count too. Methods take precedence over scalings.
@@ -103,7 +103,7 @@ def _format(wiring: Node) -> str:
         if any(plain in base for base in bases):
             return plain.lower()
     if "CodebookQuant" in bases:
-        codebook = wiring["codebook"].value
+        codebook = Codebook.of(wiring["codebook"].value)
         return "nf4" if codebook == NF4 else f"codebook of {len(codebook.table)}"
     if _value(wiring, "q_dtype") is not None:
         return np.dtype(wiring["q_dtype"].value).name.replace("float", "fp").replace("_", " ")
