@@ -383,22 +383,21 @@ class RangeScaling(Component):
             threshold: what the end of a symmetric range maps to.
             bit_width: of signed integers; None for minifloats.
         """
-        found = self.clipping_range(x)
+        found, zero_point = self.clipping_range(x), None
         if found.low is None:
             # XLA compiles a division by a constant as in `by_reciprocal`, so Qwix's integers have these scales.
             divided = divide if bit_width is None else by_reciprocal
-            return self._restricted(not_tiny(divided(found.high, threshold))), None, found
-        if bit_width is None:
+            scale = not_tiny(divided(found.high, threshold))
+        elif bit_width is None:
             raise ValueError(
                 f"RangeScaling: minifloats have no zero point, and {self.calibration_impl!r} finds a range that is not "
                 "symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
-        scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
-        return self._restricted(scale), zero_point, found
-
-    def _restricted(self, scale: jax.Array) -> jax.Array:
-        restrict = self.restrict_scaling_impl
-        return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
+        else:
+            scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
+        if (restrict := self.restrict_scaling_impl) is not None:
+            scale = restrict(restrict.restrict_init_tensor(scale))
+        return scale, zero_point, found
 
 
 def scale_and_zero_point(
