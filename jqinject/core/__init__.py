@@ -158,7 +158,6 @@ from jqinject.core.statistics.ranges import RangeMethod as RangeMethod
 from jqinject.core.statistics.ranges import RMSRange as RMSRange
 from jqinject.core.statistics.search import MSE as MSE
 from jqinject.core.statistics.search import Candidate as Candidate
-from jqinject.core.statistics.search import MSEUniformStepBase as MSEUniformStepBase
 from jqinject.core.statistics.search import Search as Search
 from jqinject.core.statistics.search import SearchedStat as SearchedStat
 from jqinject.core.statistics.statistic import TwoPhaseStat as TwoPhaseStat

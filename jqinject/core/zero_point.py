@@ -14,7 +14,7 @@ from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.component import Component, component, set_given
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.number import Broadcastable, initial_number, taken
+from jqinject.core.memory.number import Broadcastable, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops.clamp import choose
@@ -87,19 +87,17 @@ class _MemoryZeroPoint(Memory):
     """
 
     of = "zero_point"
+    empty = 0.0
     rounded_by = "to_int"
     """The method of `int_quant` that makes integers."""
     int_quant: Any
     quantize: bool
     scale_shift_zero_point: ScaleShift | None = None
 
-    def __post_init__(self) -> None:
-        self.begin(taken(self))
-
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set how a distance becomes a zero point, and what the base sets."""
         super().begin(arguments, stored)
-        vars(self).update(int_quant=arguments["int_quant"], quantize=bool(arguments["quantize_zero_point"]))
+        vars(self).update(quantize=bool(arguments["quantize_zero_point"]))
         set_given(self, scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"))
 
     def distance(self, x: jax.Array | None, task: Task) -> jax.Array:

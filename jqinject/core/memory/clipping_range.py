@@ -349,7 +349,7 @@ class RangeScaling(Component):
         if groups is None:
             return range_along(method, x, self._shared(x.ndim, None), names)
         axis = groups[1] % x.ndim
-        shared = self._shared(x.ndim + 1, axis)
+        shared = self._shared(x.ndim, axis)
         cut = in_groups(view, shared, x)
         if cut is not None and not takes_cut(method):
             x = told(method, x, (axis,), f"needs groups of {groups[0]}, which cross shards", TAKES_CUT)
@@ -360,15 +360,14 @@ class RangeScaling(Component):
         return found if is_split(x) else jax.tree.map(cut.in_two, found)
 
     def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:
-        """The axes that share a range, of a tensor of `ndim` axes, where the groups of the `cut` one count as two."""
-        shared, channels = self.shared_axes, tuple(self.channelwise_axes)
-        if cut is None:
-            return others(ndim, channels) if shared is None else _within(ndim, shared)
-        if shared is not None:
-            return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
-        channels = _within(ndim - 1, channels)
-        _check_apart(cut, channels)
-        return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
+        """The axes that share a range, of a tensor of `ndim` axes, after the groups of the `cut` one became two."""
+        if self.shared_axes is not None:
+            axes = _within(ndim, self.shared_axes)
+        else:
+            axes = others(ndim, self.channelwise_axes)
+            if cut is not None:
+                _check_apart(cut, _within(ndim, self.channelwise_axes))
+        return axes if cut is None else tuple(axis + (axis >= cut) for axis in axes)
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale of a symmetric range, in numbers of a minifloat."""
@@ -384,22 +383,21 @@ class RangeScaling(Component):
             threshold: what the end of a symmetric range maps to.
             bit_width: of signed integers; None for minifloats.
         """
-        found = self.clipping_range(x)
+        found, zero_point = self.clipping_range(x), None
         if found.low is None:
             # XLA compiles a division by a constant as in `by_reciprocal`, so Qwix's integers have these scales.
             divided = divide if bit_width is None else by_reciprocal
-            return self._restricted(not_tiny(divided(found.high, threshold))), None, found
-        if bit_width is None:
+            scale = not_tiny(divided(found.high, threshold))
+        elif bit_width is None:
             raise ValueError(
                 f"RangeScaling: minifloats have no zero point, and {self.calibration_impl!r} finds a range that is not "
                 "symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
-        scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
-        return self._restricted(scale), zero_point, found
-
-    def _restricted(self, scale: jax.Array) -> jax.Array:
-        restrict = self.restrict_scaling_impl
-        return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
+        else:
+            scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
+        if (restrict := self.restrict_scaling_impl) is not None:
+            scale = restrict(restrict.restrict_init_tensor(scale))
+        return scale, zero_point, found
 
 
 def scale_and_zero_point(

@@ -17,7 +17,7 @@ class Dynamic(Memory):
 
     is_dynamic = True
 
-    def statistic(self, x: jax.Array, task: Task = None) -> jax.Array:
+    def statistic(self, x: jax.Array, task: Task = None, active: jax.Array | None = None) -> jax.Array:
         """The statistic, in a shape that broadcasts with the tensor; of groups, with 1 along a group's elements."""
         stats, view, x = self.stats, self.view, x.astype(jnp.float32)
         if self.in_groups and not self.searches:

@@ -27,6 +27,7 @@ from jqinject.core.memory.number import (
     Broadcastable,
     Number,
     _kept,
+    taken,
 )
 from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
@@ -38,8 +39,8 @@ from jqinject.ops.ste import with_gradient_of
 
 AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
-EMPTY = {"scaling": 1.0, "zero_point": 0.0}
-"""Initial values of unfilled parameters, by prefix of the user's arguments."""
+OWN = ("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant", "shared_per_row")
+"""Constructor's arguments that stay attributes of the same name."""
 
 
 class Memory(Component):
@@ -78,6 +79,8 @@ class Memory(Component):
     of: ClassVar[str] = "scaling"
     kind: ClassVar[Kind] = "now"
     default_view: ClassVar[Any] = Identity()
+    empty: ClassVar[float] = 1.0
+    """The initial value of a parameter or average that is not filled."""
 
     policy: Policy
     value: QuantParam = None  # type: ignore[assignment]
@@ -97,6 +100,11 @@ class Memory(Component):
     use_running_average: bool
 
     # Construction
+
+    def __post_init__(self) -> None:
+        arguments = taken(self)
+        vars(self).update({name: arguments[name] for name in OWN if name in arguments})
+        self.begin(arguments)
 
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set what the constructor's arguments describe.
@@ -139,10 +147,9 @@ class Memory(Component):
             tracked_parameters=_kept(tracked, arguments.get("force_parameter", False), where),
             affine_rescaling=self._affine(arguments, shape),
         )
-        averaged = AVERAGED.get(kind)
-        self.remember(policy, {} if averaged is None else {averaged: self._empty(averaged)})
+        self.remember(policy, {AVERAGED[kind]: self.empty} if kind in AVERAGED else {})
         if kind in ("filled", "collected"):
-            vars(self).update(value=QuantParam(float_array(self._empty("value"), shape)))
+            vars(self).update(value=QuantParam(float_array(self.empty, shape)))
         collected = arguments.get("collected_range", arguments.get("collected_zero_point"))
         if collected is not None:
             self.commit(self.rule.to_stored(float_array(collected, shape)))
@@ -170,9 +177,6 @@ class Memory(Component):
                 f"{self.of}_affine_rescaling_init=1.0."
             )
         return None if factor is None else AffineRescaling(shape, factor, shift)
-
-    def _empty(self, name: str) -> float:
-        return 1.0 if name == "running_stats" else EMPTY[self.of]
 
     # What it is
 
@@ -221,11 +225,10 @@ class Memory(Component):
             return self._mapped(self.statistic(x, task))
         if self.use_running_average or x.size == 0:
             return self._settled()
-        x = x.astype(jnp.float32)
         return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
 
-    def statistic(self, x: Any, task: Task = None) -> jax.Array:
-        """The statistic of `x`, or of the tracked parameters."""
+    def statistic(self, x: Any, task: Task = None, active: jax.Array | None = None) -> jax.Array:
+        """The statistic of `x`, or of the tracked parameters; zeros where it is not `active`."""
         tracked, view = self.tracked_parameters, self.view
         if tracked is not None and (len(tracked) > 1 or x is None):
             x = tuple(variable.get_value().astype(jnp.float32) for variable in reversed(tracked))
@@ -238,11 +241,12 @@ class Memory(Component):
         else:
             x = x.astype(jnp.float32)
         if self.searches:
-            return self._shaped(self.stats(x, task))
-        stat = statistic_of(self.stats, view, x, self.concat_dim)
-        return stat if stat.shape == self.shape else self._shaped(stat)
-
-    def _shaped(self, stat: jax.Array) -> jax.Array:
+            stat = self.stats(x, task, active)
+        else:
+            of_parameter = self.policy.kind in ("now", "filled")
+            stat = statistic_of(self.stats, view, x, self.concat_dim, of_parameter, active)
+        if stat.shape == self.shape:
+            return stat
         return check.statistic_shape(stat, self.shape, type(self).__name__, f"{self.of}_shape")
 
     def _mapped(self, stat: jax.Array) -> Number:
@@ -280,10 +284,7 @@ class Memory(Component):
 
     def _running(self, x: jax.Array, task: Task) -> Number:
         """The batch's statistic, which enters the running one."""
-        stats = self.stats
-        stat = stats(x, task) if self.searches else statistic_of(stats, self.view, x, of_parameter=False)
-        stat = stat if stat.shape == self.shape else self._shaped(stat)
-        held = self.record.get_raw_value()
+        stat, held = self.statistic(x, task), self.record.get_raw_value()
         number = jax.lax.stop_gradient(stat)
         (averaged,), count, _ = self.policy.after((held["running_stats"],), (number,), held["counter"])
         self.record.set_value({"counter": count, "running_stats": averaged})
@@ -294,11 +295,7 @@ class Memory(Component):
         policy, domain, record = self.policy, self.rule, self.record.get_raw_value()
         count, held = record["counter"], record["buffer"]
         collecting = count < policy.limit
-        if self.searches:
-            stat = self.stats(x, task, collecting)
-        else:
-            stat = statistic_of(self.stats, self.view, x, of_parameter=False, active=collecting)
-        stat = stat if stat.shape == self.shape else self._shaped(stat)
+        stat = self.statistic(x, task, collecting)
         stat = stat if made is None else made(stat)
         stat = stat if domain.least is not None else domain.clamped(stat)
         stored = None if domain.stores_statistic else domain.to_stored(held)
@@ -425,7 +422,7 @@ class Memory(Component):
             kept = domain.to_stored(domain.clamped(read))
             known["buffer"] = jnp.where(known["counter"] > self.policy.steps, kept, read)
         if "buffer" in known and "value" not in known:
-            known["value"] = float_array(self._empty("value"), self.shape)
+            known["value"] = float_array(self.empty, self.shape)
 
     def _check_joint(self, tracked: Any, views: list[Any]) -> None:
         """Refuse views that cannot be joined along an axis."""

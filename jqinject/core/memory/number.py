@@ -18,6 +18,7 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantParam, QuantStat, float_array
+from jqinject.ops.groups import block_of
 
 
 class Number(NamedTuple):
@@ -78,6 +79,7 @@ CHECKS: dict[str, check.Check] = {
     **dict.fromkeys(("force_parameter", "quantize_zero_point", "shared_per_row"), check.flag),
     **{f"{of}_stats_input_concat_dim": check.integer for of in ("scaling", "zero_point")},
     "group_dim": check.integer,
+    "group_size": lambda size, where, name: block_of(size, where)[0],
     "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
 }
 NUMBERS = re.compile(
@@ -129,7 +131,7 @@ def taken(memory: Any) -> dict[str, Any]:
         if name.endswith("_impl"):
             check.component(value, where, name)
         elif name in CHECKS:
-            CHECKS[name](value, where, name)
+            arguments[name] = CHECKS[name](value, where, name)
         elif value is not None and NUMBERS.fullmatch(name):
             check.number(value, where, name)
     return arguments

@@ -133,17 +133,12 @@ class AmaxScaling(InnerModule):
     amax_history, scale, step_amax, step_scale = Part(), Part(), Part(), Part()
 
     def __post_init__(self, scaling_init: float, amax_of_gradient: bool) -> None:
-        where, no_history = (
-            "AmaxScaling",
-            "without a history, use delayed = False (the ...Current quantizers).",
-        )
+        where, cure = "AmaxScaling", "without a history, use delayed = False (the ...Current quantizers)."
         flags = dict.fromkeys(("delayed", "keeps_infinite"), check.flag)
         optional = check.optional(check.number)
-        at_least_one = check.between(
-            1, math.inf, check.integer, f". For a scale from the tensor itself, {no_history}"
-        )
         check.fields(self, margin=check.between(-32, 32), scaling_min_val=optional, **flags)
-        check.fields(self, amax_history_length=at_least_one)
+        why = f". For a scale from the tensor itself, {cure}"
+        check.fields(self, amax_history_length=check.between(1, math.inf, check.integer, why))
         check.fields(self, amax_history_length=check.between(-math.inf, 2**20))
         if self.amax_compute_algo not in ("max", "most_recent"):
             by = self.amax_compute_algo

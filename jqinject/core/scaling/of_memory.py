@@ -41,7 +41,6 @@ from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, Memor
 from jqinject.core.statistics.search import Task
 from jqinject.core.views import OverBatchOverTensorView
 from jqinject.ops.clamp import choose
-from jqinject.ops.groups import block_of
 from jqinject.ops.ste import with_gradient_of
 
 
@@ -171,12 +170,6 @@ class RuntimeDynamicGroupStatsScaling(DividedScaling, Dynamic):
     scaling_stats_impl: Stat
     restrict_scaling_impl: Restrict | None = None
 
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
-        """Set the groups, and what the base sets."""
-        self.group_size = block_of(arguments["group_size"], type(self).__name__)[0]
-        self.group_dim = arguments["group_dim"]
-        super().begin(arguments, stored)
-
 
 @component
 class StatsFromParameterScaling(DividedScaling):
@@ -265,11 +258,18 @@ class RuntimeStatsScaling(DividedScaling):
     scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
 
 
+@component
 class _CollectedScaling(MemoryScaling):
     """Abstract: a scale that is first collected, then learned."""
 
     kind = "collected"
     default_view = OverBatchOverTensorView()
+    collect_stats_steps: int
+    scaling_stats_impl: Stat
+    scaling_stats_input_view_shape_impl: View | None = None
+    scaling_shape: tuple[int, ...] = ()
+    restrict_scaling_impl: Restrict | None = None
+    scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
 
     def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale to search a zero point with.
@@ -322,12 +322,6 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
         [3.0, 3.0, 3.0]
     """
 
-    collect_stats_steps: int
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View | None = None
-    scaling_shape: tuple[int, ...] = ()
-    restrict_scaling_impl: Restrict | None = None
-    scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
     collected_range: float | None = None
 
 
@@ -455,12 +449,6 @@ class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
         0.25
     """
 
-    collect_stats_steps: int
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View | None = None
-    scaling_shape: tuple[int, ...] = ()
-    restrict_scaling_impl: Restrict | None = None
-    scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
     scaling_gradient_scale: float | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:

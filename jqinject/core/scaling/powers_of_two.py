@@ -21,7 +21,6 @@ from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_format
 from jqinject.core.component import Component, component
 from jqinject.core.memory.dynamic import Dynamic
-from jqinject.core.memory.number import taken
 from jqinject.core.scaling.rule import POWERS_OF_TWO, Unchanged
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES
@@ -174,11 +173,6 @@ class SharedExponentScaling(Dynamic):
     input_view_impl: View
     scaling_stats_impl: Stat
     exponent_impl: FloorExponent
-
-    def __post_init__(self) -> None:
-        arguments = taken(self)
-        self.begin(arguments)
-        self.exponent_impl = arguments["exponent_impl"]
 
     def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""

@@ -64,9 +64,9 @@ class NormParameter(InnerModule):
     value: QuantParam = field(init=False)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
-        kinds = {"pre_scaling_shape": check.integers, "pre_scaling_min_val": check.number}
-        check.fields(self, **{name: check.optional(kind) for name, kind in kinds.items()})
-        check.fields(self, pre_scaling_shape=check.optional(check.shape), pre_scaling_min_val=check.minimum)
+        shape, number = check.optional(check.shape), check.optional(check.number)
+        check.fields(self, pre_scaling_shape=shape, pre_scaling_min_val=number)
+        check.fields(self, pre_scaling_min_val=check.minimum)
         tracked, where = list(tracked_parameter_list), type(self).__name__
         if len(tracked) != 1:
             raise ValueError(

@@ -40,7 +40,7 @@ from jqinject.core._protocols import (
 )
 from jqinject.core.component import Component, component, set_given
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.number import Number, taken
+from jqinject.core.memory.number import Number
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.search import Task
 from jqinject.ops.clamp import choose, quotient, signed_clamp_min_ste
@@ -354,9 +354,6 @@ class MemoryScaling(Memory):
     """
 
     scaling_min_val: float | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        self.begin(taken(self))
 
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set the rule, and what the base sets."""

@@ -28,9 +28,8 @@ from jqinject.core import check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.component import Component, component
 from jqinject.core.memory.dynamic import Dynamic
-from jqinject.core.memory.number import taken
 from jqinject.core.views import cut_of
-from jqinject.ops.groups import block_of, elements_axis
+from jqinject.ops.groups import elements_axis
 from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
 
@@ -288,13 +287,6 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
     scaling_stats_impl: Stat
     block_scale_impl: BlockScaleImpl
     shared_per_row: bool = False
-
-    def __post_init__(self) -> None:
-        arguments = taken(self)
-        self.begin(arguments)
-        self.group_size = block_of(arguments["group_size"], type(self).__name__)[0]
-        for name in ("group_dim", "block_scale_impl", "shared_per_row"):
-            setattr(self, name, arguments[name])
 
     @property
     def scale_dtype(self) -> np.dtype | None:

@@ -144,7 +144,15 @@ def _ranks(stat: Ranked, count: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class AbsMax(Ranked):
+class _Extreme(Ranked):
+    """Abstract: of all elements."""
+
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+
+
+@dataclass(frozen=True)
+class AbsMax(_Extreme):
     """`factor * max |x|`.
 
     Args:
@@ -167,14 +175,11 @@ class AbsMax(Ranked):
     """
 
     of_magnitude: ClassVar[bool] = True
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
     factor: float = 1.0
     ties: Any = None
 
 
-@dataclass(frozen=True)
-class SignedAbsMax(Ranked):
+class SignedAbsMax(_Extreme):
     """`-sign(x_m) * |x_m|`, `x_m` the element of largest magnitude: the extreme lands on the smallest
     integer.
 
@@ -193,8 +198,6 @@ class SignedAbsMax(Ranked):
     of_magnitude: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     ties = "first"
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
 
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
@@ -209,7 +212,7 @@ class SignedAbsMax(Ranked):
 
 
 @dataclass(frozen=True)
-class MinMax(Ranked):
+class MinMax(_Extreme):
     """`factor * min(min x, 0)` and `factor * max(max x, 0)`: the ends of a range around 0.
 
     Args:
@@ -231,8 +234,6 @@ class MinMax(Ranked):
 
     signed: ClassVar[bool] = True
     ends: ClassVar[tuple[str, ...]] = ("high", "low")
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
     factor: float = 1.0
     ties: Any = "near"
 
@@ -269,8 +270,7 @@ class LowOrZero(Ranked):
         return self.finished(not_above_zero(measured[0]))
 
 
-@dataclass(frozen=True)
-class AbsMinMax(Width):
+class AbsMinMax(Width, _Extreme):
     """`max(x) - min(x, 0)`: the width of the range, zero included.
 
     Args:
@@ -283,12 +283,8 @@ class AbsMinMax(Width):
         (Array(4., dtype=float32), Array(3., dtype=float32))
     """
 
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
 
-
-@dataclass(frozen=True)
-class NegativeMinOrZero(LowOrZero):
+class NegativeMinOrZero(LowOrZero, _Extreme):
     """`min(min(x), 0)`: the zero point statistic for `AbsMinMax`.
 
     Args:
@@ -300,9 +296,6 @@ class NegativeMinOrZero(LowOrZero):
         >>> NegativeMinOrZero()(jnp.array([-1.0, 3.0])), NegativeMinOrZero()(jnp.array([1.0, 3.0]))
         (Array(-1., dtype=float32), Array(0., dtype=float32))
     """
-
-    stats_reduce_dim: Axes = None
-    keepdim: bool = False
 
 
 @dataclass(frozen=True)
@@ -330,8 +323,7 @@ class AbsMaxAve(Ranked):
         return jnp.sum(measured[0]) / max(measured[0].size, 1)
 
 
-@dataclass(frozen=True)
-class AbsMaxL2(Ranked):
+class AbsMaxL2(AbsMaxAve):
     """`||m||_2 / sqrt(C)`, `m` the `max |x|` of each of `C` channels: one number.
 
     Args:
@@ -345,10 +337,6 @@ class AbsMaxL2(Ranked):
         >>> AbsMaxL2(stats_reduce_dim=1)(jnp.array([[3.0, -3.0], [3.0, 0.0]]))
         Array(3., dtype=float32)
     """
-
-    of_magnitude: ClassVar[bool] = True
-    needs_axis: ClassVar[bool] = True
-    stats_reduce_dim: Axes
 
     def statistic(self, measured: Any) -> jax.Array:
         """The norm of the channels' largest magnitudes."""

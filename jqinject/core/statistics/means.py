@@ -187,8 +187,7 @@ class L1Norm(Reduction):
         return self.over.sum(ops.change_of_magnitude(x, dx))
 
 
-@dataclass(frozen=True)
-class L2Norm(Reduction):
+class L2Norm(L1Norm):
     """`sqrt(sum x**2)` of each channel; the reduced axis is kept with size 1; gradient 0 for a channel of
     zeros.
 
@@ -203,10 +202,6 @@ class L2Norm(Reduction):
         >>> L2Norm(stats_reduce_dim=1)(jnp.array([[3.0, -4.0]]))
         Array([[5.]], dtype=float32)
     """
-
-    needs_axis: ClassVar[bool] = True
-    keepdim = True
-    stats_reduce_dim: Axes = None
 
     def measure(self, x: Tensors) -> Any:
         """The norm."""

@@ -39,7 +39,6 @@ class AbsPercentile(Ranked):
     keepdim: bool = False
 
 
-@dataclass(frozen=True)
 class InterpolatedAbsPercentile(AbsPercentile):
     """The number at the place `q/100 * (n - 1)` of `n` sorted magnitudes, from 0: between its neighbours, as NumPy's
     percentile. nan if one of them is.

@@ -272,40 +272,17 @@ def _search(
     return found, [variable.get_value() for variable in stat._memories]
 
 
-@dataclass(frozen=True)
-class MSEUniformStepBase:
-    """One end of a search: the initial statistic divided by the number of candidates.
-
-    Args:
-        mse_iters: number of candidates.
-
-    Example:
-        >>> float(MSEUniformStepBase(20)(jnp.float32(5.0)))
-        0.25
-    """
-
-    mse_iters: int
-
-    def __post_init__(self) -> None:
-        check.fields(self, mse_iters=check.between(1, np.inf, check.integer))
-
-    def __call__(self, init: jax.Array) -> jax.Array:
-        """`init / mse_iters`."""
-        return init / self.mse_iters
-
-
 @component
 class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 
-    Candidates lie between `mse_base_op(init)` and `init = mse_init_op(view(x))`. Each is tried on the actual quantizer.
+    Candidates lie between `init / mse_iters` and `init = mse_init_op(view(x))`. Each is tried on the actual quantizer.
     No gradient flows through the search.
 
     Args:
         mse_init_op: the statistic that the search starts from.
         inner_stats_input_view_shape_impl: the view of `x`, over which squared errors are summed.
         mse_iters: number of candidates.
-        mse_base_op: the other end of the search, from `init`; None means `init / mse_iters`.
         stats_reduce_dim: the axis of the view that shares a result, None for all.
         mse_search_method: "grid" (candidates at equal distances) or "fibonacci" (intervals that shrink).
         bipolar_search: also search negative candidates, half of `mse_iters` each.
@@ -339,7 +316,6 @@ class MSE(SearchedStat):
     mse_init_op: Stat
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
-    mse_base_op: Callable[[jax.Array], jax.Array] | None = None
     stats_reduce_dim: int | None = None
     mse_search_method: str = "fibonacci"
     bipolar_search: bool = False
@@ -363,7 +339,7 @@ class MSE(SearchedStat):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
         init = self._start(tensors)
-        base = (self.mse_base_op or MSEUniformStepBase(self.mse_iters))(init)
+        base = init / self.mse_iters
         low, high = jnp.minimum(base, init), jnp.maximum(base, init)
 
         def loss(candidate: jax.Array) -> jax.Array:
