@@ -284,8 +284,7 @@ class Hadamard(Transform):
                     f"Hadamard: signs must be 1 or -1, one for each channel of a block, got {signs!r:.80}"
                 )
             signs = tuple(given.tolist())
-            if block_size is None:
-                block_size = len(signs)
+            block_size = len(signs) if block_size is None else block_size
             if len(signs) != block_size:
                 raise ValueError(
                     f"Hadamard: one sign for each of the {block_size} channels of a block, got {len(signs)}"
