@@ -167,7 +167,6 @@ from jqinject.core.transforms import Hadamard as Hadamard
 from jqinject.core.transforms import Orthogonal as Orthogonal
 from jqinject.core.transforms import Permutation as Permutation
 from jqinject.core.transforms import Sized as Sized
-from jqinject.core.transforms import SizedChain as SizedChain
 from jqinject.core.transforms import Transform as Transform
 from jqinject.core.views import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.views import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView

@@ -89,10 +89,8 @@ class DPURoundSte(_StraightThrough):
 class RoundHalfToZeroSte(_StraightThrough):
     """Round to nearest; ties go to the integer nearer to zero. See `jqinject.ops.round_half_to_zero_ste`."""
 
-    elementwise, _rounded = (
-        staticmethod(unwrap(ste.round_half_to_zero_ste)),
-        staticmethod(ste.round_half_to_zero_ste),
-    )
+    elementwise = staticmethod(unwrap(ste.round_half_to_zero_ste))
+    _rounded = staticmethod(ste.round_half_to_zero_ste)
 
 
 def _set_view(self: Any, deterministic: bool | None = None) -> None:

@@ -15,6 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -84,40 +85,20 @@ class Sized:
         return self.kind(self.channels)
 
 
-@dataclass(frozen=True)
-class SizedChain:
-    """Several transforms, one after the other, as a declaration: see `Sized`.
-
-    Attributes:
-        parts: transforms without numbers, and declarations of others; the first is applied first.
-
-    Example:
-        >>> from jqinject.core.transforms import ChannelScale, Hadamard
-        >>> len(SizedChain((Sized(ChannelScale, 4), Hadamard(4))).made().parts)
-        2
-    """
-
-    parts: tuple[Any, ...]
-
-    def made(self) -> Transform:
-        """The transform."""
-        return Chain(
-            tuple(part.made() if isinstance(part, Sized | SizedChain) else part for part in self.parts)
-        )
-
-
 class Chain(Transform):
     """Several transforms, one after the other.
 
     Args:
-        parts: transforms; the first is applied first.
+        parts: transforms; the first is applied first. As a declaration, transforms without numbers and `Sized` ones.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.core.transforms import Hadamard
+        >>> from jqinject.core.transforms import ChannelScale, Hadamard
         >>> chain = Chain((Hadamard(4, signs=(1, -1, 1, -1)), Hadamard(4)))
         >>> chain(jnp.array([3.0, 1.0, 2.0, 5.0]))
         Array([ 3., -1.,  2., -5.], dtype=float32)
+        >>> len(Chain((Sized(ChannelScale, 4), Hadamard(4))).made().parts)
+        2
     """
 
     parts: Any
@@ -126,23 +107,21 @@ class Chain(Transform):
         stateful = any(isinstance(part, nnx.Module) for part in parts)
         self.parts = nnx.data(nnx.List(parts)) if stateful else tuple(parts)
 
+    def made(self) -> Chain:
+        """The chain that this one declares: see `Sized`."""
+        return Chain(tuple(part.made() if isinstance(part, Sized | Chain) else part for part in self.parts))
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
-        for part in self.parts:
-            x = part(x)
-        return x
+        return reduce(lambda x, part: part(x), self.parts, x)
 
     def inverse(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
-        for part in reversed(tuple(self.parts)):
-            x = part.inverse(x)
-        return x
+        return reduce(lambda x, part: part.inverse(x), reversed(tuple(self.parts)), x)
 
     def dual(self, w: jax.Array) -> jax.Array:
         """See `Transform`."""
-        for part in self.parts:
-            w = part.dual(w)
-        return w
+        return reduce(lambda w, part: part.dual(w), self.parts, w)
 
 
 def along(apply: Callable[[jax.Array], jax.Array], x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -305,8 +284,7 @@ class Hadamard(Transform):
                     f"Hadamard: signs must be 1 or -1, one for each channel of a block, got {signs!r:.80}"
                 )
             signs = tuple(given.tolist())
-            if block_size is None:
-                block_size = len(signs)
+            block_size = len(signs) if block_size is None else block_size
             if len(signs) != block_size:
                 raise ValueError(
                     f"Hadamard: one sign for each of the {block_size} channels of a block, got {len(signs)}"

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import StaticRange, warn_if_uncalibrated
-from jqinject.core.transforms import Sized, SizedChain, Transform, along
+from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
 
 
@@ -195,7 +195,7 @@ def declare_transform(
     """
     name, attributes = proxy.binding.base.__name__, vars(proxy)
     found = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
-    sized = isinstance(found, Sized | SizedChain)
+    sized = isinstance(found, Sized | Chain) and not isinstance(found, nnx.Module)
     made = found.made() if sized else found
     if made is None:
         return

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core.transforms import Chain, Sized, SizedChain, Transform, along
+from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
 from jqinject.model.quantizing.counterparts import counterpart_of, slots_for
 from jqinject.model.quantizing.plan import takes_layer
@@ -260,7 +260,7 @@ def _declared(transform: Transform, label: str) -> Any:
     if not isinstance(transform, nnx.Module):
         return transform
     if isinstance(transform, Chain):
-        return SizedChain(
+        return Chain(
             tuple(_declared(part, f"{label}[{place}]") for place, part in enumerate(transform.parts))
         )
     return Sized(type(transform), vars(transform)["channels"], label)

@@ -14,7 +14,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, freeze, load_state, quantize
-from jqinject.core.transforms import ChannelScale, Hadamard, Sized, SizedChain
+from jqinject.core.transforms import Chain, ChannelScale, Hadamard, Sized
 from jqinject.dot import QDotGeneral, Scheme
 from jqinject.quant import (
     Int8ActPerTensorMinMax,
@@ -25,7 +25,7 @@ from jqinject.quant import (
 
 ALL = Hadamard()
 SIGNED = Hadamard(8, signs=(1, -1) * 4)
-BOTH = SizedChain((Sized(ChannelScale, 16, "both"), Hadamard(4)))
+BOTH = Chain((Sized(ChannelScale, 16, "both"), Hadamard(4)))
 
 
 class Mixed(nnx.Module):

@@ -102,14 +102,11 @@ class IntQuant(Component):
 
     def min_int(self, bit_width: Any) -> Any:
         """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
-        return self._bounds(bit_width)[0]
+        return int_grid(self, bit_width).bounds[0]
 
     def max_int(self, bit_width: Any) -> Any:
         """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
-        return self._bounds(bit_width)[1]
-
-    def _bounds(self, bit_width: Any) -> tuple[Any, Any]:
-        return IntGrid(bit_width, self.signed, self.narrow_range).bounds
+        return int_grid(self, bit_width).bounds[1]
 
     def payload_dtype(self, bit_width: Any) -> np.dtype | None:
         """int8 or uint8; None if integers are wider, of a learned bit width, or delayed."""
@@ -128,7 +125,7 @@ class IntQuant(Component):
         """Like `to_int`, for a tensor that is already viewed."""
         y = divide(x.astype(jnp.float32), scale)
         y = self.float_to_int_impl(y if zero_point is None else y + zero_point)
-        low, high = self._bounds(bit_width)
+        low, high = int_grid(self, bit_width).bounds
         return self.tensor_clamp_impl(y, min_val=low, max_val=high)
 
     def from_int(self, q: jax.Array, scale: jax.Array, zero_point: Offset, x: jax.Array) -> jax.Array:
@@ -160,7 +157,7 @@ class IntQuant(Component):
             integers = jax.lax.stop_gradient(q).astype(payload) if payload else None
         else:
             form, learned = (self.signed, self.narrow_range, bit_width), type(bit_width) is not int
-            ends = self._bounds(bit_width) if learned else _bounds(*form)
+            ends = int_grid(self, bit_width).bounds if learned else _bounds(*form)
             y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *ends, how)
             y, integers = (y, None) if payload is None else y
         if self.delay is None and x.dtype == jnp.float32:
