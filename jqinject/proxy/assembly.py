@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.core import QuantStat
 from jqinject.core._protocols import grid_of, has_zero_point
 from jqinject.core.component import InnerModule
-from jqinject.core.state import RecordPart, state_parts
+from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
@@ -242,18 +242,12 @@ def write(variable: Any, value: Any) -> None:
 
 def variables_of(module: nnx.Module) -> Variables:
     """The readable and writable items of a module, by path; parts of records count."""
-    return {
-        (*path, *below): part
-        for path, leaf in nnx.iter_graph(module, graph=True)
-        if isinstance(leaf, nnx.Variable)
-        for below, part in state_parts(leaf)
-    }
+    return {path: part for path, part in _leaves(module).items() if not isinstance(part, ARRAYS)}
 
 
 def _leaves(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
-    """What `variables_of` finds, and the arrays that a module holds without a Variable around them."""
-    found = nnx.iter_graph(module, graph=True)
-    return variables_of(module) | {tuple(path): leaf for path, leaf in found if isinstance(leaf, ARRAYS)}
+    """The items of `variables_of`, and the arrays that a module holds without a Variable around them."""
+    return dict(flat_parts(nnx.state(module, graph=True)))
 
 
 def _value(leaf: Any) -> Any:
@@ -286,8 +280,8 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
     deterministic = use_running_average
     if isinstance(old, nnx.Module):
         found = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
-        modes = [attributes["deterministic"] for attributes in found if "deterministic" in attributes]
-        deterministic = modes[0] if modes else use_running_average
+        modes = (attributes["deterministic"] for attributes in found if "deterministic" in attributes)
+        deterministic = next(modes, use_running_average)
     if use_running_average or deterministic:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
 
