@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -204,7 +204,9 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
         before[path] is leaf if path in borrowed else _fits(before[path], leaf)
         for path, leaf in after.items()
     ):
-        _keep_streams(before, after)
+        for path, fresh in after.items():  # random streams go on where those of the old one were
+            if isinstance(fresh, nnx.RngState) and isinstance(before.get(path), nnx.RngState):
+                fresh.set_value(before[path].get_value())
         return new, True
     for path, leaf in after.items():
         if path in borrowed or isinstance(leaf, nnx.RngState):
@@ -215,14 +217,6 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
         else:
             write(before[path], value)
     return old, False
-
-
-def _keep_streams(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
-    """Let the random streams of a new quantizer go on where those of the old one were."""
-    for path, fresh in after.items():
-        mine = before.get(path)
-        if isinstance(mine, nnx.RngState) and isinstance(fresh, nnx.RngState):
-            fresh.set_value(mine.get_value())
 
 
 def write(variable: Any, value: Any) -> None:
