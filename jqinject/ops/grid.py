@@ -260,8 +260,20 @@ class Codebook(Grid):
 
     @staticmethod
     def of(values: Codebook | Iterable[float]) -> Codebook:
-        """Return a codebook, from itself or from the numbers of a table."""
-        return values if isinstance(values, Codebook) else TableGrid(tuple(values))
+        """Return a codebook, from itself or from the numbers of a table.
+
+        Raises:
+            TypeError: it is neither.
+            ValueError: the numbers are no table.
+        """
+        if isinstance(values, Codebook):
+            return values
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(
+                "a codebook is a jqinject.ops.Codebook, or the numbers of a table in ascending order; got "
+                f"{values!r:.120}"
+            )
+        return TableGrid(tuple(values))
 
     @abc.abstractmethod
     def decode(self, payload: jax.Array) -> jax.Array:

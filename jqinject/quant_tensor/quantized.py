@@ -186,7 +186,7 @@ class QuantTensor(TensorFields):
         if self._layout is not None:
             return self._layout.join(self._bare.code_numbers())
         if self._grid.is_table:
-            return self._grid.encode(self._steps())
+            return self._grid.encode(self._steps()).astype(self._grid.storage)
         form = self.known_format("its codes")
         return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
 

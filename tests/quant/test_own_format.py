@@ -141,3 +141,35 @@ def test_checkpoints_of_our_own_layout_hold_it(name: str, tmp_path: Path) -> Non
         loaded.layers[0].frozen.quant_tensor().value, served.layers[0].frozen.quant_tensor().value
     )
     np.testing.assert_allclose(loaded(X), served(X), atol=1e-6)
+
+
+class Signs(Codebook):
+    """Not a dataclass, and its codes are of JAX's default integers."""
+
+    bit_width = 1
+
+    def decode(self, payload: jax.Array) -> jax.Array:
+        return jnp.where(payload == 1, 1.0, -1.0)
+
+    def encode(self, steps: jax.Array) -> jax.Array:
+        return (steps >= 0).astype(int)
+
+
+def test_codes_are_stored_in_bytes_whatever_the_format_makes() -> None:
+    class Plain(Log2, Int8WeightPerChannelFloat):
+        codebook = Signs()
+
+    made = QuantLinear(64, 8, weight_quant=Plain, rngs=nnx.Rngs(0))
+    made.eval()
+    assert made.quant_weight().codes().dtype == jnp.uint8
+    np.testing.assert_array_equal(freeze(made).frozen.quant_tensor().value, made.quant_weight().value)
+
+
+@pytest.mark.parametrize("codebook", [3, "nf4"])
+def test_what_is_no_codebook_is_refused(codebook: Any) -> None:
+    class Wrong(Log2, Int8WeightPerChannelFloat): ...
+
+    with pytest.raises(
+        TypeError, match=rf"a codebook is a jqinject.ops.Codebook, or the numbers .*got {codebook!r}"
+    ):
+        QuantLinear(64, 8, weight_quant=Wrong.let(codebook=codebook), rngs=nnx.Rngs(0))
