@@ -25,7 +25,3 @@ from jqinject.proxy.links import transformed as transformed
 from jqinject.proxy.weight import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.weight import InputFormat as InputFormat
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector
-
-ActQuantProxy = ActQuantProxyFromInjector
-GradQuantProxy = GradQuantProxyFromInjector
-WeightQuantProxy = WeightQuantProxyFromInjector

@@ -110,14 +110,11 @@ class ActQuantProxyFromInjector(FlowProxy):
         Args:
             force_eval: as eval mode would, also in training mode.
         """
-        return self.trial(jnp.zeros(self._sample_shape(), jnp.float32), force_eval)
-
-    def _sample_shape(self) -> tuple[int, ...]:
-        """A statistic of rows needs an axis, and groups need one of them along the axis that is cut."""
         size, dim = self.group_size, self.group_dim
-        if size is None or dim is None:
-            return (1,) * self.is_dynamic
-        return (*(1,) * dim, size) if dim >= 0 else (size, *(1,) * (-dim - 1))
+        shape: tuple[int, ...] = (1,) * self.is_dynamic  # a statistic of rows needs an axis
+        if size is not None and dim is not None:  # and groups need one of them along the axis that is cut
+            shape = (*(1,) * dim, size) if dim >= 0 else (size, *(1,) * (-dim - 1))
+        return self.trial(jnp.zeros(shape, jnp.float32), force_eval)
 
     def _measured(self) -> tuple[str, str, str] | None:
         return ("input", "the tensor", "proxy(x)") if self.is_dynamic else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.core import QuantStat
 from jqinject.core._protocols import grid_of, has_zero_point
 from jqinject.core.component import InnerModule
-from jqinject.core.state import RecordPart, state_parts
+from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
@@ -204,7 +204,9 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
         before[path] is leaf if path in borrowed else _fits(before[path], leaf)
         for path, leaf in after.items()
     ):
-        _keep_streams(before, after)
+        for path, fresh in after.items():  # random streams go on where those of the old one were
+            if isinstance(fresh, nnx.RngState) and isinstance(before.get(path), nnx.RngState):
+                fresh.set_value(before[path].get_value())
         return new, True
     for path, leaf in after.items():
         if path in borrowed or isinstance(leaf, nnx.RngState):
@@ -215,14 +217,6 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
         else:
             write(before[path], value)
     return old, False
-
-
-def _keep_streams(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
-    """Let the random streams of a new quantizer go on where those of the old one were."""
-    for path, fresh in after.items():
-        mine = before.get(path)
-        if isinstance(mine, nnx.RngState) and isinstance(fresh, nnx.RngState):
-            fresh.set_value(mine.get_value())
 
 
 def write(variable: Any, value: Any) -> None:
@@ -242,18 +236,12 @@ def write(variable: Any, value: Any) -> None:
 
 def variables_of(module: nnx.Module) -> Variables:
     """The readable and writable items of a module, by path; parts of records count."""
-    return {
-        (*path, *below): part
-        for path, leaf in nnx.iter_graph(module, graph=True)
-        if isinstance(leaf, nnx.Variable)
-        for below, part in state_parts(leaf)
-    }
+    return {path: part for path, part in _leaves(module).items() if not isinstance(part, ARRAYS)}
 
 
 def _leaves(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
-    """What `variables_of` finds, and the arrays that a module holds without a Variable around them."""
-    found = nnx.iter_graph(module, graph=True)
-    return variables_of(module) | {tuple(path): leaf for path, leaf in found if isinstance(leaf, ARRAYS)}
+    """The items of `variables_of`, and the arrays that a module holds without a Variable around them."""
+    return dict(flat_parts(nnx.state(module, graph=True)))
 
 
 def _value(leaf: Any) -> Any:
@@ -286,8 +274,8 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
     deterministic = use_running_average
     if isinstance(old, nnx.Module):
         found = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
-        modes = [attributes["deterministic"] for attributes in found if "deterministic" in attributes]
-        deterministic = modes[0] if modes else use_running_average
+        modes = (attributes["deterministic"] for attributes in found if "deterministic" in attributes)
+        deterministic = next(modes, use_running_average)
     if use_running_average or deterministic:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
 

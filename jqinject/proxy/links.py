@@ -104,8 +104,7 @@ def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
     """The living layers known to hold `proxy`, in the order in which they were seen."""
     links = LINKS.get(proxy)
     living = () if links is None else (reference() for reference in links.layers)
-    known = (layer for layer in living if layer is not None)
-    return tuple(layer for layer in known if any(child is proxy for child in vars(layer).values()))
+    return tuple(n for n in living if n is not None and any(child is proxy for child in vars(n).values()))
 
 
 def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -33,27 +33,6 @@ class InputFormat(NamedTuple):
     signed: bool
 
 
-def input_format_of(quant_input: Any, quantizer: str) -> InputFormat:
-    """The format of a quantized input.
-
-    Args:
-        quant_input: an `IntQuantTensor`, or its `InputFormat`.
-        quantizer: the name of the weight's injector, for the error text.
-
-    Raises:
-        TypeError: it is neither.
-    """
-    if isinstance(quant_input, InputFormat):
-        return quant_input
-    if isinstance(quant_input, IntQuantTensor):
-        return InputFormat(quant_input.bit_width, quant_input.signed)
-    raise TypeError(
-        f"{quantizer} quantizes the weight for the integers that it is multiplied with, and the input is not quantized "
-        f"to integers: got {type(quant_input).__name__}.\n  cure: give the layer input_quant=... (such as "
-        "Int8ActPerTensorFloat), or feed it an IntQuantTensor"
-    )
-
-
 class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     """Quantizes the weight of a layer, or with one quantizer the weights of several.
 
@@ -179,8 +158,23 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         return quantizer(weight, *self._more(quant_input))
 
     def _more(self, quant_input: Any) -> InputFormat | tuple[()]:
-        """What the quantizer is called with beside the weight."""
-        return () if quant_input is None else input_format_of(quant_input, self.binding.base.__name__)
+        """What the quantizer is called with beside the weight: the format of a quantized input.
+
+        Args:
+            quant_input: an `IntQuantTensor`, or its `InputFormat`; None for nothing.
+
+        Raises:
+            TypeError: it is another.
+        """
+        if quant_input is None or isinstance(quant_input, InputFormat):
+            return quant_input or ()
+        if isinstance(quant_input, IntQuantTensor):
+            return InputFormat(quant_input.bit_width, quant_input.signed)
+        raise TypeError(
+            f"{self.binding.base.__name__} quantizes the weight for the integers that it is multiplied with, and the "
+            f"input is not quantized to integers: got {type(quant_input).__name__}.\n  cure: give the layer "
+            "input_quant=... (such as Int8ActPerTensorFloat), or feed it an IntQuantTensor"
+        )
 
 
 @final

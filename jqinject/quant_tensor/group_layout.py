@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import Any
 
 import jax
@@ -147,11 +148,8 @@ def whole_key(key: Any, ndim: int) -> tuple[Any, ...] | None:
         (slice(None, None, None), None, 0)
     """
     keys = key if isinstance(key, tuple) else (key,)
-    basic = [
-        k
-        for k in keys
-        if k is None or k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool))
-    ]
+    kinds = slice | int | EllipsisType | None
+    basic = [k for k in keys if isinstance(k, kinds) and not isinstance(k, bool)]
     missing = ndim - sum(k is not None and k is not Ellipsis for k in basic)
     if len(basic) < len(keys) or missing < 0:
         return None

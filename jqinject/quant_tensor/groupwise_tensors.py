@@ -100,26 +100,6 @@ class GroupwiseQuantTensor(QuantTensor):
         """
         return grouped._like(type(self), Layout(groups, groups.dim, self._layout.piece))
 
-    @classmethod
-    def of(
-        cls,
-        grouped: Any,
-        group_size: int,
-        group_dim: int,
-        length: int | None = None,
-        piece: int | None = None,
-    ) -> Self:
-        """Return a groupwise tensor from a tensor in groups; see `in_groups`.
-
-        Raises:
-            ValueError: it has no such groups.
-        """
-        shape = grouped.shape
-        if piece is None:
-            return grouped._like(cls, Layout.of(cls.__name__, shape, group_size, group_dim, length))
-        dim = group_dim % len(shape) - len(shape)
-        return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
-
 
 @final
 class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
@@ -266,7 +246,11 @@ def in_groups(
     Raises:
         ValueError: it has no such groups.
     """
-    return grouped.partner.of(grouped, group_size, group_dim, length, piece)
+    cls, shape = grouped.partner, grouped.shape
+    if piece is None:
+        return grouped._like(cls, Layout.of(cls.__name__, shape, group_size, group_dim, length))
+    dim = group_dim % len(shape) - len(shape)
+    return grouped._like(cls, Layout(Groups(group_size, dim, shape[dim]), group_dim, piece))
 
 
 def in_pieces(x: GroupwiseIntQuantTensor) -> GroupwiseIntQuantTensor:

@@ -15,7 +15,8 @@ import numpy as np
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
-from jqinject.quant_tensor.array_methods import attribute
+from jqinject.quant_tensor import arithmetic
+from jqinject.quant_tensor.array_methods import as_array, attribute
 from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
 from jqinject.quant_tensor.tensor_fields import Levels
 from jqinject.quant_tensor.validity import BitWidth, dequantized
@@ -112,6 +113,32 @@ class IntQuantTensor(QuantTensor):
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, IntQuantTensor):
+            return arithmetic.add(self, other)
+        return self.value + other.value if isinstance(other, QuantTensor) else arithmetic.shift(self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + (-other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self) + other
+
+    def __mul__(self, other: Any) -> Any:
+        value = self.value * as_array(other)
+        if not isinstance(other, IntQuantTensor):
+            return value
+        return arithmetic.product(self, other, "a * b", value, self.scale * other.scale)
+
+    def __truediv__(self, other: Any) -> Any:
+        integers = isinstance(other, IntQuantTensor)
+        return arithmetic.divide(self, other) if integers else self.value / as_array(other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+    __neg__ = arithmetic.negate
+    __abs__ = arithmetic.absolute
+
 
 class FloatNames:
     """The names of a tensor of minifloats, with and without groups."""
@@ -181,6 +208,12 @@ class FloatQuantTensor(FloatNames, QuantTensor):
     ) -> None:
         self._store(value, scale, None, _float_format(format, "FloatQuantTensor"), training, payload)
         self._levels, self._scale_dtype = levels, scale_dtype
+
+    def __neg__(self) -> Any:
+        return self.set(value=-self.value) if self.signed else -self.value
+
+    def __abs__(self) -> Any:
+        return self.set(value=jnp.abs(self.value))
 
     @classmethod
     def from_payload(

@@ -11,8 +11,7 @@ from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import round_ste
-from jqinject.quant_tensor import arithmetic, shaping
-from jqinject.quant_tensor.array_methods import as_array, kind_of
+from jqinject.quant_tensor import shaping
 from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
 from jqinject.quant_tensor.validity import (
     checked_integers,
@@ -69,48 +68,6 @@ class QuantTensor(TensorFields):
     """
 
     __slots__ = ()
-
-    # --- arithmetic
-
-    def _with(self, other: Any) -> bool:
-        """Whether arithmetic with another operand keeps the grid."""
-        return self.kind == kind_of(other) == "integers"
-
-    def __add__(self, other: Any) -> Any:
-        if self._with(other):
-            return arithmetic.add(self, other)
-        if isinstance(other, QuantTensor) or self.kind != "integers":
-            return self.value + as_array(other)
-        return arithmetic.shift(self, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self + (-other) if self.kind == "integers" else self.value - as_array(other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return (-self) + other if self.kind == "integers" else as_array(other) - self.value
-
-    def __mul__(self, other: Any) -> Any:
-        value = self.value * as_array(other)
-        if not self._with(other):
-            return value
-        return arithmetic.product(self, other, "a * b", value, self.scale * other.scale)
-
-    def __truediv__(self, other: Any) -> Any:
-        return arithmetic.divide(self, other) if self._with(other) else self.value / as_array(other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __neg__(self) -> Any:
-        if self.kind == "integers":
-            return arithmetic.negate(self)
-        return self.set(value=-self.value) if self.kind == "minifloats" and self.signed else -self.value
-
-    def __abs__(self) -> Any:
-        if self.kind == "integers":
-            return arithmetic.absolute(self)
-        value = jnp.abs(self.value)
-        return self.set(value=value) if self.kind == "minifloats" else value
 
     def astype(self, dtype: Any) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.

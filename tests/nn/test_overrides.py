@@ -10,7 +10,7 @@ from jqinject import Rule
 from jqinject.catalogue.command import main
 from jqinject.inject import Binding
 from jqinject.nn import QuantHardTanh, QuantIdentity, QuantLinear
-from jqinject.proxy import WeightQuantProxy, WeightQuantProxyFromInjector
+from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant import (
     Fp8e4m3WeightPerTensorDelayed,
     Int8ActPerTensorFloat,
@@ -27,7 +27,7 @@ class Spoken(Int8WeightPerChannelFloat):
     remark = None
 
 
-class Reading(WeightQuantProxy):
+class Reading(WeightQuantProxyFromInjector):
     """A user's proxy, which reads a name when it is called."""
 
     def note(self):

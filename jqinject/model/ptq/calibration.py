@@ -18,7 +18,7 @@ from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import CALL, Call, Method, QuantizedProgram, compiled_call, throws_away
-from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
+from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _observers(index: ModelIndex) -> dict[str, StaticRange]:
 
 
 def _has_statistics(holder: StaticRange) -> bool:
-    if not (isinstance(holder, ActQuantProxy) and holder.is_quant_enabled):
+    if not (isinstance(holder, ActQuantProxyFromInjector) and holder.is_quant_enabled):
         return False
     leaves = (
         nnx.iter_graph(holder.tensor_quant, graph=True) if isinstance(holder.tensor_quant, nnx.Module) else ()

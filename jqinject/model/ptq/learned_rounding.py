@@ -18,7 +18,7 @@ from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import modules_by_path
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Method
-from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector, stack_of
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
 
 
@@ -163,7 +163,7 @@ def _layers(model: nnx.Module) -> dict[str, QuantWeightLayer]:
 
 def _learns(layer: QuantWeightLayer) -> bool:
     proxy = layer.weight_quant
-    own = isinstance(proxy, WeightQuantProxy) and proxy.is_quant_enabled
+    own = isinstance(proxy, WeightQuantProxyFromInjector) and proxy.is_quant_enabled
     return own and proxy.served_layers == 1 and layer.frozen is None
 
 

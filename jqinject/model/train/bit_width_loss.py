@@ -31,7 +31,12 @@ from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
-from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy, stack_of
+from jqinject.proxy import (
+    ActQuantProxyFromInjector,
+    QuantProxyFromInjector,
+    WeightQuantProxyFromInjector,
+    stack_of,
+)
 from jqinject.quant_tensor import on_integers, on_minifloats
 
 MEGA = 1e7  # Brevitas's unit of operations
@@ -97,7 +102,7 @@ def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:
     for _, node in nnx.iter_modules(model, graph=True):
         if isinstance(node, QuantWeightLayer) and node.frozen is None:
             proxy = node.weight_quant
-            if isinstance(proxy, WeightQuantProxy) and _learns_bits(proxy):
+            if isinstance(proxy, WeightQuantProxyFromInjector) and _learns_bits(proxy):
                 yield node
 
 
@@ -133,7 +138,7 @@ class ActivationBitWidthWeightedBySize:
         """
 
         def wanted(node: Any) -> bool:
-            return isinstance(node, ActQuantProxy) and _learns_bits(node)
+            return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
 
         def cost(_: Any, y: Any) -> Weighted:
             return y.bit_width, _per_example(y)

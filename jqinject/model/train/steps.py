@@ -14,7 +14,7 @@ from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import dotted, walk
 from jqinject.ops.clamp import known_zeros
-from jqinject.proxy import GradQuantProxy
+from jqinject.proxy import GradQuantProxyFromInjector
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.
 MAXIMUM_ADDING = fp8_ops.fm32
@@ -114,7 +114,7 @@ def amax_scalings(roots: Any) -> list[StepStatistic]:
     found: dict[int, StepStatistic] = {}
     for path, module in walk(roots):
         node: Any = module
-        if isinstance(module, GradQuantProxy) and node.is_quant_enabled:
+        if isinstance(module, GradQuantProxyFromInjector) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
         if collects_in_steps(node):
             _check_complete(path, node, gradient=False)

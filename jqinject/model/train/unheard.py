@@ -20,7 +20,7 @@ from flax import nnx
 
 from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import Path, walk
-from jqinject.proxy import GradQuantProxy
+from jqinject.proxy import GradQuantProxyFromInjector
 
 LONGEST = 1000
 """Longer lists and dicts are data, which would take long to look through in every step."""
@@ -63,7 +63,7 @@ def _unheard_in(root: Any, heard: set[int]) -> Path | None:
         None  # the last one and whether it is on; its contents come right after it
     )
     for path, node in walk(root):
-        if isinstance(node, GradQuantProxy):
+        if isinstance(node, GradQuantProxyFromInjector):
             proxy = path, node.is_quant_enabled
         elif isinstance(node, nnx.Module) and collects_in_steps(node) and id(node) not in heard:
             scaling: Any = node

@@ -25,7 +25,8 @@ from jqinject.core import (
 from jqinject.nn import QuantIdentity
 from jqinject.ops import NF4
 from jqinject.quant import Fp8e4m3OCPAct, MXFloat8e4m3Act
-from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import in_groups as groupwise
 from tests.golden._config import meaning, reading
 from tests.ranges import in_range
 
@@ -236,7 +237,7 @@ def viewed(case: Case, inputs: Arrays) -> dict[str, Any]:
     ((axis, size),) = spec.tiles.items()
     x = jnp.asarray(inputs["x"])
     grouped = in_groups(x, spec).quant_tensor(training=False)
-    whole = GroupwiseIntQuantTensor.of(grouped, _tile(size, x.shape[axis]), axis)
+    whole = groupwise(grouped, _tile(size, x.shape[axis]), axis)
     found: dict[str, Any] = {}
     for output in case["outputs"]:
         name = output.rpartition("/")[0]
