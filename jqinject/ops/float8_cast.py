@@ -31,8 +31,9 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.clamp import no_change
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import float_steps, from_float_steps
-from jqinject.ops.power import divide
+from jqinject.ops.power import divide, integer_power
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -42,7 +43,6 @@ FLOAT8_DTYPES: tuple[Any, ...] = (
     jnp.float8_e5m2fnuz,
 )
 _WITH_INF = np.dtype(jnp.float8_e5m2)
-_WITHOUT_NEGATIVE_ZERO = (np.dtype(jnp.float8_e4m3fnuz), np.dtype(jnp.float8_e5m2fnuz))
 
 
 def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
@@ -109,7 +109,7 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
     steps = jax.lax.clamp(-largest, rounded(quotient), largest)
     steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
-    return _converted(steps, dtype), finite
+    return FloatGrid.of_dtype(dtype).encode(steps), finite
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -124,15 +124,7 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    return _converted(x.astype(jnp.float32) / scale, dtype)
-
-
-def _converted(steps: jax.Array, dtype: Any) -> jax.Array:
-    if np.dtype(dtype) in _WITHOUT_NEGATIVE_ZERO:
-        # The code of -0 is their nan, which XLA's older loops return for small negative numbers.
-        to_zero = jnp.abs(steps) <= float(jnp.finfo(dtype).smallest_subnormal) / 2
-        steps = jnp.where(to_zero, jnp.float32(0), steps)
-    return steps.astype(dtype)
+    return FloatGrid.of_dtype(dtype).encode(x.astype(jnp.float32) / scale)
 
 
 def _to_bfloat16(x: jax.Array) -> jax.Array:
@@ -230,14 +222,10 @@ def quantize_by_factor(
     """
     numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
     largest = float8_max(q_dtype)
-    payload = _converted(jnp.clip(numbers * factor, -largest, largest), q_dtype)
+    payload = FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
     value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
     value = jnp.where(jnp.isinf(numbers), numbers, value)
-    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
-
-
-def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.asarray(x).astype(dtype)
+    return with_gradient_of(jnp.asarray(x).astype(dq_dtype), value.astype(dq_dtype)), payload
 
 
 LEAST, NAN = -127, 128
@@ -339,16 +327,12 @@ def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.A
     exponent = _exponent(_bits(jax.lax.stop_gradient(scale)))
     # 2**126 times the magnitude: below 1 it is a subnormal number's mantissa.
     small = exponent < -_UP
-    lifted = jnp.abs(jax.lax.stop_gradient(steps)) * _power(jnp.where(small, exponent, LEAST) + 126)
+    lifted = jnp.abs(jax.lax.stop_gradient(steps)) * integer_power(jnp.where(small, exponent, LEAST) + 126)
     mantissa = jax.lax.bitcast_convert_type((lifted * 2.0**23).astype(jnp.int32), jnp.float32)
     magnitude = jnp.where(lifted < 1, mantissa, lifted * _SMALLEST_NORMAL)
     signed = _bits(magnitude) | (_bits(jax.lax.stop_gradient(steps)) & _SIGN)
     exact = jax.lax.bitcast_convert_type(signed, jnp.float32).astype(dtype)
     return with_gradient_of(value, jnp.where(small, exact, value))
-
-
-def _power(exponent: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def _bits(x: jax.Array) -> jax.Array:
