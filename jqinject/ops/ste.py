@@ -46,7 +46,7 @@ def straight_through(function: Elementwise) -> Elementwise:
 
     forward = jax.custom_jvp(function)
     forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0]))
-    return wraps(function)(lambda x: forward(x))  # a function, so that it pickles by its name
+    return wraps(function)(lambda x: forward(jnp.asarray(x)))  # a function, so that it pickles by its name
 
 
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -100,7 +100,6 @@ def round_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_to_zero_ste(jnp.array([1.7, -1.7]))
         Array([ 1., -1.], dtype=float32)
     """
-    x = jnp.asarray(x)
     return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
 
 
@@ -112,7 +111,6 @@ def dpu_round_ste(x: ArrayLike) -> jax.Array:
         >>> dpu_round_ste(jnp.array([-1.5, -0.5, 0.5, 1.5]))
         Array([-1., -0.,  0.,  2.], dtype=float32)
     """
-    x = jnp.asarray(x)
     tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
     return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
@@ -125,7 +123,6 @@ def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
         >>> round_half_to_zero_ste(jnp.array([-1.5, -0.6, 0.5, 2.5, 2.6]))
         Array([-1., -1.,  0.,  2.,  3.], dtype=float32)
     """
-    x = jnp.asarray(x)
     return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
 
 
@@ -139,7 +136,6 @@ def binary_sign_ste(x: ArrayLike) -> jax.Array:
         >>> binary_sign_ste(jnp.array([2.1, -0.3, 0.0]))
         Array([ 1., -1.,  1.], dtype=float32)
     """
-    x = jnp.asarray(x)
     return jnp.where(x >= 0, jnp.ones_like(x), jnp.where(x < 0, -jnp.ones_like(x), x))
 
 
