@@ -6,9 +6,9 @@ The exponent of the power of two that a block of minifloats shares, from the blo
 
 | function | exponent |
 |---|---|
-| `floor_exponent` | `floor(log2 a) - emax` |
-| `ceil_exponent` | `ceil(log2 a) - emax` |
-| `even_exponent` | `floor(log2 a') - emax`, `a'` = `a` rounded to the mantissa of the format, halves up |
+| `shared_exponent` | `floor(log2 a) - emax` |
+| with the carry `FRACTION` | `ceil(log2 a) - emax` |
+| with half of a mantissa's last bit | `floor(log2 a') - emax`, `a'` = `a` rounded to that mantissa, halves up |
 | `round_up_exponent` | `ceil(log2(a / largest))` |
 
 `a` is the largest magnitude, `largest` the largest number of the format and `emax` its exponent. Exponents are int32
@@ -229,42 +229,30 @@ def quantize_by_factor(
 
 
 LEAST, NAN = -127, 128
-_MANTISSA = (1 << 23) - 1
+FRACTION = (1 << 23) - 1
+"""The bits of the fraction of a float32: added to the bits of a number, they round its exponent up."""
 _SIGN = -(1 << 31)
 _SMALLEST_NORMAL = 2.0**-126
 _SMALL, _UP = 2.0**-60, 64
 
 
-def floor_exponent(amax: jax.Array, largest: float) -> jax.Array:
-    """`floor(log2 amax) - emax`.
+def shared_exponent(amax: jax.Array, largest: float, carry: int = 0) -> jax.Array:
+    """`floor(log2 amax) - emax`, once `carry` is added to the fraction of `amax`, of 23 bits.
+
+    Args:
+        amax: the largest magnitude.
+        largest: the largest number of the format.
+        carry: 0 for the floor, `FRACTION` for the ceiling, half of a mantissa's last bit to round to that mantissa.
 
     Example:
-        >>> floor_exponent(jnp.array([448.0, 449.0, 0.0]), 448.0)
+        >>> shared_exponent(jnp.array([448.0, 449.0, 0.0]), 448.0)
         Array([   0,    0, -127], dtype=int32)
-    """
-    return _finished(_exponent(_bits(amax)) - _emax(largest), amax)
-
-
-def ceil_exponent(amax: jax.Array, largest: float) -> jax.Array:
-    """`ceil(log2 amax) - emax`.
-
-    Example:
-        >>> ceil_exponent(jnp.array([256.0, 257.0]), 448.0)
+        >>> shared_exponent(jnp.array([256.0, 257.0]), 448.0, FRACTION)
+        Array([0, 1], dtype=int32)
+        >>> shared_exponent(jnp.array([495.0, 497.0]), 448.0, 1 << 19)
         Array([0, 1], dtype=int32)
     """
-    bits = _bits(amax)
-    return _finished(_exponent(bits) + _has_fraction(bits) - _emax(largest), amax)
-
-
-def even_exponent(amax: jax.Array, largest: float, mantissa_bit_width: int) -> jax.Array:
-    """`floor(log2 amax') - emax`, `amax'` rounded to a mantissa of so many bits.
-
-    Example:
-        >>> even_exponent(jnp.array([495.0, 497.0]), 448.0, 3)
-        Array([0, 1], dtype=int32)
-    """
-    half = 1 << (22 - mantissa_bit_width)
-    return _finished(_exponent(_bits(amax) + half) - _emax(largest), amax)
+    return _finished(_exponent(_bits(amax) + carry) - (math.frexp(largest)[1] - 1), amax)
 
 
 def round_up_exponent(amax: jax.Array, largest: float) -> jax.Array:
@@ -276,8 +264,7 @@ def round_up_exponent(amax: jax.Array, largest: float) -> jax.Array:
     """
     small = amax < _SMALL  # the quotient would be flushed to 0 too early
     quotient = divide(jnp.where(small, amax * 2.0**_UP, amax), largest)
-    bits = _bits(quotient)
-    found = _exponent(bits) + _has_fraction(bits) - jnp.where(small, _UP, 0)
+    found = _exponent(_bits(quotient) + FRACTION) - jnp.where(small, _UP, 0)
     return _finished(jnp.where(quotient > 0, found, LEAST), amax)
 
 
@@ -306,7 +293,7 @@ def steps_of_power(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """
     steps = float_steps(x, divisor)
     bits = _bits(jax.lax.stop_gradient(x))
-    lifted = (bits & _MANTISSA).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
+    lifted = (bits & FRACTION).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
     exact = jnp.where(bits < 0, -lifted, lifted)
     return with_gradient_of(steps, jnp.where(_exponent(bits & ~_SIGN) == LEAST, exact, steps))
 
@@ -341,14 +328,6 @@ def _bits(x: jax.Array) -> jax.Array:
 
 def _exponent(bits: jax.Array) -> jax.Array:
     return (bits >> 23) - 127
-
-
-def _has_fraction(bits: jax.Array) -> jax.Array:
-    return ((bits & _MANTISSA) > 0).astype(jnp.int32)
-
-
-def _emax(largest: float) -> int:
-    return math.frexp(largest)[1] - 1
 
 
 def _finished(exponent: jax.Array, amax: jax.Array) -> jax.Array:
