@@ -61,16 +61,6 @@ def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
     return found
 
 
-def float8_max(dtype: Any) -> float:
-    """The largest finite number of an 8-bit float dtype.
-
-    Example:
-        >>> float8_max(jnp.float8_e4m3fn), float8_max(jnp.float8_e5m2), float8_max(jnp.float8_e4m3fnuz)
-        (448.0, 57344.0, 240.0)
-    """
-    return float(jnp.finfo(dtype).max)
-
-
 def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
 
@@ -101,8 +91,9 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
 def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """The payload, and a mask of the finite elements of `x`."""
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
-    rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
-    largest = float8_max(dtype)
+    to_bfloat16 = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7)
+    rounded = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
+    largest = float(jnp.finfo(dtype).max)
     numbers = x.astype(jnp.float32)
     finite = jax.lax.is_finite(numbers)
     scale = rounded(scale)
@@ -113,7 +104,7 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """The payload of an array that `from_float8` made: `x / scale`, which needs no saturation.
+    """The payload of an array that `from_float_steps` made: `x / scale`, which needs no saturation.
 
     Args:
         x: float array, up to its rounding `payload * scale`.
@@ -125,20 +116,6 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
     return FloatGrid.of_dtype(dtype).encode(x.astype(jnp.float32) / scale)
-
-
-def _to_bfloat16(x: jax.Array) -> jax.Array:
-    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-
-
-def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """`payload * scale`, computed in float32; a finite number stays finite in `dtype`.
-
-    Example:
-        >>> from_float8(jnp.array([2.0], jnp.float8_e5m2), jnp.float32(0.5), jnp.bfloat16)
-        Array([1], dtype=bfloat16)
-    """
-    return from_float_steps(payload.astype(jnp.float32), scale, dtype)
 
 
 def quantize_float8(
@@ -167,7 +144,7 @@ def _quantize(q_dtype: Any, dq_dtype: Any, x: jax.Array, scale: jax.Array) -> tu
     payload, finite = _payload(x, scale, q_dtype)
     product = payload.astype(jnp.float32) * scale
     largest = float(jnp.finfo(dq_dtype).max)
-    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float8`: finite numbers stay finite
+    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float_steps`: finite numbers stay finite
     if np.dtype(q_dtype) == _WITH_INF:
         value = jax.lax.select(finite, value, product)
     return value.astype(dq_dtype), payload
@@ -221,7 +198,7 @@ def quantize_by_factor(
         Array(448, dtype=float8_e4m3fn)
     """
     numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
-    largest = float8_max(q_dtype)
+    largest = float(jnp.finfo(q_dtype).max)
     payload = FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
     value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
     value = jnp.where(jnp.isinf(numbers), numbers, value)
