@@ -41,6 +41,10 @@ Width = TypeVar("Width", bound=int | jax.Array)
 _LN2 = math.log(2.0)
 
 
+def _float32(x: ArrayLike) -> jax.Array:
+    return jnp.asarray(x, dtype=jnp.float32)
+
+
 def integer_power(exponent: jax.Array) -> jax.Array:
     """`2**exponent` for int32 exponents in [-126, 127], by writing the exponent bits."""
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
@@ -76,7 +80,7 @@ def exp2(x: ArrayLike) -> jax.Array:
         >>> exp2(jnp.array([-3.0, 0.5, 28.0]))
         Array([1.2500000e-01, 1.4142135e+00, 2.6843546e+08], dtype=float32)
     """
-    return _exp2(jnp.float32(x))
+    return _exp2(_float32(x))
 
 
 @jax.custom_jvp
@@ -110,7 +114,7 @@ def log2(x: ArrayLike) -> jax.Array:
         >>> log2(jnp.array([0.125, 1.0, 1024.0]))
         Array([-3.,  0., 10.], dtype=float32)
     """
-    return _log2(jnp.float32(x))
+    return _log2(_float32(x))
 
 
 @jax.custom_jvp
@@ -157,7 +161,7 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
         >>> jax.grad(divide, argnums=1)(jnp.float32(0), jnp.float32(1e-30))
         Array(-0., dtype=float32)
     """
-    dividend, divisor = jnp.float32(x), jnp.float32(divisor)
+    dividend, divisor = _float32(x), _float32(divisor)
     if divisor.ndim <= dividend.ndim:
         divisor = sharded_beside(divisor, dividend)
     return _divide(dividend, divisor)
@@ -184,7 +188,7 @@ def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     """
     if isinstance(divisor, int | float) and x.size != 1:
         return x * (np.float32(1.0) / np.float32(divisor))
-    divisor = jnp.float32(divisor)
+    divisor = _float32(divisor)
     return divide(x, divisor) if divisor.size == x.size else x * divide(jnp.float32(1.0), divisor)
 
 

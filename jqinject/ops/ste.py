@@ -26,7 +26,7 @@ from jqinject.ops.sharding import is_split
 Elementwise = Callable[[ArrayLike], jax.Array]
 
 
-def straight_through(function: Elementwise) -> Elementwise:
+def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
     """Give an elementwise function the gradient of the identity.
 
     `y = function(x)`, `dy/dx = 1`.
@@ -93,7 +93,7 @@ def floor_ste(x: ArrayLike) -> jax.Array:
 
 
 @straight_through
-def round_to_zero_ste(x: ArrayLike) -> jax.Array:
+def round_to_zero_ste(x: jax.Array) -> jax.Array:
     """Drop the fraction; gradient 1.
 
     Example:
@@ -104,7 +104,7 @@ def round_to_zero_ste(x: ArrayLike) -> jax.Array:
 
 
 @straight_through
-def dpu_round_ste(x: ArrayLike) -> jax.Array:
+def dpu_round_ste(x: jax.Array) -> jax.Array:
     """Round like AMD's DPU: ties of negative numbers go up, other ties to the even integer; gradient 1.
 
     Example:
@@ -116,7 +116,7 @@ def dpu_round_ste(x: ArrayLike) -> jax.Array:
 
 
 @straight_through
-def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
+def round_half_to_zero_ste(x: jax.Array) -> jax.Array:
     """Round to the nearest integer, ties to the one nearer to zero; gradient 1.
 
     Example:
@@ -127,7 +127,7 @@ def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
 
 
 @straight_through
-def binary_sign_ste(x: ArrayLike) -> jax.Array:
+def binary_sign_ste(x: jax.Array) -> jax.Array:
     """Sign with two values, `sign(0) = +1`; gradient 1.
 
     Differs from Brevitas: the sign of nan is nan (there: -1).
