@@ -14,8 +14,6 @@ from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
 from jqinject.ops.fake_quant import fake_quantize as fake_quantize
 from jqinject.ops.fake_quant import quantize_on_grid as quantize_on_grid
 from jqinject.ops.float8_cast import FLOAT8_DTYPES as FLOAT8_DTYPES
-from jqinject.ops.float8_cast import float8_max as float8_max
-from jqinject.ops.float8_cast import from_float8 as from_float8
 from jqinject.ops.float8_cast import to_float8 as to_float8
 from jqinject.ops.float_grid import FloatGrid as FloatGrid
 from jqinject.ops.grid import NF4 as NF4

@@ -27,10 +27,6 @@ Sign = bool | jax.Array
 _MARGIN = 1.0 - 2.0**-20  # more than the float32 roundings of one product
 
 
-def _float32(x: ArrayLike) -> jax.Array:
-    return jnp.asarray(x, jnp.float32)
-
-
 def get_upper_bound_on_l1_norm(
     accumulator_bit_width: Bits, input_bit_width: Bits, input_is_signed: Sign
 ) -> jax.Array:
@@ -48,8 +44,8 @@ def get_upper_bound_on_l1_norm(
         >>> float(get_upper_bound_on_l1_norm(16, 8, input_is_signed=True))
         255.9921875
     """
-    largest = exp2(_float32(accumulator_bit_width) - 1.0) - 1.0
-    return largest * exp2(_float32(input_is_signed) - _float32(input_bit_width))
+    largest = exp2(jnp.float32(accumulator_bit_width) - 1.0) - 1.0
+    return largest * exp2(jnp.float32(input_is_signed) - jnp.float32(input_bit_width))
 
 
 def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_bit_width: Bits) -> jax.Array:
@@ -91,25 +87,14 @@ def integer_budget(
     if isinstance(accumulator_bit_width, int) and isinstance(bits, int) and isinstance(sign, int):
         largest = 2 ** (accumulator_bit_width - 1) - 1
         return largest // (2**bits - 1 if zero_centered else 2 ** (bits - sign))
-    bits, width, sign = (_int32(x) for x in (bits, accumulator_bit_width, sign))
+    bits, width, sign = (
+        jnp.round(jnp.float32(x)).astype(jnp.int32) for x in (bits, accumulator_bit_width, sign)
+    )
     # Intended: 2**31 wraps to -2**31, and one less to 2**31 - 1.
     largest = jnp.left_shift(jnp.int32(1), width - 1) - 1
     if zero_centered:
         return largest // jnp.maximum(jnp.left_shift(jnp.int32(1), bits) - 1, 1)
     return jnp.right_shift(largest, bits - sign)
-
-
-def _int32(x: ArrayLike) -> jax.Array:
-    return jnp.round(_float32(x)).astype(jnp.int32)
-
-
-def _excess(q: jax.Array, axes: tuple[int, ...], budget: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Sums of non-negative integers, never below the true ones, and whether they exceed the budget, exactly."""
-    rough = jnp.sum(q, axis=axes, keepdims=True)
-    huge = rough > 1.05 * 2.0**30
-    # int32 is exact up to 2**31; where it would wrap, the approximate float32 sum is certainly too large.
-    exact = jnp.sum(jnp.minimum(q, 2.0**30).astype(jnp.int32), axis=axes, keepdims=True)
-    return jnp.where(huge, 2.0 * rough, exact.astype(jnp.float32)), huge | (exact > budget)
 
 
 @one_program("axes", "zero_centered")
@@ -140,8 +125,12 @@ def within_budget(
     parts = [jnp.maximum(given, 0.0), jnp.maximum(-given, 0.0)] if zero_centered else [jnp.abs(given)]
     factor = jnp.float32(1.0)
     for part in parts:
-        total, exceeds = _excess(part, axes, budget)
+        rough = jnp.sum(part, axis=axes, keepdims=True)
+        huge = rough > 1.05 * 2.0**30
+        # int32 is exact up to 2**31; where it would wrap, the approximate float32 sum is certainly too large.
+        exact = jnp.sum(jnp.minimum(part, 2.0**30).astype(jnp.int32), axis=axes, keepdims=True)
+        total = jnp.where(huge, 2.0 * rough, exact.astype(jnp.float32))  # never below the true sum
         room = jnp.asarray(budget, jnp.float32) * _MARGIN / jnp.maximum(total, 1.0)
-        factor = jnp.minimum(factor, jnp.where(exceeds, room, 1.0))
+        factor = jnp.minimum(factor, jnp.where(huge | (exact > budget), room, 1.0))
     kept = jnp.where(factor < 1.0, jnp.trunc(given * factor), given)
     return with_gradient_of(q, kept)

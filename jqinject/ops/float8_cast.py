@@ -6,9 +6,9 @@ The exponent of the power of two that a block of minifloats shares, from the blo
 
 | function | exponent |
 |---|---|
-| `floor_exponent` | `floor(log2 a) - emax` |
-| `ceil_exponent` | `ceil(log2 a) - emax` |
-| `even_exponent` | `floor(log2 a') - emax`, `a'` = `a` rounded to the mantissa of the format, halves up |
+| `shared_exponent` | `floor(log2 a) - emax` |
+| with the carry `FRACTION` | `ceil(log2 a) - emax` |
+| with half of a mantissa's last bit | `floor(log2 a') - emax`, `a'` = `a` rounded to that mantissa, halves up |
 | `round_up_exponent` | `ceil(log2(a / largest))` |
 
 `a` is the largest magnitude, `largest` the largest number of the format and `emax` its exponent. Exponents are int32
@@ -31,8 +31,9 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.clamp import no_change
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import float_steps, from_float_steps
-from jqinject.ops.power import divide
+from jqinject.ops.power import divide, integer_power
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -42,7 +43,6 @@ FLOAT8_DTYPES: tuple[Any, ...] = (
     jnp.float8_e5m2fnuz,
 )
 _WITH_INF = np.dtype(jnp.float8_e5m2)
-_WITHOUT_NEGATIVE_ZERO = (np.dtype(jnp.float8_e4m3fnuz), np.dtype(jnp.float8_e5m2fnuz))
 
 
 def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
@@ -59,16 +59,6 @@ def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
         names = ", ".join(f"jnp.{np.dtype(known).name}" for known in FLOAT8_DTYPES)
         raise TypeError(f"{where}: {name} must be an 8-bit float dtype, one of {names}; got {dtype!r}")
     return found
-
-
-def float8_max(dtype: Any) -> float:
-    """The largest finite number of an 8-bit float dtype.
-
-    Example:
-        >>> float8_max(jnp.float8_e4m3fn), float8_max(jnp.float8_e5m2), float8_max(jnp.float8_e4m3fnuz)
-        (448.0, 57344.0, 240.0)
-    """
-    return float(jnp.finfo(dtype).max)
 
 
 def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -101,19 +91,20 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
 def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """The payload, and a mask of the finite elements of `x`."""
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
-    rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
-    largest = float8_max(dtype)
+    to_bfloat16 = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7)
+    rounded = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
+    largest = float(jnp.finfo(dtype).max)
     numbers = x.astype(jnp.float32)
     finite = jax.lax.is_finite(numbers)
     scale = rounded(scale)
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
     steps = jax.lax.clamp(-largest, rounded(quotient), largest)
     steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
-    return _converted(steps, dtype), finite
+    return FloatGrid.of_dtype(dtype).encode(steps), finite
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """The payload of an array that `from_float8` made: `x / scale`, which needs no saturation.
+    """The payload of an array that `from_float_steps` made: `x / scale`, which needs no saturation.
 
     Args:
         x: float array, up to its rounding `payload * scale`.
@@ -124,29 +115,7 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    return _converted(x.astype(jnp.float32) / scale, dtype)
-
-
-def _converted(steps: jax.Array, dtype: Any) -> jax.Array:
-    if np.dtype(dtype) in _WITHOUT_NEGATIVE_ZERO:
-        # The code of -0 is their nan, which XLA's older loops return for small negative numbers.
-        to_zero = jnp.abs(steps) <= float(jnp.finfo(dtype).smallest_subnormal) / 2
-        steps = jnp.where(to_zero, jnp.float32(0), steps)
-    return steps.astype(dtype)
-
-
-def _to_bfloat16(x: jax.Array) -> jax.Array:
-    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-
-
-def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """`payload * scale`, computed in float32; a finite number stays finite in `dtype`.
-
-    Example:
-        >>> from_float8(jnp.array([2.0], jnp.float8_e5m2), jnp.float32(0.5), jnp.bfloat16)
-        Array([1], dtype=bfloat16)
-    """
-    return from_float_steps(payload.astype(jnp.float32), scale, dtype)
+    return FloatGrid.of_dtype(dtype).encode(x.astype(jnp.float32) / scale)
 
 
 def quantize_float8(
@@ -175,7 +144,7 @@ def _quantize(q_dtype: Any, dq_dtype: Any, x: jax.Array, scale: jax.Array) -> tu
     payload, finite = _payload(x, scale, q_dtype)
     product = payload.astype(jnp.float32) * scale
     largest = float(jnp.finfo(dq_dtype).max)
-    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float8`: finite numbers stay finite
+    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float_steps`: finite numbers stay finite
     if np.dtype(q_dtype) == _WITH_INF:
         value = jax.lax.select(finite, value, product)
     return value.astype(dq_dtype), payload
@@ -229,54 +198,38 @@ def quantize_by_factor(
         Array(448, dtype=float8_e4m3fn)
     """
     numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
-    largest = float8_max(q_dtype)
-    payload = _converted(jnp.clip(numbers * factor, -largest, largest), q_dtype)
+    largest = float(jnp.finfo(q_dtype).max)
+    payload = FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
     value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
     value = jnp.where(jnp.isinf(numbers), numbers, value)
-    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
-
-
-def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.asarray(x).astype(dtype)
+    return with_gradient_of(jnp.asarray(x).astype(dq_dtype), value.astype(dq_dtype)), payload
 
 
 LEAST, NAN = -127, 128
-_MANTISSA = (1 << 23) - 1
+FRACTION = (1 << 23) - 1
+"""The bits of the fraction of a float32: added to the bits of a number, they round its exponent up."""
 _SIGN = -(1 << 31)
 _SMALLEST_NORMAL = 2.0**-126
 _SMALL, _UP = 2.0**-60, 64
 
 
-def floor_exponent(amax: jax.Array, largest: float) -> jax.Array:
-    """`floor(log2 amax) - emax`.
+def shared_exponent(amax: jax.Array, largest: float, carry: int = 0) -> jax.Array:
+    """`floor(log2 amax) - emax`, once `carry` is added to the fraction of `amax`, of 23 bits.
+
+    Args:
+        amax: the largest magnitude.
+        largest: the largest number of the format.
+        carry: 0 for the floor, `FRACTION` for the ceiling, half of a mantissa's last bit to round to that mantissa.
 
     Example:
-        >>> floor_exponent(jnp.array([448.0, 449.0, 0.0]), 448.0)
+        >>> shared_exponent(jnp.array([448.0, 449.0, 0.0]), 448.0)
         Array([   0,    0, -127], dtype=int32)
-    """
-    return _finished(_exponent(_bits(amax)) - _emax(largest), amax)
-
-
-def ceil_exponent(amax: jax.Array, largest: float) -> jax.Array:
-    """`ceil(log2 amax) - emax`.
-
-    Example:
-        >>> ceil_exponent(jnp.array([256.0, 257.0]), 448.0)
+        >>> shared_exponent(jnp.array([256.0, 257.0]), 448.0, FRACTION)
+        Array([0, 1], dtype=int32)
+        >>> shared_exponent(jnp.array([495.0, 497.0]), 448.0, 1 << 19)
         Array([0, 1], dtype=int32)
     """
-    bits = _bits(amax)
-    return _finished(_exponent(bits) + _has_fraction(bits) - _emax(largest), amax)
-
-
-def even_exponent(amax: jax.Array, largest: float, mantissa_bit_width: int) -> jax.Array:
-    """`floor(log2 amax') - emax`, `amax'` rounded to a mantissa of so many bits.
-
-    Example:
-        >>> even_exponent(jnp.array([495.0, 497.0]), 448.0, 3)
-        Array([0, 1], dtype=int32)
-    """
-    half = 1 << (22 - mantissa_bit_width)
-    return _finished(_exponent(_bits(amax) + half) - _emax(largest), amax)
+    return _finished(_exponent(_bits(amax) + carry) - (math.frexp(largest)[1] - 1), amax)
 
 
 def round_up_exponent(amax: jax.Array, largest: float) -> jax.Array:
@@ -288,8 +241,7 @@ def round_up_exponent(amax: jax.Array, largest: float) -> jax.Array:
     """
     small = amax < _SMALL  # the quotient would be flushed to 0 too early
     quotient = divide(jnp.where(small, amax * 2.0**_UP, amax), largest)
-    bits = _bits(quotient)
-    found = _exponent(bits) + _has_fraction(bits) - jnp.where(small, _UP, 0)
+    found = _exponent(_bits(quotient) + FRACTION) - jnp.where(small, _UP, 0)
     return _finished(jnp.where(quotient > 0, found, LEAST), amax)
 
 
@@ -318,7 +270,7 @@ def steps_of_power(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """
     steps = float_steps(x, divisor)
     bits = _bits(jax.lax.stop_gradient(x))
-    lifted = (bits & _MANTISSA).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
+    lifted = (bits & FRACTION).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
     exact = jnp.where(bits < 0, -lifted, lifted)
     return with_gradient_of(steps, jnp.where(_exponent(bits & ~_SIGN) == LEAST, exact, steps))
 
@@ -339,16 +291,12 @@ def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.A
     exponent = _exponent(_bits(jax.lax.stop_gradient(scale)))
     # 2**126 times the magnitude: below 1 it is a subnormal number's mantissa.
     small = exponent < -_UP
-    lifted = jnp.abs(jax.lax.stop_gradient(steps)) * _power(jnp.where(small, exponent, LEAST) + 126)
+    lifted = jnp.abs(jax.lax.stop_gradient(steps)) * integer_power(jnp.where(small, exponent, LEAST) + 126)
     mantissa = jax.lax.bitcast_convert_type((lifted * 2.0**23).astype(jnp.int32), jnp.float32)
     magnitude = jnp.where(lifted < 1, mantissa, lifted * _SMALLEST_NORMAL)
     signed = _bits(magnitude) | (_bits(jax.lax.stop_gradient(steps)) & _SIGN)
     exact = jax.lax.bitcast_convert_type(signed, jnp.float32).astype(dtype)
     return with_gradient_of(value, jnp.where(small, exact, value))
-
-
-def _power(exponent: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -357,14 +305,6 @@ def _bits(x: jax.Array) -> jax.Array:
 
 def _exponent(bits: jax.Array) -> jax.Array:
     return (bits >> 23) - 127
-
-
-def _has_fraction(bits: jax.Array) -> jax.Array:
-    return ((bits & _MANTISSA) > 0).astype(jnp.int32)
-
-
-def _emax(largest: float) -> int:
-    return math.frexp(largest)[1] - 1
 
 
 def _finished(exponent: jax.Array, amax: jax.Array) -> jax.Array:

@@ -188,10 +188,8 @@ def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
     if out_sharding is None:
         return None
     spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding
-    axes: list[Any] = [None] * len(permutation)
-    for entry, place in zip(spec, permutation, strict=False):
-        axes[place] = entry
-    found = PartitionSpec(*axes)
+    axes = dict(zip(permutation, spec, strict=False))
+    found = PartitionSpec(*map(axes.get, range(len(permutation))))
     return NamedSharding(out_sharding.mesh, found) if isinstance(out_sharding, NamedSharding) else found
 
 
@@ -288,11 +286,8 @@ def check_same_places(statistic: Any, state: jax.Array) -> None:
 
 def _differing(x: jax.Array, names: Names) -> Names:
     """The axes on which `x` may vary. If JAX keeps track, a maximum over any other axis is an error."""
-    return tuple(name for name in names if name in varying_axes(x) or not _is_tracked(name))
-
-
-def _is_tracked(name: Any) -> bool:
-    return name in varying_axes(_bound(jax.lax.axis_index, name))
+    varying = varying_axes(x)
+    return tuple(n for n in names if n in varying or n not in varying_axes(_bound(jax.lax.axis_index, n)))
 
 
 def _bound(ask: Callable[[Any], Any], name: Any) -> Any:
@@ -333,10 +328,7 @@ def sum_over(x: jax.Array, names: Names) -> jax.Array:
 
 def places_over(names: Names) -> int:
     """The product of the sizes of named axes."""
-    size = 1
-    for name in names:
-        size *= int(_bound(jax.lax.axis_size, name))
-    return size
+    return math.prod(int(_bound(jax.lax.axis_size, name)) for name in names)
 
 
 def place_over(names: Names) -> jax.Array:

@@ -26,7 +26,7 @@ from jqinject.ops.sharding import is_split
 Elementwise = Callable[[ArrayLike], jax.Array]
 
 
-def straight_through(function: Elementwise) -> Elementwise:
+def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
     """Give an elementwise function the gradient of the identity.
 
     `y = function(x)`, `dy/dx = 1`.
@@ -46,7 +46,7 @@ def straight_through(function: Elementwise) -> Elementwise:
 
     forward = jax.custom_jvp(function)
     forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0]))
-    return wraps(function)(lambda x: forward(x))  # a function, so that it pickles by its name
+    return wraps(function)(lambda x: forward(jnp.asarray(x)))  # a function, so that it pickles by its name
 
 
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -93,44 +93,41 @@ def floor_ste(x: ArrayLike) -> jax.Array:
 
 
 @straight_through
-def round_to_zero_ste(x: ArrayLike) -> jax.Array:
+def round_to_zero_ste(x: jax.Array) -> jax.Array:
     """Drop the fraction; gradient 1.
 
     Example:
         >>> round_to_zero_ste(jnp.array([1.7, -1.7]))
         Array([ 1., -1.], dtype=float32)
     """
-    x = jnp.asarray(x)
     return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
 
 
 @straight_through
-def dpu_round_ste(x: ArrayLike) -> jax.Array:
+def dpu_round_ste(x: jax.Array) -> jax.Array:
     """Round like AMD's DPU: ties of negative numbers go up, other ties to the even integer; gradient 1.
 
     Example:
         >>> dpu_round_ste(jnp.array([-1.5, -0.5, 0.5, 1.5]))
         Array([-1., -0.,  0.,  2.], dtype=float32)
     """
-    x = jnp.asarray(x)
     tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
     return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
 
 
 @straight_through
-def round_half_to_zero_ste(x: ArrayLike) -> jax.Array:
+def round_half_to_zero_ste(x: jax.Array) -> jax.Array:
     """Round to the nearest integer, ties to the one nearer to zero; gradient 1.
 
     Example:
         >>> round_half_to_zero_ste(jnp.array([-1.5, -0.6, 0.5, 2.5, 2.6]))
         Array([-1., -1.,  0.,  2.,  3.], dtype=float32)
     """
-    x = jnp.asarray(x)
     return jnp.sign(x) * jax.lax.ceil(jnp.abs(x) - 0.5)
 
 
 @straight_through
-def binary_sign_ste(x: ArrayLike) -> jax.Array:
+def binary_sign_ste(x: jax.Array) -> jax.Array:
     """Sign with two values, `sign(0) = +1`; gradient 1.
 
     Differs from Brevitas: the sign of nan is nan (there: -1).
@@ -139,7 +136,6 @@ def binary_sign_ste(x: ArrayLike) -> jax.Array:
         >>> binary_sign_ste(jnp.array([2.1, -0.3, 0.0]))
         Array([ 1., -1.,  1.], dtype=float32)
     """
-    x = jnp.asarray(x)
     return jnp.where(x >= 0, jnp.ones_like(x), jnp.where(x < 0, -jnp.ones_like(x), x))
 
 

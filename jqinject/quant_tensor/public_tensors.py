@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.quant_tensor import arithmetic
 from jqinject.quant_tensor.array_methods import as_array, attribute
 from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
@@ -244,7 +244,7 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         form = _float_format(payload.dtype if format is None else format, "FloatQuantTensor.from_payload")
         numbers = form.decode(payload)
         low_bits = payload if payload.dtype in CONTRACTED and format is None else None
-        return cls(from_float8(numbers, scale, dtype), scale, form, training, low_bits)
+        return cls(from_float_steps(numbers, scale, dtype), scale, form, training, low_bits)
 
 
 class CodebookNames:

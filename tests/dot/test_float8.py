@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jqinject.dot import float8_dot_general
-from jqinject.ops import from_float8
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 CASES = {
@@ -96,4 +95,4 @@ def test_what_can_not_be_contracted() -> None:
 
 def test_a_payload_and_its_scale_make_the_value() -> None:
     payload = jnp.array([1.5, -2.0], jnp.float8_e5m2)
-    np.testing.assert_array_equal(from_float8(payload, jnp.float32(4), jnp.float32), [6, -8])
+    np.testing.assert_array_equal(FloatQuantTensor.from_payload(payload, 4.0).value, [6, -8])

@@ -24,13 +24,7 @@ from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.scaling.rule import POWERS_OF_TWO, Unchanged
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES
-from jqinject.ops.float8_cast import (
-    ceil_exponent,
-    even_exponent,
-    floor_exponent,
-    round_up_exponent,
-    scale_of_exponent,
-)
+from jqinject.ops.float8_cast import FRACTION, round_up_exponent, scale_of_exponent, shared_exponent
 from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
@@ -103,18 +97,17 @@ class FloorExponent:
 
     least_divisor = _SMALLEST_NORMAL
     divisor_of_nan = float("inf")
+    carry = 0
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
-        return floor_exponent(amax, largest)
+        return shared_exponent(amax, largest, self.carry)
 
 
 class CeilExponent(FloorExponent):
     """`ceil(log2 amax) - emax`."""
 
-    def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
-        """The exponents."""
-        return ceil_exponent(amax, largest)
+    carry = FRACTION
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ class EvenExponent(FloorExponent):
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
-        return even_exponent(amax, largest, self.mantissa_bit_width)
+        return shared_exponent(amax, largest, 1 << (22 - self.mantissa_bit_width))
 
 
 class RoundUpExponent(FloorExponent):

@@ -11,7 +11,6 @@ import numpy as np
 
 from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.two_levels import TwoLevels, levels_of
-from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
@@ -138,7 +137,7 @@ def floats_of(x: Any) -> jax.Array:
 def float32_of(x: Any) -> jax.Array:
     """The numbers in float32; those of a payload are rounded once."""
     if on_minifloats(x) and x.is_contractible:
-        return from_float8(x.payload(), x.scale, jnp.float32)
+        return from_float_steps(x.payload().astype(jnp.float32), x.scale, jnp.float32)
     return floats_of(x).astype(jnp.float32)
 
 

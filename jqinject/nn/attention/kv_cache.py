@@ -19,6 +19,7 @@ from jqinject.quant_tensor import (
     FloatQuantTensor,
     IntQuantTensor,
     as_array,
+    in_groups,
     is_grouped,
     on_minifloats,
     on_table,
@@ -83,7 +84,7 @@ def decoded(fields: Fields, like: Any) -> Any:
         whole = IntQuantTensor.from_int(integers, scale, zero, bits, signed=one.signed, **known)
     if not is_grouped(like):
         return whole
-    return type(like).of(whole, like.group_size, like.groups.dim, like.groups.length)
+    return in_groups(whole, like.group_size, like.groups.dim, like.groups.length)
 
 
 def empty(one: Any, has_zero_point: bool, length: int) -> Fields:
