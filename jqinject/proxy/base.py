@@ -49,7 +49,9 @@ class QuantProxyFromInjector(Answers):
     (`tensor_quant`). It keeps no layer: the layers it serves are those that hold it. Assigning the same proxy object to
     a second layer (`weight_quant=first.weight_quant`) shares it, and assembles it again for both.
 
-    Attributes (see `Answers` too):
+    See `Answers` for what it can be asked.
+
+    Attributes:
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         record: scale and zero point of the weight at the time of `commit`; None if not committed.
         served_layers: how many layers share it.
