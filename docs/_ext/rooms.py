@@ -28,13 +28,15 @@ LINE = re.compile(r"^<!-- names of ([\w.]+) -->$", flags=re.MULTILINE)
 
 @cache
 def public_names(room: str) -> dict[str, str]:
-    """Names that a room offers, each with the submodule it is from: `X as X` in its `__init__.py`, or defined there."""
+    """Names that a room offers, each with its submodule: `X as X` or `*` in its `__init__.py`, or defined there."""
     module = importlib.import_module(room)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     found: dict[str, str] = {}
     typed = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
     for node in [*tree.body, *typed]:
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            found |= public_names(str(node.module))
+        elif isinstance(node, ast.ImportFrom):
             found |= {
                 alias.name: str(node.module)
                 for alias in node.names

@@ -293,6 +293,11 @@ def is_dynamic(component: Any) -> bool:
     return getattr(getattr(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
 
 
+def by_range(scaling: Any) -> bool:
+    """Whether a scaling finds scale and zero point together, from a range (`RangeScaling`); False if unstated."""
+    return getattr(scaling, "by_range", False)
+
+
 def needs_input_format(component: Any) -> bool:
     """Whether a quantizer of weights is called with the format of the layer's input; False if unstated."""
     return getattr(component, "needs_input_format", False)

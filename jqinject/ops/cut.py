@@ -27,7 +27,7 @@ class GatheredWarning(UserWarning):
     """A program over several devices gathers a tensor if it is sharded, for a component of your own."""
 
 
-def told_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Array:
+def warn_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Array:
     """`x`; a `GatheredWarning` says that it is gathered if it is sharded along certain axes.
 
     Shards along explicit axes, and those of concrete arrays, are known. Those along automatic axes are not known while
@@ -40,7 +40,7 @@ def told_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Arr
 
     Example:
         >>> import jax.numpy as jnp
-        >>> told_if_gathered(jnp.ones(2), (0,), "not said: one device")
+        >>> warn_if_gathered(jnp.ones(2), (0,), "not said: one device")
         Array([1., 1.], dtype=float32)
     """
     counts = [shards_along(x, axis) if is_split(x) else _shards_along(x, axis) for axis in axes]
@@ -53,7 +53,7 @@ def told_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Arr
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _told(message: str, x: jax.Array) -> jax.Array:
-    return on_one_device(_same, _same, x, told=(message, GatheredWarning))
+    return on_one_device(_same, _same, x, warning=(message, GatheredWarning))
 
 
 @_told.defjvp

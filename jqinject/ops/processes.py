@@ -90,7 +90,7 @@ ONE_DEVICE = Primitive("one_device")
 
 
 def on_one_device(
-    alone: Compute, otherwise: Compute, *arrays: jax.Array, told: tuple[str, type[Warning]] | None = None
+    alone: Compute, otherwise: Compute, *arrays: jax.Array, warning: tuple[str, type[Warning]] | None = None
 ) -> jax.Array:
     """`alone(*arrays)` in a program that every device runs on its own arrays, else `otherwise(*arrays)`.
 
@@ -102,7 +102,7 @@ def on_one_device(
         alone: a function that compares and hashes by value.
         otherwise: likewise; computes the same numbers.
         arrays: their arguments.
-        told: a warning, raised when the program is lowered for several devices; None for none.
+        warning: text and category of a warning, raised when the program is lowered for several devices, or None.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,7 +110,7 @@ def on_one_device(
         1.0
     """
     program = _program(otherwise, jax.sharding.get_abstract_mesh(), *map(jax.typeof, arrays))
-    return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program, told=told)
+    return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program, warning=warning)
 
 
 @lru_cache(maxsize=1024)
@@ -130,9 +130,9 @@ class _Mapped:
         return jax.vmap(self.function, self.axes)(*arrays)
 
 
-def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any, told: Any) -> Any:
+def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any, warning: Any) -> Any:
     alone, otherwise = (_Mapped(function, tuple(axes)) for function in (alone, otherwise))
-    return on_one_device(alone, otherwise, *arrays, told=told), 0
+    return on_one_device(alone, otherwise, *arrays, warning=warning), 0
 
 
 eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
@@ -140,7 +140,12 @@ eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
 
 
 def _lowered(
-    ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any, told: Any
+    ctx: mlir.LoweringRuleContext,
+    *arrays: Any,
+    alone: Compute,
+    otherwise: Compute,
+    program: Any,
+    warning: Any,
 ) -> Any:
     axes = ctx.module_context.axis_context
     if isinstance(axes, mlir.ShardingContext):
@@ -149,8 +154,8 @@ def _lowered(
         several = isinstance(axes, mlir.SPMDAxisContext) and axes.manual_axes != frozenset(
             axes.mesh.axis_names
         )
-    if several and told is not None:
-        warnings.warn(*told, stacklevel=1)  # of one place, so that each is shown once
+    if several and warning is not None:
+        warnings.warn(*warning, stacklevel=1)  # of one place, so that each is shown once
     if several or ctx.module_context.lowering_parameters.for_export:
         return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
     return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)

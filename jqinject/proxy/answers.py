@@ -185,12 +185,14 @@ class Answers(InnerModule):
     @property
     def is_ocp(self) -> bool:
         """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
-        return getattr(self._minifloat(), "is_ocp", False)
+        form = self._minifloat()
+        return form is not None and form.is_ocp
 
     @property
     def is_fnuz(self) -> bool:
         """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
-        return getattr(self._minifloat(), "is_fnuz", False)
+        form = self._minifloat()
+        return form is not None and form.is_fnuz
 
     def _minifloat(self) -> Any:
         if not self.is_quant_enabled:

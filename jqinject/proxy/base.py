@@ -106,7 +106,7 @@ class QuantProxyFromInjector(Answers):
         attributes = vars(self)
         attributes.update(binding=binding, use_running_average=False)
         trace: set[str] = set()
-        layers = (layer.beside_weight() if hasattr(type(layer), "beside_weight") else layer,)
+        layers = assembly.beside_weights((layer,))
         handed = self._handed(layers, rngs)
         check = partial(metadata.check_names, binding, names, overrides or {}, where)
         try:

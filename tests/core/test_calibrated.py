@@ -261,3 +261,14 @@ def test_a_batch_whose_end_would_overflow_the_sum_stays_out() -> None:
         found = mean(huge, update=True)
     assert found.low is not None and float(found.low) == float(jnp.float32(-3e38))
     assert int(mean.counter[...]) == 1
+
+
+def test_the_largest_finite_tensors_enter_as_the_first_batch() -> None:
+    """Both ends of a symmetric range are finite, though they lie further apart than float32 reaches."""
+    mean, huge = SimpleMovingAverage(), ClippingRange(jnp.float32(3e38))
+    assert float(mean(huge, update=True).high) == float(jnp.float32(3e38))
+    assert int(mean.counter[...]) == 1
+    quantizer = in_range(AbsMaxRange(), SimpleMovingAverage())
+    x = jnp.array([-3e38, 1e38])
+    result = quantizer(x)
+    assert np.abs(result.value - x).max() <= float(result.scale)

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Restrict, View, groups_of, takes_cut
+from jqinject.core._protocols import Restrict, View, block_width, groups_of, takes_cut
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.policy import Policy, mean, mean_after
 from jqinject.core.state import Part, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
-from jqinject.core.statistics.statistic import in_groups, told
+from jqinject.core.statistics.statistic import in_groups, with_gather_warning
 from jqinject.ops.clamp import choose, quotient, shaped
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import checked_group_size
@@ -283,7 +283,7 @@ class RangeScaling(Component):
             )
         if groups is not None:
             _check_apart(groups[1], self.channelwise_axes)
-            if (width := getattr(self.input_view_impl, "block_width", 1)) > 1:
+            if (width := block_width(self.input_view_impl)) > 1:
                 checked_group_size((groups[0], width), "RangeScaling")
 
     set_view = set_view
@@ -352,7 +352,9 @@ class RangeScaling(Component):
         shared = self._shared(x.ndim, axis)
         cut = in_groups(view, shared, x)
         if cut is not None and not takes_cut(method):
-            x = told(method, x, (axis,), f"needs groups of {groups[0]}, which cross shards", TAKES_CUT)
+            x = with_gather_warning(
+                method, x, (axis,), f"needs groups of {groups[0]}, which cross shards", TAKES_CUT
+            )
             cut = None
         if cut is None:
             return range_along(method, view(x), shared, names)

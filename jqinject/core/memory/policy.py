@@ -89,8 +89,9 @@ class Policy:
             active: whether the memory still takes batches; None for always.
         """
         grown = tuple([self._grown(old, number, count) for old, number in zip(held, numbers, strict=True)])
-        # One number for each counter, whose difference is finite if all are; or several that enter together.
-        whole = grown[0] if len(grown) == 1 else jax.lax.sub(*grown)
+        # One number for each counter, or several that enter together. Ends on both sides of 0 have a finite sum if both
+        # are finite, and it cannot overflow.
+        whole = grown[0] if len(grown) == 1 else jax.lax.add(*grown)
         enters = jnp.isfinite(whole) if whole.shape == count.shape else all_finite(whole)
         if self.kind == "mean" and self.momentum is None and not self.restart:
             active = count <= check.MOST_STEPS  # after that the counter stays

@@ -20,6 +20,7 @@ from jqinject.core._protocols import (
     Scaling,
     View,
     ZeroPoint,
+    by_range,
     class_fact,
     is_nearest,
 )
@@ -219,7 +220,7 @@ class _RoundedByIntQuant(Quantizer):
     def _round(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
     ) -> Rounded:
-        rounds, scaling = self.int_quant, cast(Any, getattr(self, "scaling_impl", None))
+        rounds, scaling = self.int_quant, cast(Any, self.scaling_impl)
         if not isinstance(rounds, IntQuant):
             zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
             return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
@@ -285,7 +286,7 @@ class RescalingIntQuant(_RoundedByIntQuant):
     bit_width_impl: BitWidth
 
     def __post_init__(self) -> None:
-        if getattr(self.scaling_impl, "by_range", False):
+        if by_range(self.scaling_impl):
             self._numbers()  # refuses bits that no range has
 
     @property
@@ -318,6 +319,7 @@ class PrescaledRestrictIntQuant(_RoundedByIntQuant):
 
     int_quant: IntQuantizer
     bit_width_impl: BitWidth
+    scaling_impl = None  # type: ignore[assignment]
     int_scaling_impl = None
     has_zero_point = False  # type: ignore[assignment]
     scale_dtype = None  # type: ignore[assignment]

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Scaling, View, class_fact, groups_of, scale_dtype, searches
+from jqinject.core._protocols import Scaling, View, by_range, class_fact, groups_of, scale_dtype, searches
 from jqinject.core.check import MOST_STEPS
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component
@@ -223,8 +223,9 @@ class Quantizer(Component):
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
-        by_range = getattr(self.scaling_impl, "by_range", False)
-        finder = self.scaling_impl if by_range else getattr(self, "zero_point_impl", None)
+        finder: Any = (
+            self.scaling_impl if by_range(self.scaling_impl) else getattr(self, "zero_point_impl", None)
+        )
         return finder is not None and getattr(finder, "has_zero_point", True)
 
     @property

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,6 @@ class Ranked(Reduction):
             likewise all that are "near", a few units in the last place from an end that is at least (at most) 0, since
             a compiler may compute the tensor again, and round anew, for the gradient. None is the first along axes, and
             shared parts over the whole tensor.
-        high_percentile_q, low_percentile_q: the percentiles, where a statistic has such arguments.
     """
 
     ends: ClassVar[tuple[str, ...]] = ("high",)
@@ -69,17 +68,20 @@ class Ranked(Reduction):
         if self.ties not in TIES:
             raise ValueError(f"{where}: ties must be one of {TIES}, got {self.ties!r}.")
         names = ("low_percentile_q", "high_percentile_q")
-        given = [name for name in names if hasattr(self, name)]
-        check.fields(self, **dict.fromkeys(given, check.percentile))
-        if len(given) == 2:
-            low, high = (getattr(self, name) for name in names)
-            check.ordered(low, high, where, names)
+        arguments = [field.name for field in fields(cast(Any, self)) if field.name in names]
+        check.fields(self, **dict.fromkeys(arguments, check.percentile))
+        check.ordered(*self.percentiles, where, names)
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of the low and of the high end, 0 to 100."""
+        return 0.0, 100.0
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """The 1-based ranks of the ends among `count` elements."""
-        high = ops.rank_high(getattr(self, "high_percentile_q", 100.0), count)
-        low = ops.rank_low(getattr(self, "low_percentile_q", 0.0), count)
-        return tuple({"high": high, "low": low}[end] for end in self.ends)
+        low, high = self.percentiles
+        ranks = {"high": ops.rank_high(high, count), "low": ops.rank_low(low, count)}
+        return tuple(ranks[end] for end in self.ends)
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""

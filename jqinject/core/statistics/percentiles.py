@@ -38,6 +38,11 @@ class AbsPercentile(Ranked):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of both ends."""
+        return 0.0, self.high_percentile_q
+
 
 class InterpolatedAbsPercentile(AbsPercentile):
     """The number at the place `q/100 * (n - 1)` of `n` sorted magnitudes, from 0: between its neighbours, as NumPy's
@@ -93,6 +98,11 @@ class NegativePercentileOrZero(LowOrZero):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of both ends."""
+        return self.low_percentile_q, 100.0
+
 
 @dataclass(frozen=True)
 class PercentileInterval(Width):
@@ -120,3 +130,8 @@ class PercentileInterval(Width):
     high_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of both ends."""
+        return self.low_percentile_q, self.high_percentile_q

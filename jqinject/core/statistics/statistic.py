@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jqinject.core import check
 from jqinject.core._protocols import View, takes_axes, takes_cut
 from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
-from jqinject.ops.cut import Cut, told_if_gathered
+from jqinject.ops.cut import Cut, warn_if_gathered
 from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.reductions import Axes, Over, Tensors, each, parts_of
 from jqinject.ops.sharding import check_same_places, names_of
@@ -371,7 +371,7 @@ def in_place(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
         why = "joins the weights of several layers"
         return stat, jnp.concatenate(
-            [view(told(stat, part, range(part.ndim), why, JOINS)) for part in x], join
+            [view(with_gather_warning(stat, part, range(part.ndim), why, JOINS)) for part in x], join
         )
     crosses = any(cut_of(view, part) is not None for part in parts_of(x))
     if not takes or (crosses and not takes_cut(stat)):
@@ -384,19 +384,23 @@ def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> ja
     """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
     cut = cut_of(view, x)
     if cut is not None:
-        return told(stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE)
+        return with_gather_warning(
+            stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE
+        )
     if not (of_parameter and isinstance(view, MergingView)):
         return x
     merged = [[axis for axis in axes if x.shape[axis] > 1] for axes in view.merged(x.shape)]
-    return told(stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE)
+    return with_gather_warning(
+        stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE
+    )
 
 
-def told(component: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+def with_gather_warning(component: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
     """`x`, of which a `GatheredWarning` says that it is gathered for a component if it is sharded along some axes."""
     along = f"axis {axes[0]}" if len(axes) == 1 else f"one of its axes {tuple(axes)}"
     where = f"a tensor of shape {x.shape} is gathered for it if it is sharded along {along}"
     message = f"{type(component).__name__} {why}: {where}.\n  cure: {cure}"
-    return told_if_gathered(x, axes, message)
+    return warn_if_gathered(x, axes, message)
 
 
 def statistic_of(

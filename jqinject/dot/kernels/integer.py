@@ -115,8 +115,8 @@ def has_integers(x: Any, in_groups: bool = False) -> bool:
         in_groups: whether it may have a scale for each group.
     """
     kind = getattr(x, "kind", "")
-    found = kind == "integers" or (in_groups and kind == "grouped integers")
-    return found and isinstance(x.bit_width, int) and x.bit_width <= 8
+    contracted = kind == "integers" or (in_groups and kind == "grouped integers")
+    return contracted and isinstance(x.bit_width, int) and x.bit_width <= 8
 
 
 def affine_of(x: IntQuantTensor) -> Affine:

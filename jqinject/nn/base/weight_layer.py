@@ -25,6 +25,7 @@ from jqinject.quant_tensor import (
     as_array,
     is_quantized,
     on_integers,
+    on_minifloats,
 )
 
 
@@ -283,10 +284,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if getattr(weight, "kind", "") == "minifloats" else "int"
-        without_payload = (
-            getattr(weight, "kept_payload", None) is None or getattr(x, "kept_payload", None) is None
-        )
+        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
+        without_payload = not all(is_quantized(y) and y.kept_payload is not None for y in (weight, x))
         if asked == "auto" and kind == "int" and self.frozen is None and without_payload:
             # Evaluation contracts what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie
             # fall on the other side, and a deep network carries that on. In training they are floats: see the call.
