@@ -14,6 +14,7 @@ from jqinject.formats.files.safetensors_files import open_safetensors
 from jqinject.formats.loading.names import compiled
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import LoadReport, load_state
+from jqinject.model.state.soundness import RECORD
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
@@ -100,9 +101,9 @@ def _path_of(
     called = _renamed(name, names)
     parts = [RENAMED.get(part, part) for part in called.split(".") if part not in WITHIN]
     for leaf in (parts[-1], *LEAVES.get(parts[-1], ())):
-        path = (*parts[:-1], leaf)
-        if path in paths:
-            return path
+        for path in ((*parts[:-1], leaf), (*parts[:-1], RECORD, leaf)):
+            if path in paths:
+                return path
     wanted = ".".join(parts)
     hint = did_you_mean(wanted, [dotted(path) for path in paths])
     raise CheckpointError(
