@@ -100,7 +100,7 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
     steps = jax.lax.clamp(-largest, rounded(quotient), largest)
     steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
-    return FloatGrid.of_dtype(dtype).encode(steps), finite
+    return FloatGrid.of_dtype(dtype).cast(steps), finite
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:

@@ -176,7 +176,11 @@ class FloatGrid(Grid):
             >>> FloatGrid.of_dtype(jnp.float8_e4m3fn).encode(jnp.array([3.0]))
             Array([3], dtype=float8_e4m3fn)
         """
-        dtype, steps = self.storage, jax.lax.stop_gradient(steps)
+        return self.cast(jax.lax.stop_gradient(steps))
+
+    def cast(self, steps: jax.Array) -> jax.Array:
+        """As `encode`, for where the gradient is cut already: a cut is an operation of the traced program."""
+        dtype = self.storage
         if jnp.issubdtype(dtype, jnp.integer):
             return self.codes(steps)
         if self.is_fnuz:  # the code of -0 is nan, which XLA's older loops return for small negative numbers
