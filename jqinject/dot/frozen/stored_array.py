@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import integers_of, quant_tensor_of
+from jqinject.dot.kernels.integer import Affine
 
 
 class StoredArray:
@@ -45,6 +46,15 @@ class StoredArray:
         found, form = self.quant_tensor(dtype), self.form
         between = "zero_point" in form.names and not form.whole_zero_point
         return found.value if between or form.in_turn is not None else found
+
+    def integers(self, tensor: Any, summed: tuple[int, ...] | None = None) -> Affine | None:
+        """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
+
+        Args:
+            tensor: what `quant_tensor` returned.
+            summed: the axes that the contraction sums over; None for those of the stored sums.
+        """
+        return integers_of(self.numbers, self.form, tensor, summed)
 
     @property
     def fitted_form(self) -> FrozenForm:

@@ -22,7 +22,7 @@ from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, on_integers
+from jqinject.quant_tensor import AnyQuantTensor
 
 
 @final
@@ -162,12 +162,10 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+    def _payload_contraction(self, x: Any, weight: Any) -> Any:
+        found = None if self.transpose_kernel else super()._payload_contraction(x, weight)
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        if not (on_integers(x) and on_integers(weight)):
-            return None
-        explicit = asked(True, x.value, weight.scale)
-        return None if self.transpose_kernel or explicit else super()._integer_contraction(x, weight)
+        return None if found is None or asked(True, x.value, found.choice.integers[1].scale) else found
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         convolve = vars(parameter_view).get(self.contraction_name)
