@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from jqinject.dot.kernels.integer import Affine
 
 class StoredArray:
     """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything."""
+
+    is_stored: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -47,14 +49,13 @@ class StoredArray:
         between = "zero_point" in form.names and not form.whole_zero_point
         return found.value if between or form.in_turn is not None else found
 
-    def integers(self, tensor: Any, summed: tuple[int, ...] | None = None) -> Affine | None:
-        """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
+    def integers(self, summed: tuple[int, ...] | None = None) -> Affine:
+        """The integers of a form that `has_integers`, for a contraction, with two axes for one if there are groups.
 
         Args:
-            tensor: what `quant_tensor` returned.
             summed: the axes that the contraction sums over; None for those of the stored sums.
         """
-        return integers_of(self.numbers, self.form, tensor, summed)
+        return integers_of(self.numbers, self.form, summed)
 
     @property
     def fitted_form(self) -> FrozenForm:

@@ -26,38 +26,35 @@ import numpy as np
 from jqinject.dot.frozen.stored_array import StoredArray
 from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions, checked_dimensions
-from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
-from jqinject.dot.tensors.decision import KINDS, OTHER_IS_FLOAT, ContractionKind, decide, describe
+from jqinject.dot.tensors.decision import KINDS, OTHER_IS_FLOAT, ContractionKind, decide_along, describe
 from jqinject.dot.tensors.float8_dot_general import float8_dot_general
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.six_operands import contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv
 from jqinject.quant_tensor import (
     Groups,
-    QuantTensor,
     as_array,
-    grouped_integers,
     in_pieces,
-    is_grouped,
     is_quantized,
 )
 
-NUMBERS = {"integers": "int", "float8": "fp8", "stored": "float", "floats": "float"}
-TRAINING = "in training floats are contracted: integers made anew at every step cost more than they save"
+TRAINING = (
+    "in training floats are contracted: rounding to integers again at every step costs more than it saves"
+)
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenKernel:
     """The row of the table for two operands.
 
     Attributes:
         kernel: "integers", "float8", "stored" or "floats".
+        numbers: "int", "fp8" or "float".
         lhs, rhs: the operands.
         why: why operands with a payload are contracted as floats; else empty.
         integers: theirs, for "integers".
@@ -66,6 +63,7 @@ class Choice:
     """
 
     kernel: str
+    numbers: str
     lhs: Any
     rhs: Any
     why: str = ""
@@ -73,29 +71,18 @@ class Choice:
     groups: tuple[Groups, Groups] | None = None
     swapped: bool = False
 
-    @property
-    def numbers(self) -> str:
-        """ "int", "fp8" or "float"."""
-        return NUMBERS[self.kernel]
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the right operand is stored, so that no gradient reaches it."""
-        rhs = self.rhs
-        return isinstance(rhs, StoredArray) or (isinstance(rhs, QuantTensor) and rhs.is_stored)
-
     def operands(self, values: tuple[Any, Any] | None = None) -> tuple[IntegerOperand, IntegerOperand]:
         """The integers, beside the floats that receive the gradients.
 
         Args:
-            values: these floats; None for the operands' own.
+            values: these floats; None for the operands' own. Those of a stored right operand receive none.
         """
         assert self.integers is not None, "asked for where integers are contracted"
-        left = as_array(self.lhs) if values is None else values[0]
-        right = None if self.is_stored else as_array(self.rhs) if values is None else values[1]
-        of_left, of_right = self.integers[::-1] if self.swapped else self.integers
-        lhs = IntegerOperand(of_left, left, left.dtype)
-        return lhs, IntegerOperand(of_right, right, self.rhs.dtype if right is None else right.dtype)
+        rhs = self.rhs
+        left = self.lhs.value if values is None else values[0]
+        right = None if rhs.is_stored else rhs.value if values is None else values[1]
+        operand = IntegerOperand(self.integers[1], right, rhs.dtype if right is None else right.dtype)
+        return IntegerOperand(self.integers[0], left, left.dtype), operand
 
 
 def contract(
@@ -137,13 +124,15 @@ def contract(
     convolves = isinstance(dimension_numbers, Convolution)
     where = dimension_numbers if convolves else checked_dimensions(*shapes, dimension_numbers)
     checked_accumulator(accumulator_dtype)
+    if numbers not in KINDS:
+        raise ValueError(f"contraction must be one of {', '.join(map(repr, KINDS))}; got {numbers!r}")
     choice = choose(lhs, rhs, where, numbers, swaps=out_sharding is None)
     check_choice(choice, where, numbers)
     how: Any = {"accumulator_dtype": accumulator_dtype, "out_sharding": out_sharding}
     return contract_as(choice, where, output_dtype(lhs, rhs, out_dtype), **how)[0]
 
 
-def check_choice(choice: Choice, where: Dimensions | Convolution, numbers: ContractionKind) -> None:
+def check_choice(choice: ChosenKernel, where: Dimensions | Convolution, numbers: ContractionKind) -> None:
     """Raise unless a choice has the numbers that were asked for.
 
     Raises:
@@ -151,7 +140,7 @@ def check_choice(choice: Choice, where: Dimensions | Convolution, numbers: Contr
     """
     if numbers in ("auto", choice.numbers):
         return
-    both = f"got {describe(choice.lhs)} and {describe(_tensor(choice.rhs))}"
+    both = f"got {describe(choice.lhs)} and {describe(choice.rhs)}"
     if isinstance(where, Dimensions):
         raise ValueError(
             f"contraction={numbers!r} needs {_NEEDS[numbers]}; {both}.\n"
@@ -183,7 +172,7 @@ def choose(
     *,
     rounded: bool = True,
     swaps: bool = False,
-) -> Choice:
+) -> ChosenKernel:
     """Choose the row of the table for two operands.
 
     Args:
@@ -192,103 +181,77 @@ def choose(
         numbers: as for `contract`; where the operands do not have them, the choice has others.
         rounded: whether "auto" also takes integers that no quantizer kept, which are rounded for the contraction.
         swaps: whether the operands may be swapped if only the left one has groups.
-
-    Raises:
-        ValueError: `numbers` is unknown.
     """
-    check_numbers(numbers)
     where = where.filters if isinstance(where, Convolution) else where
-    reads = isinstance(rhs, StoredArray) and isinstance(where, Dimensions) and numbers != "float"
-    reads = reads and reads_stored(rhs.form, lhs.dtype)
-    if reads and not is_quantized(lhs):
-        return Choice("stored", lhs, rhs, OTHER_IS_FLOAT)
-    tensor = _tensor(rhs)
-    if numbers == "float" or where is None:
-        return Choice("floats", lhs, tensor)
-    in_training = numbers == "auto" and not (rounded or keep_integers(lhs, tensor))
-    why = TRAINING if in_training else ""
-    both = has_integers(lhs, in_groups=True) and has_integers(tensor, in_groups=True)
-    if both and not in_training and numbers != "fp8":
-        if isinstance(where, Dimensions):
-            found = _integers(lhs, rhs, tensor, where, numbers, swaps)
-        else:
-            found = _ungrouped(lhs, rhs, tensor, where)
+    stored, why = isinstance(rhs, StoredArray), ""
+    both = has_integers(lhs, in_groups=True) and (
+        rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
+    )
+    if both and where is not None and numbers in ("auto", "int"):
+        rounds = rounded or numbers == "int" or stored or keep_integers(lhs, rhs)
+        found = _integers(lhs, rhs, where, numbers, swaps) if rounds else None
         if found is not None:
             return found
-    if isinstance(where, Dimensions) and not (both and in_training):
-        labels = Labelling.of(where)
-        sides = LabelledTensor(lhs, labels.lhs), LabelledTensor(tensor, labels.rhs)
-        decision = decide(*sides, labels.out, groups=True)
+        why = "" if rounds else TRAINING
+    plain = isinstance(where, Dimensions) and numbers != "float"
+    reads = plain and stored and reads_stored(rhs.form, lhs.dtype)
+    if reads and not is_quantized(lhs):
+        return ChosenKernel("stored", "float", lhs, rhs, OTHER_IS_FLOAT)
+    tensor = rhs.operand() if stored else rhs
+    if plain and not why:
+        decision = decide_along(lhs, tensor, where)
         if decision.kind == "fp8" and numbers != "int":
-            return Choice("float8", lhs, tensor)
+            return ChosenKernel("float8", "fp8", lhs, tensor)
         why = decision.why
-    return Choice("stored", lhs, rhs, why) if reads else Choice("floats", lhs, tensor, why)
-
-
-def _tensor(x: Any) -> Any:
-    """An operand as an array or a QuantTensor."""
-    return x.operand() if isinstance(x, StoredArray) else x
-
-
-def check_numbers(numbers: Any) -> None:
-    """Raise unless the numbers to contract are known.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if numbers not in KINDS:
-        raise ValueError(f"contraction must be one of {', '.join(map(repr, KINDS))}; got {numbers!r}")
+    return ChosenKernel("stored" if reads else "floats", "float", lhs, rhs if reads else tensor, why)
 
 
 def keep_integers(lhs: Any, rhs: Any) -> bool:
-    """Whether both operands keep their integers, as quantizers in evaluation do, or one of them is stored."""
-    tensors = [x for x in (lhs, rhs) if isinstance(x, QuantTensor)]
-    kept = all(x.kept_payload is not None for x in tensors)
-    return len(tensors) == 2 and (kept or any(x.is_stored for x in tensors))
-
-
-def _ungrouped(lhs: Any, rhs: Any, tensor: Any, where: Filters | Ragged) -> Choice | None:
-    """The choice for two operands of integers that are not contracted by a `dot_general`; None if they do not fit."""
-    if not (has_integers(lhs) and has_integers(tensor) and where.fit(lhs, tensor)):
-        return None
-    left, right = affine_of(lhs), rhs.integers(tensor) if isinstance(rhs, StoredArray) else affine_of(tensor)
-    taken = right is not None and where.take(left, right)
-    return Choice("integers", lhs, rhs, integers=(left, right)) if taken else None
+    """Whether two QuantTensors keep their integers, as quantizers in evaluation let them, or one of them is stored."""
+    return (lhs.kept_payload is not None and rhs.kept_payload is not None) or lhs.is_stored or rhs.is_stored
 
 
 def _integers(
-    lhs: Any, rhs: Any, tensor: Any, dims: Dimensions, numbers: ContractionKind, swaps: bool
-) -> Choice | None:
-    """The choice for two operands of integers; None if groups do not fit, or are smaller than pays.
+    lhs: Any, rhs: Any, where: Dimensions | Filters | Ragged, numbers: ContractionKind, swaps: bool
+) -> ChosenKernel | None:
+    """The choice for two operands of integers; None if their scales or groups do not fit."""
+    stored, dims = isinstance(rhs, StoredArray), where if isinstance(where, Dimensions) else None
+    groups = rhs.form.contracted_groups if stored else rhs.groups if rhs.is_grouped else None
+    if dims is not None and (groups is not None or lhs.is_grouped):
+        return _in_groups(lhs, rhs, dims, groups, numbers, swaps)
+    if dims is None and (
+        groups is not None or lhs.is_grouped or not where.fit(lhs, rhs.operand() if stored else rhs)
+    ):
+        return None
+    right = rhs.integers(None if dims is None else dims.rhs_contract) if stored else affine_of(rhs)
+    found = ChosenKernel("integers", "int", lhs, rhs, integers=(affine_of(lhs), right))
+    return found if dims is not None or where.take(*found.integers) else None
 
-    Args:
-        lhs, rhs, dims, numbers, swaps: as for `choose`.
-        tensor: the right operand as a QuantTensor.
-    """
-    if swaps and is_grouped(lhs) and not is_grouped(tensor) and not tensor.is_stored:
-        found = _integers(rhs, lhs, lhs, dims.swapped(), numbers, swaps=False)
+
+def _in_groups(
+    lhs: Any, rhs: Any, dims: Dimensions, groups: Groups | None, numbers: ContractionKind, swaps: bool
+) -> ChosenKernel | None:
+    """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
+    if swaps and groups is None and not rhs.is_stored:
+        found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
         if found is not None:
-            return replace(found, swapped=True)
-    groups: Groups | None = None
+            return replace(
+                found, lhs=lhs, rhs=rhs, integers=(found.integers[1], found.integers[0]), swapped=True
+            )
     if isinstance(rhs, StoredArray):
-        integers = rhs.integers(tensor, dims.rhs_contract)
-        groups = rhs.form.contracted_groups
+        right = rhs.integers(dims.rhs_contract)
     else:
-        pieces = in_pieces(tensor) if grouped_integers(tensor) else tensor
-        groups = pieces.groups if grouped_integers(pieces) else None
-        integers = affine_of(pieces if groups is None else pieces.grouped)
-    if integers is None:
+        pieces = rhs if groups is None else in_pieces(rhs)
+        groups = None if groups is None else pieces.groups
+        right = affine_of(pieces if groups is None else pieces.grouped)
+    common = in_common_groups(lhs, right, groups, dims)
+    if common is None or (common.groups[0].size < LEAST_GROUP and numbers != "int"):
         return None
-    if groups is None and not is_grouped(lhs):
-        return Choice("integers", lhs, rhs, integers=(affine_of(lhs), integers))
-    found = in_common_groups(lhs, integers, groups, dims)
-    if found is None or (found.groups[0].size < LEAST_GROUP and numbers != "int"):
-        return None
-    return Choice("integers", lhs, rhs, integers=(found.x, found.weight), groups=found.groups)
+    return ChosenKernel("integers", "int", lhs, rhs, integers=(common.x, common.weight), groups=common.groups)
 
 
 def contract_as(
-    choice: Choice,
+    choice: ChosenKernel,
     where: Dimensions | Convolution,
     dtype: Any,
     values: tuple[Any, Any] | None = None,
@@ -322,11 +285,20 @@ def contract_as(
     dims = where
     if choice.kernel == "float8":
         if values is not None:
-            lhs, rhs = lhs.with_value(values[0]), rhs if choice.is_stored else rhs.with_value(values[1])
+            lhs, rhs = lhs.with_value(values[0]), rhs if rhs.is_stored else rhs.with_value(values[1])
         how: Any = {"grad_dtype": grad_dtype, "preferred_element_type": dtype, "out_sharding": out_sharding}
         return float8_dot_general(lhs, rhs, dims.numbers, **how)
-    if choice.kernel == "integers":
-        return _contract_integers(choice, dims, dtype, values, accumulator_dtype, out_sharding), None
+    if choice.integers is not None:
+        operands = choice.operands(values)
+        if choice.swapped:
+            operands, dims = operands[::-1], dims.swapped()
+        wide = dims
+        if choice.groups is not None:
+            of_left, of_right = choice.groups
+            wide = wide_dimensions(dims, of_left.dim % dims.lhs_ndim, of_right.dim % dims.rhs_ndim)
+            operands = (_split(operands[0], of_left), _split(operands[1], of_right))
+        y = contract_integers(*operands, wide, dtype, accumulator_dtype, out_sharding)
+        return y.transpose(dims.rhs_first) if choice.swapped else y, None
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":
         static = StoredDot(rhs.form, dims, np.dtype(dtype), out_sharding, precision)
@@ -334,26 +306,6 @@ def contract_as(
     right = as_array(rhs) if values is None else values[1]
     how = {"preferred_element_type": dtype, "out_sharding": out_sharding}
     return jax.lax.dot_general(left, right, dims.numbers, precision=precision, **how), None
-
-
-def _contract_integers(
-    choice: Choice,
-    dims: Dimensions,
-    dtype: Any,
-    values: tuple[Any, Any] | None,
-    accumulator_dtype: Any,
-    out_sharding: Any,
-) -> jax.Array:
-    operands = choice.operands(values)
-    if choice.swapped:
-        operands, dims = operands[::-1], dims.swapped()
-    wide = dims
-    if choice.groups is not None:
-        of_left, of_right = choice.groups
-        wide = wide_dimensions(dims, of_left.dim % dims.lhs_ndim, of_right.dim % dims.rhs_ndim)
-        operands = (_split(operands[0], of_left), _split(operands[1], of_right))
-    y = contract_integers(*operands, wide, dtype, accumulator_dtype, out_sharding)
-    return y.transpose(dims.rhs_first) if choice.swapped else y
 
 
 def _split(operand: IntegerOperand, groups: Groups) -> IntegerOperand:

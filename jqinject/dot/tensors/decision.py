@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from jqinject.dot.geometry.labels import Labels, summed_labels
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.quant_tensor import (
@@ -61,6 +62,13 @@ def decide(a: LabelledTensor, b: LabelledTensor, out: Labels, groups: bool = Fal
                 f"of {described(x)} the scales of shape {x.scale.shape} vary along what is summed over",
             )
     return Decision(kind)
+
+
+def decide_along(lhs: Any, rhs: Any, dims: Dimensions) -> Decision:
+    """As `decide`, for the operands of a `dot_general`; scales of integers may vary along any summed axis."""
+    labels = Labelling.of(dims)
+    sides = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
+    return decide(*sides, labels.out, groups=True)
 
 
 def varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:

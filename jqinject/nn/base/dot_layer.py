@@ -22,7 +22,7 @@ from jqinject.dot import (
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
-from jqinject.dot.tensors.contract import Choice, choose, contract_as
+from jqinject.dot.tensors.contract import ChosenKernel, contract_as
 from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -180,7 +180,7 @@ class PayloadContraction:
         token: the call's token for the scale of the gradient; None without.
     """
 
-    choice: Choice
+    choice: ChosenKernel
     dims: Dimensions
     grad_dtype: Any = None
     token: jax.Array | None = None
@@ -225,20 +225,11 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         """The input features."""
         return (0,)
 
+    contraction_class = PayloadContraction
+
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
-
-    def _payload_contraction(self, x: Any, weight: Any) -> Any:
-        placed = self._placed(x.shape)
-        if placed is None:
-            return None
-        choice = choose(x, weight, placed.dims, self.contraction, rounded=False)
-        if choice.numbers != self.contraction != "auto":
-            return None
-        proxy = self.grad_quant
-        grad_dtype = None if proxy is None or choice.kernel != "float8" else proxy.q_dtype
-        return None if choice.kernel == "floats" else PayloadContraction(choice, placed.dims, grad_dtype)
 
     # --- scales of bias and output
 

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
+from jqinject.dot.tensors.contract import choose
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -65,6 +66,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
+        contraction_class: what takes its place where payloads are contracted.
     """
 
     output_quant: Any = OUTPUT
@@ -79,6 +81,7 @@ class QuantWeightLayer(WeightAxes[Out]):
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
+    contraction_class: ClassVar[Any]
 
     def _init_quantizers(
         self,
@@ -264,7 +267,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             parameters[self.weight_name] = _unallocated(frozen.shape, frozen.dtype)
             parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
-            parameters[self.weight_name] = as_array(weight)
+            parameters[self.weight_name] = weight.value if quantized or frozen is not None else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
         array = x.value if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
@@ -295,23 +298,24 @@ class QuantWeightLayer(WeightAxes[Out]):
         operand = weight if frozen is None else frozen
         if frozen is None and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
-        found = self._payload_contraction(x, operand)
-        if found is None and asked != "auto":
+        placed = self._placed(x.shape)
+        where = None if placed is None else placed.dims
+        choice = choose(x, operand, where, asked, rounded=False)
+        if asked not in ("auto", choice.numbers):
             weight = weight if frozen is None else frozen.quant_tensor()
             raise ValueError(
                 f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
-        return found
+        if choice.kernel == "floats":
+            return None
+        grad_quant = vars(self).get("grad_quant") if choice.kernel == "float8" else None
+        grad_dtype = None if grad_quant is None else grad_quant.q_dtype
+        return self.contraction_class(choice, where, grad_dtype)
 
-    def _payload_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts the payloads of input and weight by the row of the table that they take; None for floats.
-
-        Args:
-            x: the input.
-            weight: a QuantTensor, an array, or the low-bit numbers of a frozen weight.
-        """
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        """The contraction with an input of this shape, whose `dims` the table asks for; None if there is none."""
         return None
 
     def _check_function(self, contraction: ContractionKind) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.dot import Affine, affine_of, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
-from jqinject.dot.tensors.contract import Choice, choose
+from jqinject.dot.tensors.contract import ChosenKernel
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.sharding import asked, with_sharding
@@ -21,10 +21,14 @@ class IntegerConvolution:
 
     Attributes:
         choice: the row of the table for input and kernel.
+        dims: where their scales vary.
+        grad_dtype, token: None, as there are no 8-bit floats.
     """
 
-    token: ClassVar[None] = None
-    choice: Choice
+    choice: ChosenKernel
+    dims: Filters
+    grad_dtype: None = None
+    token: None = None
 
     def __call__(
         self,
@@ -56,6 +60,16 @@ class IntegerConvolution:
         return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
 
 
+class PlacedFilters(NamedTuple):
+    """As `Placed` of a `dot_general`.
+
+    Attributes:
+        dims: where scales may vary.
+    """
+
+    dims: Filters
+
+
 class QuantConvLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that moves a window over spatial axes, channels last."""
 
@@ -72,12 +86,12 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         """A kernel has the axes of the window, and one each for input and output channels."""
         return len(self.kernel_shape)
 
-    def _payload_contraction(self, x: Any, weight: Any) -> Any:
+    contraction_class = IntegerConvolution
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
         channel = self.output_channel_dim
         assert isinstance(channel, int), "a kernel has its output channels along one axis"
-        where = Filters(None, channel, shifted=False) if self.mask is None else None
-        choice = choose(x, weight, where, self.contraction, rounded=False)
-        return IntegerConvolution(choice) if choice.kernel == "integers" else None
+        return PlacedFilters(Filters(None, channel, shifted=False)) if self.mask is None else None
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.

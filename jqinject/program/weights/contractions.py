@@ -10,7 +10,7 @@ from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site
 from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
-from jqinject.program.weights.contract import Contracted, contracted
+from jqinject.program.weights.equation_contraction import Contracted, contracted
 from jqinject.program.weights.operand_quantizer import Wanted, check_turned, free_axes, summed_axes, wanted
 from jqinject.program.weights.parameters import (
     as_activation,
