@@ -165,13 +165,6 @@ def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
 
 
-def walk(node: Any, path: tuple[Any, ...]) -> Any:
-    """Return what lies at a path of attributes and keys."""
-    for key in path:
-        node = vars(node)[key] if isinstance(key, str) and isinstance(node, nnx.Pytree) else node[key]
-    return node
-
-
 def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
     """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
 
