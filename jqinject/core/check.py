@@ -1,22 +1,31 @@
 """Checks of constructor and call arguments; each names the component, the argument, and the cure.
 
 A check takes `(value, where, name)`: the value, the component's name, and the argument's. It returns the value in plain
-form (`np.bool_` becomes `bool`), or raises. `fields` applies several to the attributes of a component:
+form (`np.bool_` becomes `bool`), or raises.
 
-    def __post_init__(self) -> None:
-        check.fields(self, signed=check.flag, p=check.above_zero, dim=check.optional(check.integer))
+Arguments of a `component` or a `frozen_value` are checked by their annotations, before `__post_init__` runs:
+
+    signed: bool
+    p: check.Positive = 1.0
+    dim: int | None = None
+    scaling_impl: Scaling  # what is named `..._impl` is a component
+
+`fields` checks others by hand.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+from jqinject.ops.groups import block_of
 
 Check = Callable[[Any, str, str], Any]
 
@@ -195,6 +204,36 @@ def above_zero(value: Any, where: str, name: str) -> Any:
 MOST_STEPS = 2**24 - 1  # counters are float32, and go one further
 
 
+# Annotations that say more than a type.
+Bits: TypeAlias = int  # 1 .. 32
+Bound: TypeAlias = float  # may be infinite
+Count: TypeAlias = int  # at least 1
+Minimum: TypeAlias = float  # of scales: at least 0
+NonNegative: TypeAlias = float
+Percentage: TypeAlias = float  # 0 .. 100
+Positive: TypeAlias = float
+Shape: TypeAlias = tuple[int, ...]  # no size below 0
+Step: TypeAlias = float  # above 0
+Steps: TypeAlias = int  # 1 .. MOST_STEPS
+Whole: TypeAlias = int  # at least 0
+
+
+def of_fields(cls: type) -> dict[str, Check]:
+    """Return the checks of a dataclass's arguments: by name of components, by annotation of others.
+
+    Args:
+        cls: of a module with `from __future__ import annotations`: its annotations are texts.
+    """
+    found: dict[str, Check] = {}
+    for field in dataclasses.fields(cls):
+        kind = str(field.type).removeprefix("check.")
+        is_component = field.name.endswith("_impl")
+        check = component if is_component else BY_ANNOTATION.get(kind.removesuffix(" | None"))
+        if check is not None and field.init:
+            found[field.name] = optional(check) if kind.endswith(" | None") else check
+    return found
+
+
 def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
     """Check that two ends are in order.
 
@@ -205,14 +244,14 @@ def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
         raise ValueError(f"{where}: {names[0]}={low!r} is above {names[1]}={high!r}. Swap them.")
 
 
-def positive(value: Any, where: str, name: str) -> None:
+def positive(value: Any, where: str, name: str) -> Any:
     """A positive number, or an array of them; traced values are not checked.
 
     Raises:
         ValueError: when one is 0, negative or not finite.
     """
     if isinstance(value, Tracer):
-        return
+        return value
     values = np.asarray(value, np.float32)
     if not np.all(np.isfinite(values)):
         raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
@@ -222,6 +261,7 @@ def positive(value: Any, where: str, name: str) -> None:
             f"{where}: {name} must be positive, got {shown}: it is the size of a step. "
             "For a scale that may be negative use SignedFloatRestrictValue (restrict_scaling_type = 'signed_fp')."
         )
+    return value
 
 
 def float_input(x: Any, where: str) -> jax.Array:
@@ -253,12 +293,9 @@ def bit_width(value: Any, where: str, *, least: int = 1) -> int:
         raise TypeError(f"{error} {cure}") from None
 
 
-positive_steps = between(
-    1,
-    math.inf,
-    integer,
+_OF_STEPS = (
     ": the scale is made from the statistics of that many training steps. For a scale without statistics use "
-    "ParameterScaling.",
+    "ParameterScaling."
 )
 
 
@@ -306,35 +343,36 @@ def minimum(value: Any, where: str, name: str) -> float | None:
     """A minimum scale: None or a finite number of at least 0.
 
     Raises:
-        ValueError: otherwise.
+        TypeError: when it is no number.
+        ValueError: when it is not finite, or below 0.
     """
-    if value is None:
-        return None
-    if not math.isfinite(float(value)) or float(value) < 0:
+    if value is not None and number(value, where, name) < 0:
         raise ValueError(f"{where}: {name} must be None or a finite number >= 0, got {value!r}.")
-    return float(value)
+    return None if value is None else float(value)
 
 
-def initial_value(
-    init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
-) -> Any:
-    """An initial value of the given shape, float32: a NumPy array, or a traced one as it is.
-
-    Raises:
-        ValueError: when the shape differs, or a number is not finite.
-    """
-    traced = isinstance(init, Tracer)
-    value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
-    if not (traced or np.all(np.isfinite(value))):
-        raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
-    if array_shape is None or value.shape == array_shape:
-        return value
-    if value.shape != ():
-        raise ValueError(
-            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a number, or an array "
-            f"of exactly that shape: {init_name}.reshape({array_shape})."
-        )
-    return (jnp if traced else np).full(array_shape, value)
+BY_ANNOTATION: dict[str, Check] = {
+    "bool": flag,
+    "int": integer,
+    "float": number,
+    "int | tuple[int, int]": lambda value, where, _: block_of(value, where)[0],
+    "tuple[int, ...]": integers,
+    "tuple[float, ...]": numbers,
+    "tuple[str, ...]": lambda value, *_: tuple(value),
+    "Bits": lambda value, where, name: bit_width(value, f"{where} ({name})"),
+    "Bound": bound,
+    "Count": between(1, math.inf, integer),
+    "Minimum": minimum,
+    "NonNegative": between(0, math.inf),
+    "Percentage": percentile,
+    "Positive": above_zero,
+    "Shape": shape,
+    "Stat": component,
+    "Step": lambda value, where, name: positive(number(value, where, name), where, name),
+    "Steps": between(-math.inf, MOST_STEPS, between(1, math.inf, integer, _OF_STEPS)),
+    "Whole": between(0, math.inf, integer),
+}
+"""The check of an argument by its annotation; of optional ones, of what is not None."""
 
 
 def statistic_shape(

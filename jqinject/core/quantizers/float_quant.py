@@ -87,7 +87,6 @@ class Float8Cast(Component):
         if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"Float8Cast: dq_dtype must be a float dtype or None, got {dtype!r}")
         vars(self)["q_dtype"] = float8_dtype(self.q_dtype, "Float8Cast")
-        check.fields(self, by_factor=check.flag, power_of_two_factor=check.flag)
         if self.power_of_two_factor and not self.by_factor:
             raise ValueError(
                 "Float8Cast: power_of_two_factor rounds a factor, and numbers are divided by the scale.\n"
@@ -179,7 +178,6 @@ class FloatQuant(Quantizer):
     q_dtype: Any = None
 
     def __post_init__(self, bit_width: int | None) -> None:
-        check.fields(self, signed=check.flag, straight_through=check.flag)
         if self.scaling_impl is None:
             vars(self)["scaling_impl"] = ConstScaling(1.0)
         if self.cast_impl is not None:

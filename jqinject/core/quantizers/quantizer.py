@@ -195,11 +195,19 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     return steps(quant_delay_steps, where, "quant_delay_steps") or 0
 
 
-def start_delay(quantizer: Any, quant_delay_steps: int | None) -> None:
-    """Give a quantizer under construction a `DelayWrapper` as its `delay`, if it waits."""
-    steps = delay_steps(quant_delay_steps, type(quantizer).__name__)
-    if steps:
-        quantizer.delay = DelayWrapper(steps)
+class Delayed(Component):
+    """Abstract: what quantizes after `quant_delay_steps` calls, its one `InitVar`.
+
+    Attributes:
+        delay: returns `x` until then; None if it does not wait.
+    """
+
+    delay: DelayWrapper | None = None
+
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, type(self).__name__)
+        if steps:
+            self.delay = DelayWrapper(steps)
 
 
 @cache

@@ -123,7 +123,7 @@ class AmaxScaling(InnerModule):
     keeps_infinite: bool = False
     margin: float = 0.0
     scaling_init: InitVar[float] = 1.0
-    scaling_min_val: float | None = None
+    scaling_min_val: check.Minimum | None = None
     amax_of_gradient: InitVar[bool] = False
     axis_name: Any = None
     record: QuantStat | GradStat = field(init=False)
@@ -134,19 +134,15 @@ class AmaxScaling(InnerModule):
 
     def __post_init__(self, scaling_init: float, amax_of_gradient: bool) -> None:
         where, cure = "AmaxScaling", "without a history, use delayed = False (the ...Current quantizers)."
-        flags = dict.fromkeys(("delayed", "keeps_infinite"), check.flag)
-        optional = check.optional(check.number)
-        check.fields(self, margin=check.between(-32, 32), scaling_min_val=optional, **flags)
-        why = f". For a scale from the tensor itself, {cure}"
-        check.fields(self, amax_history_length=check.between(1, math.inf, check.integer, why))
-        check.fields(self, amax_history_length=check.between(-math.inf, 2**20))
+        at_least = check.between(1, math.inf, why=f". For a scale from the tensor itself, {cure}")
+        length = check.between(-math.inf, 2**20, at_least)
+        check.fields(self, margin=check.between(-32, 32), amax_history_length=length)
         if self.amax_compute_algo not in ("max", "most_recent"):
             by = self.amax_compute_algo
             raise ValueError(f"{where}: amax_compute_algo must be one of 'max', 'most_recent', got {by!r}")
-        check.minimum(self.scaling_min_val, where, "scaling_min_val")
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
-        shape = self.scaling_shape = check.integers(self.scaling_shape, where, "scaling_shape")
+        shape = self.scaling_shape
         # Of the instance: an attribute that appears later retraces.
         self.in_step = self.use_running_average = False
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
