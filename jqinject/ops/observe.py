@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.sharding import max_over, names_of, varying_axes
-from jqinject.ops.ste import with_gradient_of
 
 SLOT_SIZE = 2
 """What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none."""
@@ -71,9 +70,13 @@ def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, *hol
     return mapped_with(jnp.broadcast_to(x, (axis_size, *x.shape)), *holders), True
 
 
+@jax.custom_jvp
 def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
     """`mapped_with` for an array with a gradient."""
-    return with_gradient_of(x, mapped_with(jax.lax.stop_gradient(x), jax.lax.stop_gradient(holder)))
+    return mapped_with(x, holder)
+
+
+mapped_beside.defjvp(lambda primals, tangents: (mapped_beside(*primals), tangents[0]))
 
 
 def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -319,7 +319,7 @@ class MSE(SearchedStat):
     """
 
     init_op: ClassVar[str] = "mse_init_op"
-    mse_init_op: Stat
+    mse_init_op: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
     stats_reduce_dim: int | None = None
