@@ -9,6 +9,7 @@ from jqinject.dot import conv_general_dilated, dot_general, float8_dot_general, 
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.tensors.decision import contraction_kind
+from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import Choice
 from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.quant_tensor import (
@@ -62,7 +63,7 @@ class Contracted(NamedTuple):
 
 
 def contract_float8(
-    eqn: Any, choice: Choice | None, lhs: Any, rhs: Any, grad_dtype: Any
+    eqn: Equation, choice: Choice | None, lhs: Any, rhs: Any, grad_dtype: Any
 ) -> Contracted | None:
     """The contraction of two tensors of 8-bit floats that goes on with the gradient's payload backward.
 
@@ -77,7 +78,7 @@ def contract_float8(
     """
     asked: Any = "auto" if choice is None else choice.contraction
     floats = on_minifloats(lhs) and on_minifloats(rhs)
-    if grad_dtype is None or not floats or eqn.primitive.name != "dot_general":
+    if grad_dtype is None or not floats or eqn.name != "dot_general":
         return None
     numbers = eqn.params["dimension_numbers"]
     if contraction_kind(lhs, rhs, Dimensions.of(lhs.ndim, rhs.ndim, numbers), asked) != "fp8":
@@ -88,14 +89,14 @@ def contract_float8(
             rhs,
             numbers,
             grad_dtype=grad_dtype,
-            preferred_element_type=eqn.outvars[0].aval.dtype,
+            preferred_element_type=eqn.outputs[0].dtype,
             out_sharding=eqn.params.get("out_sharding"),
         )
     )
 
 
 def contract(
-    eqn: Any, choice: Choice | None, lhs: Any, rhs: Any, rest: list[Any], evaluate: Callable[..., Any]
+    eqn: Equation, choice: Choice | None, lhs: Any, rhs: Any, rest: list[Any], evaluate: Callable[..., Any]
 ) -> Any:
     """The contraction of two QuantTensors, by their payloads if their scales allow it.
 
@@ -107,8 +108,8 @@ def contract(
         evaluate: contracts arrays.
     """
     asked: Any = "auto" if choice is None else choice.contraction
-    dtype, params = eqn.outvars[0].aval.dtype, eqn.params
-    if eqn.primitive.name == "dot_general":
+    dtype, params = eqn.outputs[0].dtype, eqn.params
+    if eqn.name == "dot_general":
         return dot_general(
             lhs,
             rhs,
@@ -117,11 +118,11 @@ def contract(
             contraction=asked,
             out_sharding=params.get("out_sharding"),
         )
-    if eqn.primitive.name == "conv_general_dilated":
+    if eqn.name == "conv_general_dilated":
         return conv_general_dilated(
             lhs, rhs, **arguments_of(eqn), preferred_element_type=dtype, contraction=asked
         )
-    if eqn.primitive.name == "ragged_dot_general" and _cuts_rows_alone(params):
+    if eqn.name == "ragged_dot_general" and _cuts_rows_alone(params):
         numbers = params["ragged_dot_dimension_numbers"]
         return ragged_dot_general(
             lhs,
@@ -134,7 +135,7 @@ def contract(
         )
     if asked in ("int", "fp8"):
         raise ValueError(
-            f"contraction={asked!r} of {eqn.primitive.name} with these parameters is not defined: {params}\n"
+            f"contraction={asked!r} of {eqn.name} with these parameters is not defined: {params}\n"
             "  cure: contraction='auto'"
         )
     (found,) = evaluate([lhs.value, rhs.value, *rest])
