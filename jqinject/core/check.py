@@ -205,14 +205,14 @@ def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
         raise ValueError(f"{where}: {names[0]}={low!r} is above {names[1]}={high!r}. Swap them.")
 
 
-def positive(value: Any, where: str, name: str) -> None:
+def positive(value: Any, where: str, name: str) -> Any:
     """A positive number, or an array of them; traced values are not checked.
 
     Raises:
         ValueError: when one is 0, negative or not finite.
     """
     if isinstance(value, Tracer):
-        return
+        return value
     values = np.asarray(value, np.float32)
     if not np.all(np.isfinite(values)):
         raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
@@ -222,6 +222,7 @@ def positive(value: Any, where: str, name: str) -> None:
             f"{where}: {name} must be positive, got {shown}: it is the size of a step. "
             "For a scale that may be negative use SignedFloatRestrictValue (restrict_scaling_type = 'signed_fp')."
         )
+    return value
 
 
 def float_input(x: Any, where: str) -> jax.Array:
@@ -313,28 +314,6 @@ def minimum(value: Any, where: str, name: str) -> float | None:
     if not math.isfinite(float(value)) or float(value) < 0:
         raise ValueError(f"{where}: {name} must be None or a finite number >= 0, got {value!r}.")
     return float(value)
-
-
-def initial_value(
-    init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
-) -> Any:
-    """An initial value of the given shape, float32: a NumPy array, or a traced one as it is.
-
-    Raises:
-        ValueError: when the shape differs, or a number is not finite.
-    """
-    traced = isinstance(init, Tracer)
-    value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
-    if not (traced or np.all(np.isfinite(value))):
-        raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
-    if array_shape is None or value.shape == array_shape:
-        return value
-    if value.shape != ():
-        raise ValueError(
-            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a number, or an array "
-            f"of exactly that shape: {init_name}.reshape({array_shape})."
-        )
-    return (jnp if traced else np).full(array_shape, value)
 
 
 def statistic_shape(

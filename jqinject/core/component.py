@@ -30,24 +30,6 @@ from jqinject.core import check
 _Class = TypeVar("_Class", bound=type)
 
 
-def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
-    """Set attributes of a module under construction that are not None and differ from the class's default.
-
-    Args:
-        module: the module, whose class has a default for each attribute.
-        attributes: what to set. Names that end in `_impl` are components, so callable.
-
-    Raises:
-        TypeError: a component is not callable.
-    """
-    cls = type(module)
-    for name, value in attributes.items():
-        if value is not None and value != getattr(cls, name):
-            vars(module)[name] = (
-                check.component(value, cls.__name__, name) if name.endswith("_impl") else value
-            )
-
-
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
 _HASH = "_hash"
 
@@ -95,7 +77,7 @@ def set_view(self: Any, use_running_average: bool | None = None) -> None:
         self.use_running_average = use_running_average
 
 
-_MODES = ("deterministic", "use_running_average")
+_MODES = ("deterministic", "in_step", "use_running_average")
 
 
 class ComponentMeta(type(nnx.Module)):
@@ -126,10 +108,13 @@ class ComponentMeta(type(nnx.Module)):
             for name, default in defaults.items():
                 if name.endswith("_impl") and attributes.get(name, default) is not default:
                     check.component(attributes[name], cls.__name__, name)
-        for name, default in defaults.items():
-            part = attributes.get(name, dataclasses.MISSING)
-            if part is default or (type(part) is type(default) and not nnx.is_data(part) and part == default):
-                attributes.pop(name, None)
+        for name, part in tuple(attributes.items()) if defaults else ():
+            default = getattr(cls, name, dataclasses.MISSING)
+            same = part is default or (
+                type(part) is type(default) and not nnx.is_data(part) and part == default
+            )
+            if same and name not in _MODES:
+                del attributes[name]
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(name, bases, namespace, **kwargs)
@@ -143,7 +128,7 @@ def component(cls: _Class) -> _Class:
 
     A field is an argument of the constructor and an attribute; `dataclasses.field(init=False)` is only an attribute,
     `dataclasses.InitVar` only an argument. `__post_init__` checks the fields and makes Variables. An attribute equal to
-    its field's default stays the class's: NNX handles each attribute of a module at every call of a compiled function.
+    the class's own stays the class's: NNX handles each attribute of a module at every call of a compiled function.
     (Modes, which `train` and `eval` switch, stay the instance's.)
     What is named `..._impl` must be a component, and may be None if it has a default.
 
@@ -170,8 +155,7 @@ def component(cls: _Class) -> _Class:
     # Frozen dataclasses assign as `object` does: nothing is checked or registered for each attribute.
     dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     del cls.__setattr__, cls.__delattr__  # type: ignore[attr-defined]
-    fields = (field for field in dataclasses.fields(cls) if field.init and field.name not in _MODES)
-    cls._defaults = {field.name: field.default for field in fields}  # type: ignore[attr-defined]
+    cls._defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.init}  # type: ignore[attr-defined]
     return cls
 
 

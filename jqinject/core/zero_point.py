@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
-from jqinject.core.component import Component, component, set_given
+from jqinject.core.component import Component, component
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.number import Broadcastable, initial_number
@@ -97,8 +97,10 @@ class _MemoryZeroPoint(Memory):
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set how a distance becomes a zero point, and what the base sets."""
         super().begin(arguments, stored)
-        vars(self).update(quantize=bool(arguments["quantize_zero_point"]))
-        set_given(self, scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"))
+        vars(self).update(
+            quantize=arguments["quantize_zero_point"],
+            scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"),
+        )
 
     def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
         """How far the range reaches below zero, in floats."""

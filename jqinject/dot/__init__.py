@@ -38,11 +38,11 @@ from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
 from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
 from jqinject.dot.schemes.scheme_ragged import QRaggedDot as QRaggedDot
-from jqinject.dot.tensors.decision import contracts_in_float8 as contracts_in_float8
+from jqinject.dot.tensors.contract import contract as contract
+from jqinject.dot.tensors.float8_dot_general import float8_dot_general as float8_dot_general
 from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand
 from jqinject.dot.tensors.freezer import QuantMode as QuantMode
-from jqinject.dot.tensors.quantized_dot import float8_dot_general as float8_dot_general
 from jqinject.dot.tensors.six_operands import contract_integers as contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv
 from jqinject.dot.tensors.tensor_ragged import ragged_dot_general as ragged_dot_general

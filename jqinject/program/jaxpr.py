@@ -217,14 +217,12 @@ class Equation:
             other: of a pattern.
             same: variable of the pattern -> variable of this body.
         """
-        pairs = list(zip(other._inputs, self._inputs, strict=False))
-        if self._equation.primitive is not other._equation.primitive or len(self._inputs) != len(
-            other._inputs
-        ):
+        if self.name != other.name or len(self._inputs) != len(other._inputs):
             return False
         if [x.shape for x in self.outputs] != [x.shape for x in other.outputs]:
             return False
-        if not all(_is_same(own, atom, same) for atom, own in pairs) or not self._has_params(other.params):
+        pairs = zip(self._inputs, other._inputs, strict=True)
+        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(other.params):
             return False
         same.update(zip(other._outputs, self._outputs, strict=True))
         return True

@@ -123,10 +123,7 @@ class QuantProxyFromInjector(Answers):
             check(read=metadata.read_by(self, quantizer, trace), given=handed)
         check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
-        if isinstance(quantizer, nnx.Module):
-            attributes["tensor_quant"] = quantizer
-        else:
-            self._hold(quantizer)
+        self._hold(quantizer)
         links.LINKS[self] = links.Links(layer)
 
     @property
@@ -139,10 +136,7 @@ class QuantProxyFromInjector(Answers):
         """Whether scales are those of the weight at the time of `commit`, and do not follow it."""
         return self.record is not None
 
-    @property
-    def tracked_modules(self) -> tuple[Any, ...]:
-        """The layers known to hold this proxy, first to last."""
-        return links.linked_layers(self)
+    tracked_modules = property(links.linked_layers, doc="The layers known to hold this proxy, first to last.")
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer has to be made again when the weights of its layers change."""
@@ -252,12 +246,9 @@ class QuantProxyFromInjector(Answers):
 
     def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""
-        tracked: list[Any] = []
-        for layer in layers if self.parameter else ():
-            parameter = getattr(layer, self.parameter)
-            tracked += [] if parameter is None else [parameter]
-        module = layers[0] if len(layers) == 1 else layers
-        handed = {"module": module, "tracked_parameter_list": tracked}
+        parameters = [getattr(layer, self.parameter) for layer in layers] if self.parameter else []
+        tracked = [parameter for parameter in parameters if parameter is not None]
+        handed = {"module": layers[0] if len(layers) == 1 else layers, "tracked_parameter_list": tracked}
         return handed if rngs is None else {**handed, "rngs": rngs}
 
     def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
@@ -279,19 +270,17 @@ class QuantProxyFromInjector(Answers):
         Raises:
             ValueError: it is not declared whether the integers have a sign.
         """
-        groups = groups_of(quantizer)
-        if groups is None and self.binding.declares("group_size") and not metadata.is_ours(type(quantizer)):
+        size, dim = groups_of(quantizer) or (None, None)
+        if size is None and not metadata.is_ours(type(quantizer)):
             size = metadata.declared(self.binding, "group_size", handed)
-            groups = None if size is None else (size, metadata.declared(self.binding, "group_dim", handed))
+            dim = None if size is None else metadata.declared(self.binding, "group_dim", handed)
         if quantizer is not None and said.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
                 "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
             )
-        size, dim = (None, None) if groups is None else groups
-        return replace(
-            said, group_size=size, group_dim=dim, requires_quant_input=needs_input_format(quantizer)
-        )
+        by_input = needs_input_format(quantizer)
+        return replace(said, group_size=size, group_dim=dim, requires_quant_input=by_input)
 
     def _hold(self, quantizer: Any) -> None:
         if isinstance(quantizer, assembly.Committed):
@@ -301,35 +290,9 @@ class QuantProxyFromInjector(Answers):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        signed = self.quant_metadata.signed
-        assert signed is not None, "checked when the quantizer is assembled"
-        found = (
-            result if isinstance(result, Quantized) else metadata.packable(result, self.tensor_quant, signed)
-        )
-        return found.quant_tensor(training=not self.use_running_average)
-
-    def _parameter_quantized(self, x: Any, quant_input: Any = None) -> Any:
-        """Quantize a parameter: the call of a proxy of weights.
-
-        Args:
-            x: a weight, for instance; float, any shape.
-            quant_input: for a quantizer of weights that goes by it, the `IntQuantTensor` that the weight is contracted
-                with, or its `InputFormat`.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
-
-        Raises:
-            TypeError: the quantizer goes by the input, and this is not quantized to integers.
-            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
-        """
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
-
-    def _more(self, quant_input: Any) -> tuple[Any, ...]:
-        """What the quantizer is called with beside the parameter."""
-        return ()
+        if not isinstance(result, Quantized):
+            result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
+        return result.quant_tensor(training=not self.use_running_average)
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
@@ -354,10 +317,6 @@ class QuantProxyFromInjector(Answers):
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
         `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, *more)
-
-    def quantize_gradient(self, g: Any) -> Any:
-        """A gradient on its way back, as a QuantTensor; the array if quantization is off."""
-        return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""

@@ -29,13 +29,13 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
+def packable(result: Any, quantizer: Any, signed: bool | None) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
         result: the result.
         quantizer: what returned it.
-        signed: whether the integers of four values have a sign.
+        signed: whether the integers of four values have a sign; known for whatever quantizes integers.
 
     Raises:
         TypeError: it is not a result.
@@ -44,7 +44,7 @@ def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result
-        return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
+        return Quantized(value, scale, zero_point, IntGrid(bit_width, bool(signed)))
     shape = getattr(result, "shape", len(result) if isinstance(result, tuple | list) else None)
     size = "" if shape is None else f" of {shape}" if isinstance(shape, int) else f" of shape {shape}"
     raise TypeError(

@@ -5,36 +5,18 @@
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-
-class NameFacts(NamedTuple):
-    """What may be given for a name.
-
-    Attributes:
-        type: as it stands in an annotation; `Component` is a class or an instance of one, `Array` a number or an array.
-        meaning: what the name says.
-    """
-
-    type: str
-    meaning: str
-
-
-# Passed by layers and proxies: not to be overridden.
+# Passed by layers and proxies, or from around a nested injector: not to be overridden.
 PASSED = frozenset(
-    (
-        "module",
-        "rngs",
-        "tracked_parameter_list",
-        "activation_channel_shape",
-        "upstream_scaling",
-        "deterministic",
-    )
+    {"module", "rngs", "tracked_parameter_list", "activation_channel_shape"}
+    | {"upstream_scaling", "deterministic"}
 )
 
 _SHAPE, _AXES = "tuple[int, ...]", "int | tuple[int, ...]"
 
-_ROWS: Mapping[str, tuple[str, str]] = {
+# Its type as it stands in an annotation (`Component` is a class or an instance of one, `Array` a number or an array),
+# and what the name says.
+NAMES: Mapping[str, tuple[str, str]] = {
     # numbers
     "bit_width": ("int", "bits of one number"),
     "preserve_zero": ("bool", "whether 0 is a number; not of half-integers"),
@@ -232,5 +214,3 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "trunc_scaling_impl": ("Component", "the component that gives what an accumulator is divided by"),
     "trunc_int_scaling_impl": ("Component", "how many integer steps the truncated range spans"),
 }
-
-NAMES: Mapping[str, NameFacts] = {name: NameFacts(*facts) for name, facts in _ROWS.items()}

@@ -50,11 +50,12 @@ def test_every_name_is_explained():
 def test_declared_values_are_of_the_stated_types(name):
     for declared, spec in ready_made()[name].__dependencies__.items():
         if spec.kind == "PLAIN" and declared not in ("scaling_stats_momentum",):
-            assert isinstance(spec.target, _type(NAMES[declared].type)), (declared, spec.target)
+            annotation, _ = NAMES[declared]
+            assert isinstance(spec.target, _type(annotation)), (declared, spec.target)
 
 
 def test_components_are_told_apart():
-    for name, facts in NAMES.items():
+    for name, (annotation, _) in NAMES.items():
         ends = name.endswith(("_impl", "_quant"))
         if ends and name not in ("scale_quant",):
-            assert facts.type == "Component", name
+            assert annotation == "Component", name

@@ -20,7 +20,7 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core._protocols import Factors, scale_dtype, searches
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, set_given, set_view
+from jqinject.core.component import Component, set_view
 from jqinject.core.memory.number import (
     DISTANCE,
     AffineRescaling,
@@ -39,8 +39,13 @@ from jqinject.ops.ste import with_gradient_of
 
 AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
-OWN = ("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant", "shared_per_row")
+OWN = (
+    *("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant"),
+    *("scaling_gradient_scale", "shared_per_row"),
+)
 """Constructor's arguments that stay attributes of the same name."""
+OTHERS = ("affine_rescaling", "buffer", "counter", "running_stats")
+"""What checkpoints of some policies hold, and others have no use for."""
 
 
 class Memory(Component):
@@ -136,12 +141,12 @@ class Memory(Component):
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
         tracked = list(arguments.get("tracked_parameter_list", ()))
-        vars(self).update(stats=stats, view=self.default_view if view is None else view)
-        set_given(
-            self,
+        vars(self).update(
+            stats=stats,
+            view=self.default_view if view is None else view,
             shape=shape,
             searches=searches(stats),
-            concat_dim=arguments.get(f"{of}_stats_input_concat_dim"),
+            concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
             tracked_parameters=_kept(tracked, arguments.get("force_parameter", False), where),
@@ -384,45 +389,30 @@ class Memory(Component):
         Returns:
             The entries to load.
         """
-        kind = self.policy.kind
-        known = {name.removeprefix("record."): entry for name, entry in entries.items()}
-        if kind in ("learned", "collected"):
-            known = self._own(known)
-        if kind == "running" and "running_stats" in known:
-            known.setdefault("counter", float_array(1.0))
-        if kind in ("filled", "collected") and "value" in known:
-            known.setdefault("counter", float_array(self.policy.steps + 1))
-        if kind == "collected":
-            self._complete_collected(known)
-        inside = () if self.record is None else self.record.get_raw_value()
-        return {f"record.{name}" if name in inside else name: entry for name, entry in known.items()}
-
-    def _own(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Entries of other policies, translated or dropped."""
-        names = ("value", "buffer", "counter") if self.policy.kind == "collected" else ("value",)
-        own = {
-            name: entry
+        kind, rule = self.policy.kind, self.rule
+        own = () if self.record is None else self.record.get_raw_value()
+        known = {
+            name.removeprefix("record.").removeprefix("runtime_stats."): entry
             for name, entry in entries.items()
-            if name.partition(".")[0] in (*names, "stats", "rule", "int_quant")
         }
-        running = [n for n in ("running_stats", "runtime_stats.running_stats") if n in entries]
-        if running and "value" not in own and self.rule is not DISTANCE and self.value is not None:
-            stat = jnp.abs(jnp.asarray(entries[running[0]]).astype(jnp.float32))
-            own["value"] = self.rule.to_stored(self.rule.clamped(stat))
-            if self.policy.kind == "learned":
-                own["value"] = own["value"].reshape(self.value.get_value().shape)
-            own.pop("counter", None)
-        return own if own or self.policy.kind == "collected" else entries
-
-    def _complete_collected(self, known: dict[str, Any]) -> None:
-        domain = self.rule
-        if "value" in known and "buffer" not in known:
-            stored = jnp.asarray(known["value"]).astype(jnp.float32)
-            read = domain.from_stored(stored)  # a learned scale may be negative, a statistic is not
-            kept = domain.to_stored(domain.clamped(read))
-            known["buffer"] = jnp.where(known["counter"] > self.policy.steps, kept, read)
-        if "buffer" in known and "value" not in known:
-            known["value"] = float_array(self.empty, self.shape)
+        if kind in ("learned", "collected"):
+            running = known.get("running_stats")
+            known = {n: x for n, x in known.items() if n in own or n.partition(".")[0] not in OTHERS}
+            if running is not None and "value" not in known and rule is not DISTANCE:
+                stored = self._stored(jnp.abs(jnp.asarray(running).astype(jnp.float32)))
+                known["value"] = stored.reshape(self.value.get_value().shape) if kind == "learned" else stored
+                known.pop("counter", None)
+        if "value" in known and "counter" in own:
+            known.setdefault("counter", float_array(self.policy.steps + 1))
+        elif "running_stats" in known:
+            known.setdefault("counter", float_array(1.0))
+        if "value" in known and "buffer" in own and "buffer" not in known:
+            # A learned scale may be negative, a statistic is not.
+            stat = rule.from_stored(jnp.asarray(known["value"]).astype(jnp.float32))
+            known["buffer"] = jnp.where(known["counter"] > self.policy.steps, self._stored(stat), stat)
+        elif "buffer" in known:
+            known.setdefault("value", float_array(self.empty, self.shape))
+        return {f"record.{name}" if name in own else name: entry for name, entry in known.items()}
 
     def _check_joint(self, tracked: Any, views: list[Any]) -> None:
         """Refuse views that cannot be joined along an axis."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core import check
@@ -80,15 +81,16 @@ CHECKS: dict[str, check.Check] = {
     **{f"{of}_stats_input_concat_dim": check.integer for of in ("scaling", "zero_point")},
     "group_dim": check.integer,
     "group_size": lambda size, where, name: block_of(size, where)[0],
+    "scaling_gradient_scale": lambda value, where, name: check.positive(
+        check.number(value, where, name), where, name
+    ),
     "collect_stats_steps": check.between(-float("inf"), check.MOST_STEPS, check.integer),
 }
-NUMBERS = re.compile(
-    r"(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum|gradient_scale)|collected_.*"
-)
+NUMBERS = re.compile(r"(scaling|zero_point)_(affine_.*_init|min_val|stats_momentum)|collected_.*")
 
 
 def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
-    """An initial value of a given shape: a NumPy array, or a traced one while its layer is traced.
+    """An initial value of a given shape, float32: a NumPy array, or a traced one while its layer is traced.
 
     Args:
         init: a number or an array.
@@ -98,8 +100,18 @@ def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) ->
     Raises:
         ValueError: the shapes disagree, or the value is not finite.
     """
-    checked = None if shape is None else check.shape(shape, where, names[1])
-    return check.initial_value(init, checked, where, *names)
+    traced, sizes = isinstance(init, jax.core.Tracer), check.optional(check.shape)(shape, where, names[1])
+    value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
+    if not (traced or np.all(np.isfinite(value))):
+        raise ValueError(f"{where}: {names[0]} must be finite, got {init!r}.")
+    if sizes is None or value.shape == sizes:
+        return value
+    if value.shape != ():
+        raise ValueError(
+            f"{where}: {names[0]} has shape {value.shape}, {names[1]} is {sizes}. Give a number, or an array of "
+            f"exactly that shape: {names[0]}.reshape({sizes})."
+        )
+    return (jnp if traced else np).full(sizes, value)
 
 
 def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:

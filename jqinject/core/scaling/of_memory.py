@@ -33,7 +33,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
-from jqinject.core.component import component, set_given
+from jqinject.core.component import component
 from jqinject.core.memory.dynamic import Dynamic
 from jqinject.core.memory.number import Broadcastable, Number, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
@@ -328,22 +328,14 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
 class _LearnedStep(MemoryScaling):
     """Abstract: a learned step, with LSQ's start and LSQ's gradient."""
 
-    gradient_scale: float | None = None
-
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
-        """Set what the base sets, and the factor of the gradient."""
-        factor = arguments["scaling_gradient_scale"]
-        super().begin(arguments, stored)
-        if factor is not None:
-            check.positive(factor, type(self).__name__, "scaling_gradient_scale")
-            set_given(self, gradient_scale=float(factor))
+    scaling_gradient_scale: float | None
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:  # type: ignore[override]
         """The step, float32; `threshold` is the largest integer, None for 1."""
         largest = 1 if threshold is None else threshold
         root = _root(largest)
         number = self.number(x, task, lambda stat: 2.0 * stat / root)
-        factor = self.gradient_scale
+        factor = self.scaling_gradient_scale
         if factor is None:
             factor = 1.0 / _root(self._shared_by(x) * largest)
         stored = with_gradient_of(number.stored * factor, number.stored)

@@ -38,7 +38,7 @@ from jqinject.core._protocols import (
     never_negative,
     scale_dtype,
 )
-from jqinject.core.component import Component, component, set_given
+from jqinject.core.component import Component, component
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.number import Number
 from jqinject.core.rounding import RoundSte
@@ -301,8 +301,7 @@ class ScaleRule(Component):
         restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
         keeps = class_fact(type(restrict), "keeps_positive") is True
         keeps_stored = keeps and not keeps_sign(restrict)
-        set_given(
-            self,
+        vars(self).update(
             keeps_positive=keeps,
             keeps_stored=keeps_stored,
             keeps_threshold=class_fact(type(of_threshold or restrict), "keeps_positive") is True,

@@ -22,6 +22,35 @@ Spec = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Filters:
+    """Where scales and zero points may vary in a convolution of integers.
+
+    Attributes:
+        examples: the axis of the left operand along which its scale may; None if there may be one alone.
+        channels: the axis of the right operand along which its scales and zero points may.
+        shifted: whether the right operand may have zero points, or unsigned bytes.
+    """
+
+    examples: int | None
+    channels: int
+    shifted: bool = True
+
+    def fit(self, lhs: Any, rhs: Any) -> bool:
+        """Whether the scales and zero points of two tensors of integers vary along these axes alone."""
+        examples = -1 if self.examples is None else self.examples
+        return (
+            lhs.zero_point.size == 1
+            and varies_only_along(rhs.zero_point, rhs.ndim, self.channels)
+            and varies_only_along(lhs.scale, lhs.ndim, examples)
+            and varies_only_along(rhs.scale, rhs.ndim, self.channels)
+        )
+
+    def take(self, lhs: Affine, rhs: Affine) -> bool:
+        """Whether such integers are convolved."""
+        return self.shifted or (rhs.zero_point is None and rhs.payload.dtype != jnp.uint8)
+
+
+@dataclass(frozen=True)
 class Convolution:
     """The static part of a convolution: the complete arguments of `lax.conv_general_dilated`.
 
@@ -87,6 +116,11 @@ class Convolution:
             accumulator_dtype,
             out_sharding,
         )
+
+    @property
+    def filters(self) -> Filters:
+        """Where scales may vary: along examples and output features."""
+        return Filters(self.specs[0][0], self.channel_axis)
 
     @property
     def channel_axis(self) -> int:

@@ -128,11 +128,6 @@ def affine_of(x: IntQuantTensor) -> Affine:
     return Affine(integers, x.scale, x.zero_point if x.has_zero_point else None)
 
 
-def integer_operand(x: IntQuantTensor) -> IntegerOperand:
-    """The integers of a tensor of at most 8 bits, and its value for the gradient."""
-    return IntegerOperand(affine_of(x), x.value, x.dtype)
-
-
 def affine_dot_general(
     lhs: Affine,
     rhs: Affine,

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers, integer_operand
+from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.contract import choose
 from jqinject.dot.tensors.decision import ContractionKind, describe
 from jqinject.ops.ste import backward_only, first_order
-from jqinject.quant_tensor import IntQuantTensor, as_array
-from jqinject.quant_tensor.shaping import full_rank
+from jqinject.quant_tensor import as_array
 
 WHAT = "a ragged contraction of integers"
 NO_SECOND_DERIVATIVE = (
@@ -59,11 +59,10 @@ def ragged_dot_general(
     """
     dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
     ragged = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision)
-    wanted = contraction in ("auto", "int") and group_sizes.ndim == 1
-    if ragged is not None and wanted and _fits(ragged, lhs, rhs):
+    choice = choose(lhs, rhs, ragged if group_sizes.ndim == 1 else None, contraction)
+    if ragged is not None and choice.integers is not None:
         with backward_only(WHAT):
-            left = integer_operand(lhs)
-            right = _stored(rhs) if rhs.is_stored else integer_operand(rhs)
+            left, right = choice.operands()
             return _contract(ragged, left.value, right.value, group_sizes, (left, right))
     if contraction in ("int", "fp8"):
         raise ValueError(
@@ -79,20 +78,6 @@ def ragged_dot_general(
         precision,
         preferred_element_type=preferred_element_type,
     )
-
-
-def _fits(ragged: Ragged, lhs: Any, rhs: Any) -> bool:
-    for x, summed in ((lhs, ragged.lhs_contract), (rhs, ragged.rhs_contract)):
-        if not has_integers(x):
-            return False
-        for metadata in (x.scale, x.zero_point):
-            if any(full_rank(metadata, x.ndim).shape[axis] > 1 for axis in summed):
-                return False
-    return ragged.holds_sums(affine_of(lhs), affine_of(rhs))
-
-
-def _stored(x: IntQuantTensor) -> IntegerOperand:
-    return IntegerOperand(affine_of(x), None, x.dtype)
 
 
 def _forward(

@@ -11,7 +11,7 @@ from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site
 from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
-from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
+from jqinject.program.weights.equation_contraction import Contracted, contracted
 from jqinject.program.weights.operand_quantizer import Wanted, check_turned, free_axes, summed_axes, wanted
 from jqinject.program.weights.parameters import (
     as_activation,
@@ -20,7 +20,6 @@ from jqinject.program.weights.parameters import (
     note_use,
     weight_among,
 )
-from jqinject.program.weights.stored_numbers import stored_product
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import as_array
 
@@ -115,7 +114,9 @@ class _Contraction:
                     run, choice, self.name, self.operation, self.eqn, given, self.weight, self.rest
                 )
             else:
-                found = _contracted(run, choice, self.eqn, self.name, taken, self.rest, self.evaluate)
+                numbers = "auto" if choice is None else choice.contraction
+                grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{self.name}_grad"))
+                found = contracted(self.eqn, numbers, taken, self.rest, self.evaluate, grad_dtype)
         return self._updated(_with_gradient(run, choice, self.name, found))
 
     def _floats(self, place: int) -> Any:
@@ -176,28 +177,6 @@ class _Contraction:
         x = self._floats(1 - weight)
         update = _update(self.run, self.name, self.eqn, x, self.operands, self.rest, weight, self.evaluate)
         return value + update.astype(value.dtype)
-
-
-def _contracted(
-    run: Any,
-    choice: Choice | None,
-    eqn: Equation,
-    name: str,
-    taken: Sequence[Tracked],
-    rest: list[Any],
-    evaluate: Callable[[list[Any]], list[Any]],
-) -> Contracted:
-    """The contraction, by the operands' payloads or by their floats."""
-    left, right = (x.value for x in taken)
-    if contracts_payloads(choice, left, right):
-        grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{name}_grad"))
-        found = contract_float8(eqn, choice, left, right, grad_dtype)
-        return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
-    asked = "auto" if choice is None else choice.contraction
-    value = stored_product(eqn, asked, taken)
-    if value is None:
-        (value,) = evaluate([*(x.array for x in taken), *rest])
-    return Contracted(value)
 
 
 def _by_scheme(

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jqinject.dot import FrozenForm
-from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
+from jqinject.dot import FrozenForm, FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.tensors.contract import choose, contract_as
+from jqinject.dot.tensors.decision import ContractionKind
 from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Tracked, dtype_of
 
@@ -111,21 +112,20 @@ def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[Any]) -> Calla
     return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None
 
 
-def stored_product(eqn: Equation, asked: str, operands: Sequence[Tracked]) -> Any:
-    """The contraction of floats with a frozen parameter by `stored_dot_general`; None if it is none of these.
+def stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
+    """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
 
     Args:
         eqn: its equation.
-        asked: which numbers the rule wants to be contracted.
+        numbers: which numbers the rule wants to be contracted.
         operands: two.
     """
     place = next((place for place in (1, 0) if stored_in(operands[place]) is not None), None)
-    if eqn.name != "dot_general" or asked == "float" or place is None:
+    if eqn.name != "dot_general" or numbers == "float" or place is None:
         return None
     x, held = operands[1 - place].array, stored_in(operands[place])
     assert held is not None, "looked for above"
-    same = np.dtype(dtype_of(x)) == np.dtype(dtype_of(held.value))
-    if not same or not reads_stored(held.form, x.dtype):
+    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(held.value)):
         return None
     contracted, batch = eqn.params["dimension_numbers"]
     own = [tuple(held.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
@@ -135,8 +135,11 @@ def stored_product(eqn: Equation, asked: str, operands: Sequence[Tracked]) -> An
     sharding = eqn.params.get("out_sharding")
     if sharding is not None and order != tuple(range(len(order))):
         return None
-    static = StoredDot(held.form, dims, np.dtype(eqn.outputs[0].dtype), sharding, eqn.params.get("precision"))
-    return jax.lax.transpose(stored_dot_general(x, held.numbers, static), order)
+    choice = choose(x, FrozenParam.holding(held.numbers, held.form, {}), dims, numbers)
+    if choice.kernel != "stored":
+        return None
+    how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
+    return jax.lax.transpose(contract_as(choice, dims, eqn.outputs[0].dtype, **how)[0], order)
 
 
 def stored_in(x: Tracked) -> StoredNumbers | None:

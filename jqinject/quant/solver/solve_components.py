@@ -180,6 +180,7 @@ class MinMaxScalingInit:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class HeScalingInit:
     """The mean over the tracked weights of sqrt(2 / fan_in).
 
@@ -198,19 +199,17 @@ class HeScalingInit:
         0.5
     """
 
-    def __init__(
-        self, tracked_parameter_list: Sequence[Any], output_channel_dim: int | tuple[int, ...] = 0
-    ) -> None:
-        fans = [
-            math.prod(weight.shape)
-            // max(math.prod(weight.shape[axis] for axis in as_tuple(output_channel_dim)), 1)
-            for weight in tracked_parameter_list
-        ]
-        self.scaling_init = sum(math.sqrt(2.0 / max(fan, 1)) for fan in fans) / len(fans)
+    tracked_parameter_list: Sequence[Any]
+    output_channel_dim: int | tuple[int, ...] = 0
 
     def __call__(self) -> float:
         """The start value."""
-        return self.scaling_init
+        deviations = []
+        for weight in self.tracked_parameter_list:
+            channels = math.prod(weight.shape[axis] for axis in as_tuple(self.output_channel_dim))
+            fan_in = math.prod(weight.shape) // max(channels, 1)
+            deviations.append(math.sqrt(2.0 / max(fan_in, 1)))
+        return sum(deviations) / len(deviations)
 
 
 # Where a scale comes from, and which values it may take.

@@ -91,6 +91,11 @@ def weight_shape_of(module: Any) -> tuple[int, ...]:
     return agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
 
 
+def number_of_axes(module: Any) -> int:
+    """How many axes a layer's weight has, on which layers that share a quantizer have to agree."""
+    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+
+
 def check_groups_of_scales(shape: tuple[int, ...], group_size: int, group_dim: int) -> None:
     """Reject groups that scales do not fill, as a group of scales is never padded.
 
@@ -164,10 +169,6 @@ def weight_group_dim(module):
     return agreed(module, group_dim_of, "group_dim")
 
 
-def _number_of_axes(layer: Any) -> int:
-    return len(layer.weight_shape)
-
-
 @value
 def block_width(group_size=None):
     """How many groups beside each other share a scale: the second length of a block, or 1."""
@@ -211,7 +212,7 @@ class WeightShapes(ExtendedInjector):
     @value
     def permute_dims(module, output_channel_dim):
         """The permutation that puts the channels of a weight first; None if they are first already."""
-        axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
+        axes = list(range(number_of_axes(module)))
         channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
         if channels == axes[: len(channels)]:
             return None
@@ -223,7 +224,7 @@ class WeightShapes(ExtendedInjector):
     @value
     def scaling_per_output_channel_shape(module, output_channel_dim, out_channels):
         """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
-        shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
+        shape = [1] * number_of_axes(module)
         for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
             shape[axis] = size
         return tuple(shape)
@@ -254,11 +255,8 @@ class WeightShapes(ExtendedInjector):
     ):
         """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes two."""
         if group_size is None:
-            return (
-                this.group_size
-                if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
-                else None
-            )
+            needs_size = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
+            return this.group_size if needs_size else None
         size, width = block_of(group_size, "a group-wise weight quantizer")
         if upstream_shape is not None or quantized_shape != weight_shape_of(module):
             check_groups_of_scales(quantized_shape, size, group_dim)
@@ -299,11 +297,8 @@ class ActShapes(ExtendedInjector):
     def channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
         """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
         per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
-        return (
-            this.per_channel_broadcastable_shape
-            if per_channel and scaling_stats_permute_dims is None
-            else None
-        )
+        by_shape = per_channel and scaling_stats_permute_dims is None
+        return this.per_channel_broadcastable_shape if by_shape else None
 
 
 class BiasShapes(ExtendedInjector):
