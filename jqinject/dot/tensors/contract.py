@@ -37,15 +37,17 @@ from jqinject.dot.tensors.float8_dot_general import float8_dot_general
 from jqinject.dot.tensors.six_operands import contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv
 from jqinject.quant_tensor import (
+    FloatQuantTensor,
     Groups,
     as_array,
     in_pieces,
     is_quantized,
 )
 
-TRAINING = (
-    "in training floats are contracted: rounding to integers again at every step costs more than it saves"
+NOT_KEPT = (
+    "an operand keeps no integers, as in training, where rounding to them again costs more than it saves"
 )
+UNFIT = f"scales vary where no contraction of integers takes them, or groups have fewer than {LEAST_GROUP} elements"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class ChosenKernel:
     Attributes:
         kernel: "integers", "float8", "stored" or "floats".
         numbers: "int", "fp8" or "float".
+        where: the axes of the contraction.
         lhs, rhs: the operands.
         why: why operands with a payload are contracted as floats; else empty.
         integers: theirs, for "integers".
@@ -64,6 +67,7 @@ class ChosenKernel:
 
     kernel: str
     numbers: str
+    where: Dimensions | Filters | Ragged | None
     lhs: Any
     rhs: Any
     why: str = ""
@@ -192,18 +196,18 @@ def choose(
         found = _integers(lhs, rhs, where, numbers, swaps) if rounds else None
         if found is not None:
             return found
-        why = "" if rounds else TRAINING
+        why = UNFIT if rounds else NOT_KEPT
     plain = isinstance(where, Dimensions) and numbers != "float"
     reads = plain and stored and reads_stored(rhs.form, lhs.dtype)
     if reads and not is_quantized(lhs):
-        return ChosenKernel("stored", "float", lhs, rhs, OTHER_IS_FLOAT)
+        return ChosenKernel("stored", "float", where, lhs, rhs, OTHER_IS_FLOAT)
     tensor = rhs.operand() if stored else rhs
     if plain and not why:
         decision = decide_along(lhs, tensor, where)
         if decision.kind == "fp8" and numbers != "int":
-            return ChosenKernel("float8", "fp8", lhs, tensor)
+            return ChosenKernel("float8", "fp8", where, lhs, tensor)
         why = decision.why
-    return ChosenKernel("stored" if reads else "floats", "float", lhs, rhs if reads else tensor, why)
+    return ChosenKernel("stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why)
 
 
 def keep_integers(lhs: Any, rhs: Any) -> bool:
@@ -224,7 +228,7 @@ def _integers(
     ):
         return None
     right = rhs.integers(None if dims is None else dims.rhs_contract) if stored else affine_of(rhs)
-    found = ChosenKernel("integers", "int", lhs, rhs, integers=(affine_of(lhs), right))
+    found = ChosenKernel("integers", "int", where, lhs, rhs, integers=(affine_of(lhs), right))
     return found if dims is not None or where.take(*found.integers) else None
 
 
@@ -236,7 +240,12 @@ def _in_groups(
         found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
         if found is not None:
             return replace(
-                found, lhs=lhs, rhs=rhs, integers=(found.integers[1], found.integers[0]), swapped=True
+                found,
+                where=dims,
+                lhs=lhs,
+                rhs=rhs,
+                integers=(found.integers[1], found.integers[0]),
+                swapped=True,
             )
     if isinstance(rhs, StoredArray):
         right = rhs.integers(dims.rhs_contract)
@@ -247,7 +256,9 @@ def _in_groups(
     common = in_common_groups(lhs, right, groups, dims)
     if common is None or (common.groups[0].size < LEAST_GROUP and numbers != "int"):
         return None
-    return ChosenKernel("integers", "int", lhs, rhs, integers=(common.x, common.weight), groups=common.groups)
+    return ChosenKernel(
+        "integers", "int", dims, lhs, rhs, integers=(common.x, common.weight), groups=common.groups
+    )
 
 
 def contract_as(
@@ -285,7 +296,7 @@ def contract_as(
     dims = where
     if choice.kernel == "float8":
         if values is not None:
-            lhs, rhs = lhs.with_value(values[0]), rhs if rhs.is_stored else rhs.with_value(values[1])
+            lhs, rhs = _carried_by(values[0], lhs), rhs if rhs.is_stored else _carried_by(values[1], rhs)
         how: Any = {"grad_dtype": grad_dtype, "preferred_element_type": dtype, "out_sharding": out_sharding}
         return float8_dot_general(lhs, rhs, dims.numbers, **how)
     if choice.integers is not None:
@@ -306,6 +317,11 @@ def contract_as(
     right = as_array(rhs) if values is None else values[1]
     how = {"preferred_element_type": dtype, "out_sharding": out_sharding}
     return jax.lax.dot_general(left, right, dims.numbers, precision=precision, **how), None
+
+
+def _carried_by(array: jax.Array, x: FloatQuantTensor) -> FloatQuantTensor:
+    """8-bit floats whose gradient goes to an array, in the dtype of that array."""
+    return FloatQuantTensor.cast(array, x.payload(), x.scale, x.format, x.training)
 
 
 def _split(operand: IntegerOperand, groups: Groups) -> IntegerOperand:

@@ -1,4 +1,4 @@
-"""The ragged contraction of two operands, forward as integers, and its gradients."""
+"""The ragged contraction of two operands, in the numbers that the table chooses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from typing import Any
 
 import jax
 
-from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.contract import choose
 from jqinject.dot.tensors.decision import ContractionKind, describe
-from jqinject.ops.ste import backward_only, first_order
+from jqinject.dot.tensors.ragged_operands import contract_ragged_integers
 from jqinject.quant_tensor import as_array
-
-WHAT = "a ragged contraction of integers"
-NO_SECOND_DERIVATIVE = (
-    f"{WHAT} has no second derivative: rounding has none.\n"
-    "  cure: differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
-)
 
 
 def ragged_dot_general(
@@ -61,9 +54,7 @@ def ragged_dot_general(
     ragged = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision)
     choice = choose(lhs, rhs, ragged if group_sizes.ndim == 1 else None, contraction)
     if ragged is not None and choice.integers is not None:
-        with backward_only(WHAT):
-            left, right = choice.operands()
-            return _contract(ragged, left.value, right.value, group_sizes, (left, right))
+        return contract_ragged_integers(ragged, *choice.operands(), group_sizes)
     if contraction in ("int", "fp8"):
         raise ValueError(
             f"contraction={contraction!r} of a ragged contraction needs two IntQuantTensors of at most 8 bits whose "
@@ -78,32 +69,3 @@ def ragged_dot_general(
         precision,
         preferred_element_type=preferred_element_type,
     )
-
-
-def _forward(
-    ragged: Ragged, lhs: jax.Array, rhs: jax.Array | None, group_sizes: jax.Array, kept: Any
-) -> jax.Array:
-    left, right = kept
-    return ragged.integers(left.integers, right.integers, group_sizes)
-
-
-_contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
-
-
-def _fwd(
-    ragged: Ragged, lhs: jax.Array, rhs: jax.Array | None, group_sizes: jax.Array, kept: Any
-) -> tuple[jax.Array, Any]:
-    *_, (left, right) = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
-    y = _forward(ragged, lhs, rhs, group_sizes, (left, right))
-    return y, (left.for_backward(), right.for_backward(), group_sizes)
-
-
-def _bwd(ragged: Ragged, residuals: tuple[IntegerOperand, IntegerOperand, jax.Array], g: jax.Array) -> Any:
-    left, right, group_sizes = residuals
-    g = first_order(g, NO_SECOND_DERIVATIVE)
-    _, pull = jax.vjp(lambda a, b: ragged.floats(a, b, group_sizes), left.floats, right.floats)
-    dx, dw = pull(g)
-    return dx, None if right.value is None else dw, None, None
-
-
-_contract.defvjp(_fwd, _bwd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot.tensors.contract import choose
+from jqinject.dot.tensors.contract import ChosenKernel, choose
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -26,6 +27,8 @@ from jqinject.quant_tensor import (
     is_quantized,
     on_integers,
 )
+
+_VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
 
 
 def checked_contraction(layer: str, contraction: ContractionKind) -> ContractionKind:
@@ -67,6 +70,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
         contraction_class: what takes its place where payloads are contracted.
+        reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
     output_quant: Any = OUTPUT
@@ -82,6 +86,7 @@ class QuantWeightLayer(WeightAxes[Out]):
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
     contraction_class: ClassVar[Any]
+    reads_input: ClassVar[bool] = False
 
     def _init_quantizers(
         self,
@@ -258,18 +263,25 @@ class QuantWeightLayer(WeightAxes[Out]):
         floats = frozen is None and not (
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
-        contraction = None if floats and self.contraction == "auto" else self._contraction(x, weight)
+        choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
+        contraction = None
+        if choice is not None and choice.kernel != "floats":
+            of_payload = grad_quant is not None and choice.kernel == "float8"
+            contraction = self.contraction_class(choice, grad_quant.q_dtype if of_payload else None)
         if frozen is not None and (contraction is None or self.return_quant_tensor):
             weight = frozen.quant_tensor()
         parameters = {} if contraction is None else self._injected(contraction)
+        # Where 8-bit floats are contracted, the arrays only receive the gradients.
+        float8 = contraction is not None and contraction.choice.kernel == "float8"
+        array_of = _CARRIER if float8 and not self.reads_input else _VALUE
         if contraction is not None and frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(frozen.shape, frozen.dtype)
             parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if quantized or frozen is not None else weight
+            parameters[self.weight_name] = array_of(weight) if quantized or frozen is not None else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
-        array = x.value if isinstance(x, QuantTensor) else x
+        array = array_of(x) if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -282,8 +294,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         """The attributes that make the parent's forward contract so."""
         return {self.contraction_name: contraction}
 
-    def _contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts the payloads instead of the parent's function; None to contract floats.
+    def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
+        """The row of the table for input and weight; None where the parent's function contracts floats in any case.
 
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
@@ -298,9 +310,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         operand = weight if frozen is None else frozen
         if frozen is None and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
-        placed = self._placed(x.shape)
-        where = None if placed is None else placed.dims
-        choice = choose(x, operand, where, asked, rounded=False)
+        placed = self._placed(np.shape(x))
+        choice = choose(x, operand, None if placed is None else placed.dims, asked, rounded=False)
         if asked not in ("auto", choice.numbers):
             weight = weight if frozen is None else frozen.quant_tensor()
             raise ValueError(
@@ -308,11 +319,7 @@ class QuantWeightLayer(WeightAxes[Out]):
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
-        if choice.kernel == "floats":
-            return None
-        grad_quant = vars(self).get("grad_quant") if choice.kernel == "float8" else None
-        grad_dtype = None if grad_quant is None else grad_quant.q_dtype
-        return self.contraction_class(choice, where, grad_dtype)
+        return choice
 
     def _placed(self, shape: tuple[int, ...]) -> Any:
         """The contraction with an input of this shape, whose `dims` the table asks for; None if there is none."""

@@ -165,11 +165,11 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     def _placed(self, shape: tuple[int, ...]) -> Any:
         return None if self.transpose_kernel else super()._placed(shape)
 
-    def _contraction(self, x: Any, weight: Any) -> Any:
+    def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
         array = as_array(x)
         explicit = asked(True, array, self.frozen.numbers["scale"] if weight is None else as_array(weight))
-        return super()._contraction(array if explicit else x, weight)
+        return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         convolve = vars(parameter_view).get(self.contraction_name)
