@@ -6,7 +6,7 @@ and mantissa bits, the largest mantissa, and the exponent bias.
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import jax
@@ -99,7 +99,6 @@ class BitWidthParameter(InnerModule):
     min_bit_width: check.Bits = 2
     restrict_bit_width_impl: Restrict = IntRestrictValue()
     override_pretrained_bit_width: bool = False
-    bit_width_offset: QuantParam = field(init=False)
     is_learned = True
     is_scale_free = True
 
@@ -162,7 +161,6 @@ class RemoveBitwidthParameter(InnerModule):
 
     bit_width_to_remove: InitVar[float]
     override_pretrained_bit_width: bool = False
-    bit_width_coeff: QuantParam = field(init=False)
     is_scale_free = True
 
     def __post_init__(self, bit_width_to_remove: float) -> None:

@@ -192,14 +192,12 @@ def component(value: Any, where: str, name: str) -> Any:
 
 
 def above_zero(value: Any, where: str, name: str) -> Any:
-    """A positive finite number, or several.
+    """A positive finite number.
 
     Raises:
         TypeError: when it is something else.
         ValueError: when one is not positive, or not finite.
     """
-    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
-        return tuple(above_zero(item, where, name) for item in numbers(value, where, name))
     if not number(value, where, name) > 0:
         raise ValueError(f"{where}: {name} must be above 0, got {value!r}.")
     return value

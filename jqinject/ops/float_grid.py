@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.clamp import bounded
 from jqinject.ops.grid import Grid, Rounding, narrowest
 from jqinject.ops.minifloat import (
     MOST_EXPONENT_BITS,
@@ -25,7 +24,6 @@ from jqinject.ops.minifloat import (
     to_float_grid,
 )
 from jqinject.ops.power import exp2, integer_power, power
-from jqinject.ops.ste import nearest
 
 
 @dataclass(frozen=True)
@@ -163,11 +161,9 @@ class FloatGrid(Grid):
             _codes(self) == _codes(DTYPE_GRIDS[np.dtype(name)]) for name in dtypes
         )
 
-    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
-        """The minifloats, float32; those that are too large become the largest."""
-        numbers = to_float_grid(steps, self.mantissa_bit_width, self.exponent_bias, rounding)
-        low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
-        return bounded(numbers, low, high)
+    def unbounded(self, steps: jax.Array, rounding: Rounding) -> jax.Array:
+        """The minifloats, float32, of any size."""
+        return to_float_grid(steps, self.mantissa_bit_width, self.exponent_bias, rounding)
 
     def encode(self, steps: jax.Array) -> jax.Array:
         """Minifloats in `storage`: a float dtype that backends convert to, else their codes; no gradient.

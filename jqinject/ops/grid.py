@@ -71,9 +71,14 @@ class Grid(abc.ABC):
         """Whether a width is learned: an array."""
         return any(not isinstance(getattr(self, name), int | float) for name in self.learnable)
 
-    @abc.abstractmethod
-    def round(self, steps: jax.Array, rounding: Rounding = nearest, /) -> jax.Array:
+    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
         """Numbers of the grid, float32, clamped to its bounds; nan stays nan."""
+        low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
+        return bounded(self.unbounded(steps, rounding), low, high)
+
+    def unbounded(self, steps: jax.Array, rounding: Rounding) -> jax.Array:
+        """As `round`, without the bounds: by default, whole numbers."""
+        return rounding(steps)
 
     def encode(self, steps: jax.Array) -> jax.Array:
         """The payload of numbers of the grid, in `storage`; no gradient."""
@@ -219,11 +224,6 @@ class IntGrid(Grid):
         if self.is_learned:
             return np.dtype(np.int32)
         return narrowest(self.bit_width, "int" if self.signed else "uint")
-
-    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
-        """The integers, float32, clamped to the bounds."""
-        low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
-        return bounded(rounding(steps), low, high)
 
     def __str__(self) -> str:
         return f"{self.bit_width}-bit {'signed' if self.signed else 'unsigned'} integers"

@@ -61,7 +61,6 @@ class NormParameter(InnerModule):
     pre_scaling_shape: check.Shape | None = None
     restrict_pre_scaling_impl: Restrict | None = None
     pre_scaling_min_val: check.Minimum | None = None
-    value: QuantParam = field(init=False)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
         tracked, where = list(tracked_parameter_list), type(self).__name__
