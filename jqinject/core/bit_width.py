@@ -19,7 +19,7 @@ from jqinject.core.scaling.rule import IntRestrictValue
 from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
 from jqinject.ops.minifloat import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS, checked_width, max_mantissa
-from jqinject.ops.power import exp2
+from jqinject.ops.power import power
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
@@ -326,5 +326,4 @@ class ComputeExponentBias(Component):
 
     def __call__(self) -> Any:
         """The bias: an int for constant bits, else a float32 array."""
-        width = self.exponent_bit_width_impl()
-        return 2 ** (width - 1) - 1 if isinstance(width, int) else exp2(width - 1.0) - 1.0
+        return power(self.exponent_bit_width_impl() - 1) - 1

@@ -58,10 +58,7 @@ def fields(owner: Any, /, **checks: Check) -> None:
     """
     where = type(owner).__name__
     for name, check in checks.items():
-        value = getattr(owner, name)
-        plain = check(value, where, name)
-        if plain is not value:
-            vars(owner)[name] = plain
+        vars(owner)[name] = check(getattr(owner, name), where, name)
 
 
 def optional(check: Check) -> Check:

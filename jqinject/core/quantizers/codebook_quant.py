@@ -67,7 +67,7 @@ class CodebookQuant(Quantizer):
     ) -> Rounded:
         steps = divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
-        nearest = jnp.where(jnp.isnan(inside), inside, grid.decode(grid.encode(inside)))
+        nearest = grid.round(inside)
         mask = self.gradient_mask_impl
         if mask is not None:
             return with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest)), None

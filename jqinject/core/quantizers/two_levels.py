@@ -12,7 +12,7 @@ from jqinject.core.quantizers.quantizer import Quantized
 from jqinject.core.scaling.two_levels import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.views import Blocks, blocks_of, in_layout
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
-from jqinject.ops.minifloat import from_float_steps, to_float_grid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import Levels
 
@@ -57,8 +57,7 @@ def _rounded(quantizer: Any, grid: Any, x: jax.Array, scales: BlockScales) -> ja
             nothing = jax.lax.bitcast_convert_type(x, jnp.uint32) << 1 == 0
             steps = jnp.where(nothing, 0.0, steps)
         steps = jnp.clip(steps, -2.0 * grid.largest, 2.0 * grid.largest)  # the clamp takes no less
-        near = to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, quantizer.float_to_int_impl)
-        return quantizer.clamped(near, grid)
+        return quantizer.clamped(grid.unbounded(steps, quantizer.float_to_int_impl), grid)
 
     return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
 
