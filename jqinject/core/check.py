@@ -66,26 +66,28 @@ def optional(check: Check) -> Check:
     return lambda value, where, name: None if value is None else check(value, where, name)
 
 
-def between(low: float, high: float, kind: Check | None = None, why: str = ".") -> Check:
+def between(low: float, high: float, kind: Check | None = None, why: str = ".", expected: str = "") -> Check:
     """Return a check of a number between two bounds, inclusive.
 
     Args:
         low, high: the bounds; infinite ones are open.
         kind: the check before that of the range, such as `integer`; None means `number`.
         why: how the error text ends.
+        expected: what the error text says in place of the bounds.
 
     Example:
         >>> between(0, math.inf)(-1.0, "MeanSigmaStd", "sigma")
         Traceback (most recent call last):
         ValueError: MeanSigmaStd: sigma must be at least 0, got -1.0.
     """
-    expected = f"at least {low}" if math.isinf(high) else f"at most {high}"
-    expected = expected if math.isinf(low) or math.isinf(high) else f"in {low} .. {high}"
+    bounds = f"at least {low}" if math.isinf(high) else f"at most {high}"
+    bounds = bounds if math.isinf(low) or math.isinf(high) else f"in {low} .. {high}"
+    required = expected or f"must be {bounds}"
 
     def check(value: Any, where: str, name: str) -> Any:
         plain = (kind or number)(value, where, name)
         if not low <= plain <= high:
-            raise ValueError(f"{where}: {name} must be {expected}, got {value!r}{why}")
+            raise ValueError(f"{where}: {name} {required}, got {value!r}{why}")
         return plain
 
     return check
@@ -142,6 +144,11 @@ def number(value: Any, where: str, name: str) -> Any:
     if not isinstance(value, Tracer) and math.isinf(float(value)):
         raise ValueError(f"{where}: {name} must be a finite number, got {value!r}.")
     return value
+
+
+def real(value: Any, where: str, name: str) -> float:
+    """A finite number, as a Python float."""
+    return float(number(value, where, name))
 
 
 def integers(value: Any, where: str, name: str) -> tuple[int, ...]:
@@ -283,18 +290,6 @@ def momentum(value: Any, where: str, name: str) -> float | None:
     return float(value)
 
 
-def percentile(value: Any, where: str, name: str) -> float:
-    """A percentile in 0 .. 100.
-
-    Raises:
-        TypeError: when it is no number.
-        ValueError: when it is outside.
-    """
-    if not 0.0 <= number(value, where, name) <= 100.0:
-        raise ValueError(f"{where}: {name} is a percentage, expected 0 .. 100, got {value!r}.")
-    return float(value)
-
-
 def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
     """A shape as a tuple of Python ints.
 
@@ -308,25 +303,13 @@ def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
     return sizes
 
 
-def minimum(value: Any, where: str, name: str) -> float | None:
-    """A minimum scale: None or a finite number of at least 0.
-
-    Raises:
-        TypeError: when it is no number.
-        ValueError: when it is not finite, or below 0.
-    """
-    if value is not None and number(value, where, name) < 0:
-        raise ValueError(f"{where}: {name} must be None or a finite number >= 0, got {value!r}.")
-    return None if value is None else float(value)
-
-
 # Annotations that say more than a type: each carries its check.
 Bits = Annotated[int, lambda value, where, name: bit_width(value, f"{where} ({name})")]
 Bound = Annotated[float, bound]
 Count = Annotated[int, between(1, math.inf, integer)]
-Minimum = Annotated[float, minimum]
+Minimum = Annotated[float, between(0, math.inf, real, expected="must be None or a finite number >= 0")]
 NonNegative = Annotated[float, between(0, math.inf)]
-Percentage = Annotated[float, percentile]
+Percentage = Annotated[float, between(0, 100, real, expected="is a percentage, expected 0 .. 100")]
 Positive = Annotated[float, above_zero]
 Shape = Annotated[tuple[int, ...], shape]
 Step = Annotated[float, lambda value, where, name: positive(number(value, where, name), where, name)]
