@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import InitVar
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import component
@@ -107,6 +109,9 @@ class ClampedBinaryQuant(_SignQuant):
         return binary_sign_ste(self.tensor_clamp_impl(x, -scale, scale))
 
 
+_FRACTION = check.between(0, math.inf, expected="is a fraction of the scale, expected >= 0")
+
+
 @component
 class TernaryQuant(_SignQuant):
     """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is nonzero.
@@ -129,15 +134,8 @@ class TernaryQuant(_SignQuant):
     bits = 2
     grid = TableGrid((-1.0, 0.0, 1.0))
     scaling_impl: Scaling
-    threshold: float
+    threshold: Annotated[float, _FRACTION]
     quant_delay_steps: InitVar[int | None] = None
-
-    def __post_init__(self, quant_delay_steps: int | None) -> None:
-        super().__post_init__(quant_delay_steps)
-        if self.threshold < 0:
-            raise ValueError(
-                f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {self.threshold!r}."
-            )
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         mask = (jnp.abs(x) > self.threshold * scale).astype(jnp.float32)

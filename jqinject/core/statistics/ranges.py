@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -255,12 +255,7 @@ class AbsPercentileRange(_OfStatistic):
         Array([2.], dtype=float32)
     """
 
-    percentile: float = 99.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.percentile <= 100:
-            raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
+    percentile: Annotated[float, check.between(0, 100, why="", expected="must be from 0 to 100")] = 99.9
 
     @staticmethod
     def statistic(percentile: float, **arguments: Any) -> Reduction:
