@@ -16,9 +16,13 @@ Arguments of a `component` or a `frozen_value` are checked by their annotations,
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
+import operator
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -204,36 +208,6 @@ def above_zero(value: Any, where: str, name: str) -> Any:
 MOST_STEPS = 2**24 - 1  # counters are float32, and go one further
 
 
-# Annotations that say more than a type.
-Bits: TypeAlias = int  # 1 .. 32
-Bound: TypeAlias = float  # may be infinite
-Count: TypeAlias = int  # at least 1
-Minimum: TypeAlias = float  # of scales: at least 0
-NonNegative: TypeAlias = float
-Percentage: TypeAlias = float  # 0 .. 100
-Positive: TypeAlias = float
-Shape: TypeAlias = tuple[int, ...]  # no size below 0
-Step: TypeAlias = float  # above 0
-Steps: TypeAlias = int  # 1 .. MOST_STEPS
-Whole: TypeAlias = int  # at least 0
-
-
-def of_fields(cls: type) -> dict[str, Check]:
-    """Return the checks of a dataclass's arguments: by name of components, by annotation of others.
-
-    Args:
-        cls: of a module with `from __future__ import annotations`: its annotations are texts.
-    """
-    found: dict[str, Check] = {}
-    for field in dataclasses.fields(cls):
-        kind = str(field.type).removeprefix("check.")
-        is_component = field.name.endswith("_impl")
-        check = component if is_component else BY_ANNOTATION.get(kind.removesuffix(" | None"))
-        if check is not None and field.init:
-            found[field.name] = optional(check) if kind.endswith(" | None") else check
-    return found
-
-
 def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
     """Check that two ends are in order.
 
@@ -351,28 +325,60 @@ def minimum(value: Any, where: str, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-BY_ANNOTATION: dict[str, Check] = {
-    "bool": flag,
-    "int": integer,
-    "float": number,
-    "int | tuple[int, int]": lambda value, where, _: block_of(value, where)[0],
-    "tuple[int, ...]": integers,
-    "tuple[float, ...]": numbers,
-    "tuple[str, ...]": lambda value, *_: tuple(value),
-    "Bits": lambda value, where, name: bit_width(value, f"{where} ({name})"),
-    "Bound": bound,
-    "Count": between(1, math.inf, integer),
-    "Minimum": minimum,
-    "NonNegative": between(0, math.inf),
-    "Percentage": percentile,
-    "Positive": above_zero,
-    "Shape": shape,
-    "Stat": component,
-    "Step": lambda value, where, name: positive(number(value, where, name), where, name),
-    "Steps": between(-math.inf, MOST_STEPS, between(1, math.inf, integer, _OF_STEPS)),
-    "Whole": between(0, math.inf, integer),
+# Annotations that say more than a type: each carries its check.
+Bits = Annotated[int, lambda value, where, name: bit_width(value, f"{where} ({name})")]
+Bound = Annotated[float, bound]
+Count = Annotated[int, between(1, math.inf, integer)]
+Minimum = Annotated[float, minimum]
+NonNegative = Annotated[float, between(0, math.inf)]
+Percentage = Annotated[float, percentile]
+Positive = Annotated[float, above_zero]
+Shape = Annotated[tuple[int, ...], shape]
+Step = Annotated[float, lambda value, where, name: positive(number(value, where, name), where, name)]
+Steps = Annotated[int, between(-math.inf, MOST_STEPS, between(1, math.inf, integer, _OF_STEPS))]
+Whole = Annotated[int, between(0, math.inf, integer)]
+
+OF_TYPE: dict[Any, Check] = {
+    bool: flag,
+    int: integer,
+    float: number,
+    int | tuple[int, int]: lambda value, where, _: block_of(value, where)[0],
+    tuple[int, ...]: integers,
+    tuple[float, ...]: numbers,
+    tuple[str, ...]: lambda value, *_: tuple(value),
 }
-"""The check of an argument by its annotation; of optional ones, of what is not None."""
+"""The check of an argument by its type."""
+
+
+def of_fields(cls: type) -> dict[str, Check]:
+    """Return the checks of a dataclass's arguments: of components by name, of others by annotation."""
+    checks: dict[str, Check | None] = {}
+    for argument in (field for field in dataclasses.fields(cls) if field.init):
+        if argument.name.endswith("_impl"):
+            checks[argument.name] = optional(component) if argument.default is None else component
+        else:
+            checks[argument.name] = _of_annotation(_annotation(cls, argument))
+    return {name: check for name, check in checks.items() if check is not None}
+
+
+def _annotation(cls: type, argument: dataclasses.Field[Any]) -> Any:
+    """Return the type of an argument, which is text in a module that postpones annotations."""
+    if not isinstance(argument.type, str):
+        return argument.type
+    owner = next(base for base in cls.__mro__ if argument.name in inspect.get_annotations(base))
+    try:
+        return eval(argument.type, vars(sys.modules[owner.__module__]))
+    except NameError:  # of a class defined later or in a function: none that is checked
+        return None
+
+
+def _of_annotation(kind: Any) -> Check | None:
+    """Return the check that an annotation asks for; None for one that is neither in `OF_TYPE` nor `Annotated`."""
+    parts = tuple(part for part in get_args(kind) if part is not type(None))
+    if type(None) in get_args(kind):
+        check = _of_annotation(functools.reduce(operator.or_, parts))
+        return check and optional(check)
+    return kind.__metadata__[0] if get_origin(kind) is Annotated else OF_TYPE.get(kind)
 
 
 def statistic_shape(

@@ -184,7 +184,7 @@ class Blocks:
     padding: bool = True
 
 
-GroupSize: TypeAlias = int
+GroupSize: TypeAlias = Any
 """How many elements, or groups: as an argument also a pair of both; checked by the view."""
 
 

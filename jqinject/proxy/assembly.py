@@ -118,12 +118,11 @@ def build_stacked(
         one_by_one: one layer after the other, which takes the memory of one.
     """
     streams = None if rngs is None else rngs.split(sizes)
-    graphdef, state = nnx.split((*layers, streams), graph=True)
+    graphdef, state = nnx.split((layers, streams), graph=True)
     made: dict[str, Any] = {}
 
     def one(state: nnx.State) -> Any:
-        *others, own_streams = nnx.merge(graphdef, state)
-        unstacked = tuple(others)
+        unstacked, own_streams = nnx.merge(graphdef, state)
         quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
             made["plain"] = quantizer

@@ -126,8 +126,7 @@ class TensorFields(ArrayMethods):
             dtype: of the value.
             scale_dtype: a dtype of 8 bits that holds the scales; None if unknown.
         """
-        tensor = object.__new__(cls)
-        tensor._store(payload, scale, zero_point, grid, False, payload, check=False)
+        tensor = cls._of(payload, scale, zero_point, grid, False, payload)
         tensor._dtype, tensor._scale_dtype = np.dtype(dtype), scale_dtype
         del tensor._value  # an empty slot: see `__getattr__`
         return tensor

@@ -366,11 +366,10 @@ class Memory(Component):
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:
             return {}
-        value = self.value.get_value()
-        if self.rule is not DISTANCE:
-            return {"value": self.rule.to_stored(factors.times(self.rule.from_stored(value)))}
-        factors.check_signs()  # a range that reaches below zero would reach above it
-        return {"value": factors.times(value)}
+        if self.rule is DISTANCE:
+            factors.check_signs()  # a range that reaches below zero would reach above it
+        value = self.rule.from_stored(self.value.get_value())
+        return {"value": self.rule.to_stored(factors.times(value))}
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -208,7 +208,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
 
     suffix: ClassVar[str] = "scale"
     init_op: ClassVar[str] = "hqo_init_op_scale"
-    hqo_init_op_scale: Stat
+    hqo_init_op_scale: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     int_scaling_impl: IntScalingImpl
     bit_width_impl: BitWidth
@@ -267,7 +267,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
 
     suffix: ClassVar[str] = "zp"
     init_op: ClassVar[str] = "hqo_init_op_zp"
-    hqo_init_op_zp: Stat
+    hqo_init_op_zp: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     stats_reduce_dim: int | None = None
     permute_dims: tuple[int, ...] | None = None

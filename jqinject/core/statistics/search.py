@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -214,9 +214,9 @@ class SearchedStat(Component):
         found, after = where_active(active, search)
         if self.memory is not None:
             before = self.memory.get_raw_value()
-            self.memory.set_value(
-                after if active is None else jax.tree.map(partial(jnp.where, active), after, before)
-            )
+            if active is not None:
+                after = jax.tree.map(partial(jnp.where, active), after, before)
+            self.memory.set_value(after)
         return jax.lax.stop_gradient(found)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
@@ -319,7 +319,7 @@ class MSE(SearchedStat):
     """
 
     init_op: ClassVar[str] = "mse_init_op"
-    mse_init_op: Stat
+    mse_init_op: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
     stats_reduce_dim: int | None = None

@@ -44,9 +44,10 @@ from jqinject.quant_tensor import (
     is_quantized,
 )
 
-TRAINING = (
-    "in training floats are contracted: rounding to integers again at every step costs more than it saves"
+NOT_KEPT = (
+    "an operand keeps no integers, as in training, where rounding to them again costs more than it saves"
 )
+UNFIT = f"scales vary where no contraction of integers takes them, or groups have fewer than {LEAST_GROUP} elements"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class ChosenKernel:
     Attributes:
         kernel: "integers", "float8", "stored" or "floats".
         numbers: "int", "fp8" or "float".
+        where: the axes of the contraction.
         lhs, rhs: the operands.
         why: why operands with a payload are contracted as floats; else empty.
         integers: theirs, for "integers".
@@ -65,6 +67,7 @@ class ChosenKernel:
 
     kernel: str
     numbers: str
+    where: Dimensions | Filters | Ragged | None
     lhs: Any
     rhs: Any
     why: str = ""
@@ -193,18 +196,18 @@ def choose(
         found = _integers(lhs, rhs, where, numbers, swaps) if rounds else None
         if found is not None:
             return found
-        why = "" if rounds else TRAINING
+        why = UNFIT if rounds else NOT_KEPT
     plain = isinstance(where, Dimensions) and numbers != "float"
     reads = plain and stored and reads_stored(rhs.form, lhs.dtype)
     if reads and not is_quantized(lhs):
-        return ChosenKernel("stored", "float", lhs, rhs, OTHER_IS_FLOAT)
+        return ChosenKernel("stored", "float", where, lhs, rhs, OTHER_IS_FLOAT)
     tensor = rhs.operand() if stored else rhs
     if plain and not why:
         decision = decide_along(lhs, tensor, where)
         if decision.kind == "fp8" and numbers != "int":
-            return ChosenKernel("float8", "fp8", lhs, tensor)
+            return ChosenKernel("float8", "fp8", where, lhs, tensor)
         why = decision.why
-    return ChosenKernel("stored" if reads else "floats", "float", lhs, rhs if reads else tensor, why)
+    return ChosenKernel("stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why)
 
 
 def keep_integers(lhs: Any, rhs: Any) -> bool:
@@ -225,7 +228,7 @@ def _integers(
     ):
         return None
     right = rhs.integers(None if dims is None else dims.rhs_contract) if stored else affine_of(rhs)
-    found = ChosenKernel("integers", "int", lhs, rhs, integers=(affine_of(lhs), right))
+    found = ChosenKernel("integers", "int", where, lhs, rhs, integers=(affine_of(lhs), right))
     return found if dims is not None or where.take(*found.integers) else None
 
 
@@ -237,7 +240,12 @@ def _in_groups(
         found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
         if found is not None:
             return replace(
-                found, lhs=lhs, rhs=rhs, integers=(found.integers[1], found.integers[0]), swapped=True
+                found,
+                where=dims,
+                lhs=lhs,
+                rhs=rhs,
+                integers=(found.integers[1], found.integers[0]),
+                swapped=True,
             )
     if isinstance(rhs, StoredArray):
         right = rhs.integers(dims.rhs_contract)
@@ -248,7 +256,9 @@ def _in_groups(
     common = in_common_groups(lhs, right, groups, dims)
     if common is None or (common.groups[0].size < LEAST_GROUP and numbers != "int"):
         return None
-    return ChosenKernel("integers", "int", lhs, rhs, integers=(common.x, common.weight), groups=common.groups)
+    return ChosenKernel(
+        "integers", "int", dims, lhs, rhs, integers=(common.x, common.weight), groups=common.groups
+    )
 
 
 def contract_as(

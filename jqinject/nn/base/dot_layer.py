@@ -175,13 +175,11 @@ class PayloadContraction:
 
     Attributes:
         choice: the row of the table for input and kernel.
-        dims: of the contraction, if called with the arrays of both unchanged.
         grad_dtype: dtype of the gradient's payload, or None.
         token: the call's token for the scale of the gradient; None without.
     """
 
     choice: ChosenKernel
-    dims: Dimensions
     grad_dtype: Any = None
     token: jax.Array | None = None
 
@@ -195,7 +193,7 @@ class PayloadContraction:
         out_sharding: Any = None,
     ) -> jax.Array:
         """The contraction; gradients go to the arrays."""
-        dims = self.dims
+        dims: Any = self.choice.where  # if it is called with the arrays of both unchanged
         if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
             dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
         y, self.token = contract_as(
@@ -226,6 +224,10 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return (0,)
 
     contraction_class = PayloadContraction
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot.tensors.contract import choose
+from jqinject.dot.tensors.contract import ChosenKernel, choose
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -98,8 +98,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
-                `input_quant`, and `contraction` is "auto" if it is missing.
+            arguments: what the user gave for each slot, as in the `locals()` of `__init__`; `act_quant` is another
+                name of `input_quant`, and `contraction` is "auto" if it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
@@ -263,7 +263,11 @@ class QuantWeightLayer(WeightAxes[Out]):
         floats = frozen is None and not (
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
-        contraction = None if floats and self.contraction == "auto" else self._contraction(x, weight)
+        choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
+        contraction = None
+        if choice is not None and choice.kernel != "floats":
+            of_payload = grad_quant is not None and choice.kernel == "float8"
+            contraction = self.contraction_class(choice, grad_quant.q_dtype if of_payload else None)
         if frozen is not None and (contraction is None or self.return_quant_tensor):
             weight = frozen.quant_tensor()
         parameters = {} if contraction is None else self._injected(contraction)
@@ -290,8 +294,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         """The attributes that make the parent's forward contract so."""
         return {self.contraction_name: contraction}
 
-    def _contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts the payloads instead of the parent's function; None to contract floats.
+    def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
+        """The row of the table for input and weight; None where the parent's function contracts floats in any case.
 
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
@@ -306,9 +310,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         operand = weight if frozen is None else frozen
         if frozen is None and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
-        placed = self._placed(x.shape)
-        where = None if placed is None else placed.dims
-        choice = choose(x, operand, where, asked, rounded=False)
+        placed = self._placed(np.shape(x))
+        choice = choose(x, operand, None if placed is None else placed.dims, asked, rounded=False)
         if asked not in ("auto", choice.numbers):
             weight = weight if frozen is None else frozen.quant_tensor()
             raise ValueError(
@@ -316,11 +319,7 @@ class QuantWeightLayer(WeightAxes[Out]):
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
-        if choice.kernel == "floats":
-            return None
-        grad_quant = vars(self).get("grad_quant") if choice.kernel == "float8" else None
-        grad_dtype = None if grad_quant is None else grad_quant.q_dtype
-        return self.contraction_class(choice, where, grad_dtype)
+        return choice
 
     def _placed(self, shape: tuple[int, ...]) -> Any:
         """The contraction with an input of this shape, whose `dims` the table asks for; None if there is none."""

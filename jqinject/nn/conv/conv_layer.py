@@ -21,12 +21,10 @@ class IntegerConvolution:
 
     Attributes:
         choice: the row of the table for input and kernel.
-        dims: where their scales vary.
         grad_dtype, token: None, as there are no 8-bit floats.
     """
 
     choice: ChosenKernel
-    dims: Filters
     grad_dtype: None = None
     token: None = None
 

@@ -127,16 +127,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         **overrides: Unpack[QuantConvTransposeOverrides],
     ) -> None:
         nnx.ConvTranspose.__init__(self, **flax_arguments(nnx.ConvTranspose, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""
@@ -165,11 +156,11 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     def _placed(self, shape: tuple[int, ...]) -> Any:
         return None if self.transpose_kernel else super()._placed(shape)
 
-    def _contraction(self, x: Any, weight: Any) -> Any:
+    def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
         array = as_array(x)
         explicit = asked(True, array, self.frozen.numbers["scale"] if weight is None else as_array(weight))
-        return super()._contraction(array if explicit else x, weight)
+        return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         convolve = vars(parameter_view).get(self.contraction_name)
