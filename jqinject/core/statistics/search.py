@@ -214,9 +214,9 @@ class SearchedStat(Component):
         found, after = where_active(active, search)
         if self.memory is not None:
             before = self.memory.get_raw_value()
-            self.memory.set_value(
-                after if active is None else jax.tree.map(partial(jnp.where, active), after, before)
-            )
+            if active is not None:
+                after = jax.tree.map(partial(jnp.where, active), after, before)
+            self.memory.set_value(after)
         return jax.lax.stop_gradient(found)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:

@@ -224,6 +224,10 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return (0,)
 
     contraction_class = PayloadContraction
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""

@@ -98,8 +98,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
-                `input_quant`, and `contraction` is "auto" if it is missing.
+            arguments: what the user gave for each slot, as in the `locals()` of `__init__`; `act_quant` is another
+                name of `input_quant`, and `contraction` is "auto" if it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.

@@ -127,16 +127,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         **overrides: Unpack[QuantConvTransposeOverrides],
     ) -> None:
         nnx.ConvTranspose.__init__(self, **flax_arguments(nnx.ConvTranspose, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""

@@ -73,7 +73,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
 
     takes_batch_norm = False
 
-    contraction_name = "einsum_op"
     _flax_forward = staticmethod(nnx.Einsum.__call__)
     contraction_name = "einsum_op"
     _flax_contraction = staticmethod(jnp.einsum)
@@ -128,16 +127,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     ) -> None:
         kernel_shape = tuple(kernel_shape)
         nnx.Einsum.__init__(self, **flax_arguments(nnx.Einsum, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        arguments = by_scheme(self, scheme, arguments, rngs)
+        arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
