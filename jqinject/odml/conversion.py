@@ -29,6 +29,7 @@ from jqinject.program import (
     find_sites,
     quantized_class,
 )
+from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor import as_array, is_concrete
 
 
@@ -73,7 +74,7 @@ class Markers(AsWritten):
     def contract(
         self,
         site: Site,
-        eqn: Any,
+        eqn: Equation,
         lhs: Any,
         rhs: Any,
         weight: int | None,
@@ -81,7 +82,7 @@ class Markers(AsWritten):
         rest: Sequence[Any] = (),
     ) -> Any:
         """The contraction of floats."""
-        return eqn.primitive.bind(lhs, rhs, *rest, **eqn.params)
+        return eqn.bind([lhs, rhs, *rest])[0]
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """Nothing is contracted backward."""

@@ -26,17 +26,13 @@ from jax.extend.core import Primitive as Primitive
 
 V = TypeVar("V")
 
-# Primitives that run a body once, on their operands as they are -> the parameter that holds it.
-CALLS: Mapping[str, str] = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "composite": "jaxpr",
-}
+# Primitives that run their only body once, on their operands as they are.
+CALLS = frozenset(
+    {
+        *("jit", "closed_call", "core_call", "remat2", "composite"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
+    }
+)
 # Primitives that run bodies several times, or one of them -> the parameters that hold them.
 LOOPS: Mapping[str, tuple[str, ...]] = {
     "scan": ("jaxpr",),
@@ -83,6 +79,11 @@ class Equation:
         """The types of its outputs, with shape and dtype."""
         return [var.aval for var in self._outputs]
 
+    @property
+    def variables(self) -> list[int]:
+        """The places of those inputs that are no literals."""
+        return [place for place, atom in enumerate(self._inputs) if not isinstance(atom, core.Literal)]
+
     def bind(self, values: Sequence[Any]) -> list[Any]:
         """Run it on arrays, under its own name stack."""
         # Newer versions of JAX have functions among the parameters.
@@ -123,7 +124,7 @@ class Equation:
         """The name of the compiled function that it calls, also under a custom derivative; None if it calls none."""
         if self.name == "jit":
             return self.params["name"]
-        inside = self._body_of_call().equations if self.name == "custom_jvp_call" else []
+        inside = self.bodies[0].equations if self.name == "custom_jvp_call" else []
         return inside[0].function if len(inside) == 1 else None
 
     @property
@@ -142,7 +143,7 @@ class Equation:
     @property
     def call(self) -> Body | None:
         """The body that it runs once, on its operands as they are, if it is one of `CALLS`."""
-        return self._body_of_call() if self.name in CALLS else None
+        return self.bodies[0] if self.name in CALLS else None
 
     @property
     def body(self) -> Body | None:
@@ -209,9 +210,6 @@ class Equation:
 
         return self.replaced(**{name: traced(self.params[name]) for name in LOOPS.get(self.name, ())})
 
-    def _body_of_call(self) -> Body:
-        return Body.of(self.params[CALLS[self.name]])
-
     def _is(self, other: Equation, same: dict[Any, Any]) -> bool:
         """Whether it is another one up to names of variables; note which variables correspond.
 
@@ -219,14 +217,12 @@ class Equation:
             other: of a pattern.
             same: variable of the pattern -> variable of this body.
         """
-        pairs = list(zip(other._inputs, self._inputs, strict=False))
-        if self._equation.primitive is not other._equation.primitive or len(self._inputs) != len(
-            other._inputs
-        ):
+        if self.name != other.name or len(self._inputs) != len(other._inputs):
             return False
         if [x.shape for x in self.outputs] != [x.shape for x in other.outputs]:
             return False
-        if not all(_is_same(own, atom, same) for atom, own in pairs) or not self._has_params(other.params):
+        pairs = zip(self._inputs, other._inputs, strict=True)
+        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(other.params):
             return False
         same.update(zip(other._outputs, self._outputs, strict=True))
         return True
@@ -243,16 +239,19 @@ class Equation:
 class Function(Equation):
     """Several equations as one operation, which is a known function of one value. See `Body.matched`.
 
+    Attributes:
+        length: how many equations it is.
+
     Args:
         name: of the function.
         body: these equations.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ("_body", "length")
 
     def __init__(self, name: str, body: Body) -> None:
         super().__init__(body.equations[0]._equation, (True,) * len(body.outputs))
-        self.name, self._body = name, body
+        self.name, self.length, self._body = name, len(body.equations), body
         self._inputs, self._outputs = body._inputs, body._outputs
 
     def bind(self, values: Sequence[Any]) -> list[Any]:

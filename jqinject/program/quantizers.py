@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import Site
 from jqinject.program.tracked_value import Tracked
 from jqinject.program.weights.equation_arguments import arguments_of, weight_last
@@ -58,7 +59,7 @@ class Quantizers(Protocol):
     def contract(
         self,
         site: Site,
-        eqn: Any,
+        eqn: Equation,
         lhs: Any,
         rhs: Any,
         weight: int | None,
@@ -176,7 +177,7 @@ class Finder(AsWritten):
     def contract(
         self,
         site: Site,
-        eqn: Any,
+        eqn: Equation,
         lhs: Any,
         rhs: Any,
         weight: int | None,
@@ -184,7 +185,7 @@ class Finder(AsWritten):
         rest: Sequence[Any] = (),
     ) -> Any:
         """The contraction of floats."""
-        return eqn.primitive.bind(as_array(lhs), as_array(rhs), *rest, **eqn.params)
+        return eqn.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -275,7 +276,7 @@ class HeldQuantizers(AsWritten):
     def contract(
         self,
         site: Site,
-        eqn: Any,
+        eqn: Equation,
         lhs: Any,
         rhs: Any,
         weight: int | None,
@@ -287,7 +288,7 @@ class HeldQuantizers(AsWritten):
         if weight == 0:
             lhs, rhs = rhs, lhs
             arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
-        dtype = eqn.outvars[0].aval.dtype
+        dtype = eqn.outputs[0].dtype
         op = self._at(site)
         y = op(lhs, rhs, *rest, **arguments, preferred_element_type=dtype, unrounded=unrounded)
         return y if permutation is None else jax.lax.transpose(y, permutation)

@@ -118,12 +118,11 @@ def build_stacked(
         one_by_one: one layer after the other, which takes the memory of one.
     """
     streams = None if rngs is None else rngs.split(sizes)
-    graphdef, state = nnx.split((*layers, streams), graph=True)
+    graphdef, state = nnx.split((layers, streams), graph=True)
     made: dict[str, Any] = {}
 
     def one(state: nnx.State) -> Any:
-        *others, own_streams = nnx.merge(graphdef, state)
-        unstacked = tuple(others)
+        unstacked, own_streams = nnx.merge(graphdef, state)
         quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
             made["plain"] = quantizer
@@ -163,13 +162,6 @@ def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple
             if isinstance(child, nnx.Variable):
                 owned.setdefault(id(child), (index, name))
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
-
-
-def walk(node: Any, path: tuple[Any, ...]) -> Any:
-    """Return what lies at a path of attributes and keys."""
-    for key in path:
-        node = vars(node)[key] if isinstance(key, str) and isinstance(node, nnx.Pytree) else node[key]
-    return node
 
 
 def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:

@@ -207,14 +207,13 @@ class QuantProxyFromInjector(Answers):
         new, handed = self._build(layers, committed=committed), self._handed(layers)
         quantizer = new.quantizer if committed else new
         said = self._read_metadata(metadata.quant_metadata_of(self.binding, handed), handed, quantizer)
-        assembly.copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
-        before = (
-            self.tensor_quant if self.record is None else assembly.Committed(self.tensor_quant, self.record)
-        )
-        kept, replaced = assembly.replace_by_difference(before, new, layers)
+        old, record = self.tensor_quant, self.record
+        assembly.copy_mode(old, new, use_running_average=self.use_running_average)
+        old = old if record is None else assembly.Committed(old, record)
+        kept, replaced = assembly.replace_by_difference(old, new, layers)
         self.quant_metadata = said
         if replaced:
-            if self.record is not None:
+            if record is not None:
                 del self.record
             self._hold(kept)
         return replaced
@@ -246,8 +245,10 @@ class QuantProxyFromInjector(Answers):
 
     def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""
-        parameters = [getattr(layer, self.parameter) for layer in layers] if self.parameter else []
-        tracked = [parameter for parameter in parameters if parameter is not None]
+        tracked: list[Any] = []
+        for layer in layers if self.parameter else ():
+            if (parameter := getattr(layer, self.parameter)) is not None:
+                tracked.append(parameter)
         handed = {"module": layers[0] if len(layers) == 1 else layers, "tracked_parameter_list": tracked}
         return handed if rngs is None else {**handed, "rngs": rngs}
 
@@ -271,7 +272,7 @@ class QuantProxyFromInjector(Answers):
             ValueError: it is not declared whether the integers have a sign.
         """
         size, dim = groups_of(quantizer) or (None, None)
-        if size is None and not metadata.is_ours(type(quantizer)):
+        if size is None and self.binding.declares("group_size") and not metadata.is_ours(type(quantizer)):
             size = metadata.declared(self.binding, "group_size", handed)
             dim = None if size is None else metadata.declared(self.binding, "group_dim", handed)
         if quantizer is not None and said.signed is None:
@@ -293,6 +294,25 @@ class QuantProxyFromInjector(Answers):
         if not isinstance(result, Quantized):
             result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
         return result.quant_tensor(training=not self.use_running_average)
+
+    def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
+        """Quantize a parameter: the call of a proxy of weights.
+
+        Args:
+            x: a weight, for instance; float, any shape.
+            quant_input: for a quantizer of weights that goes by it, the `IntQuantTensor` that the weight is contracted
+                with, or its `InputFormat`.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
+
+        Raises:
+            TypeError: the quantizer goes by the input, and this is not quantized to integers.
+            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
+        """
+        if self.tensor_quant is None or self.disable_quant:
+            return x
+        return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""

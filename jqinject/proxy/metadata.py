@@ -74,7 +74,6 @@ def _own_parts(quantizer: Any) -> str:
 
 
 METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
-_GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
 
 
 def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
@@ -89,7 +88,7 @@ def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
     if binding.declares("proxy_class"):
         binding.resolve("proxy_class", trace=read)
     if quantizer is not None and not is_ours(type(quantizer)):
-        read |= METADATA | _GROUPS
+        read |= METADATA | {"group_size", "group_dim"}
     if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
         read |= declared_names(binding.base)  # any of which it may read when it is called
     return read

@@ -61,25 +61,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "weight"
     parameter = "weight"
-
-    def __call__(self, x: Any, quant_input: Any = None) -> Any:
-        """Quantize a weight.
-
-        Args:
-            x: float, any shape.
-            quant_input: for a quantizer that goes by it, the `IntQuantTensor` that the weight is contracted with, or
-                its `InputFormat`.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
-
-        Raises:
-            TypeError: the quantizer goes by the input, and this is not quantized to integers.
-            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
-        """
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
+    __call__ = QuantProxyFromInjector._parameter_quantized
 
     def scale_(self) -> jax.Array | None:
         """The scale of each group, with 1 along the elements of a group; None if quantization is off."""

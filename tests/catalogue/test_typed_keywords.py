@@ -43,7 +43,7 @@ def test_the_stub_is_what_the_quantizers_make_of_it():
 
 def test_every_name_is_explained():
     known = frozenset().union(*names_by_kind().values())
-    assert known - PASSED == NAMES.keys(), "jqinject/quant/override_names.py"
+    assert known - PASSED == NAMES.keys(), "jqinject/quant/override_names.toml"
 
 
 @pytest.mark.parametrize("name", ready_made())

@@ -27,12 +27,12 @@ from jqinject.core.memory.number import (
     Broadcastable,
     Number,
     _kept,
-    taken,
 )
 from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
-from jqinject.core.statistics.statistic import statistic_of
+from jqinject.core.statistics.statistic import in_place, statistic_of
+from jqinject.core.views import cut_of
 from jqinject.ops.clamp import all_finite
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import with_gradient_of
@@ -41,7 +41,7 @@ AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
 OWN = (
     *("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant"),
-    *("scaling_gradient_scale", "shared_per_row"),
+    *("quantize_zero_point", "scaling_gradient_scale", "shared_per_row"),
 )
 """Constructor's arguments that stay attributes of the same name."""
 OTHERS = ("affine_rescaling", "buffer", "counter", "running_stats")
@@ -107,7 +107,8 @@ class Memory(Component):
     # Construction
 
     def __post_init__(self) -> None:
-        arguments = taken(self)
+        arguments = dict(vars(self))
+        vars(self).clear()
         vars(self).update({name: arguments[name] for name in OWN if name in arguments})
         self.begin(arguments)
 
@@ -115,7 +116,7 @@ class Memory(Component):
         """Set what the constructor's arguments describe.
 
         Args:
-            arguments: by name; see `taken`.
+            arguments: by name.
             stored: the initial number of the policies `constant` and `learned`, in the domain of the rule.
 
         Raises:
@@ -132,11 +133,10 @@ class Memory(Component):
         in_groups = "input_view_impl" in arguments
         view = arguments["input_view_impl" if in_groups else f"{of}_stats_input_view_shape_impl"]
         momentum = arguments.get(f"{of}_stats_momentum")
-        steps = arguments.get("collect_stats_steps")
         policy = Policy(
             kind,
             check.momentum(momentum, where, f"{of}_stats_momentum"),
-            0 if steps is None else check.positive_steps(steps, where, "collect_stats_steps"),
+            arguments.get("collect_stats_steps", 0),
             named=not isinstance(momentum, DefaultMomentum),
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
@@ -366,11 +366,10 @@ class Memory(Component):
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:
             return {}
-        value = self.value.get_value()
-        if self.rule is not DISTANCE:
-            return {"value": self.rule.to_stored(factors.times(self.rule.from_stored(value)))}
-        factors.check_signs()  # a range that reaches below zero would reach above it
-        return {"value": factors.times(value)}
+        if self.rule is DISTANCE:
+            factors.check_signs()  # a range that reaches below zero would reach above it
+        value = self.rule.from_stored(self.value.get_value())
+        return {"value": self.rule.to_stored(factors.times(value))}
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component.
@@ -424,3 +423,23 @@ class Memory(Component):
                 f"{[v.shape for v in reversed(views)]} cannot be joined along axis {dim}. Layers that share a scale "
                 "per channel need the same number of output channels; use a scale per tensor, or two quantizers."
             )
+
+
+class Dynamic(Memory):
+    """Abstract: the statistic of the given tensor, in training and evaluation. No state."""
+
+    is_dynamic = True
+
+    def statistic(self, x: jax.Array, task: Task = None, active: jax.Array | None = None) -> jax.Array:
+        """The statistic, in a shape that broadcasts with the tensor; of groups, with 1 along a group's elements."""
+        stats, view, x = self.stats, self.view, x.astype(jnp.float32)
+        if self.in_groups and not self.searches:
+            stats, viewed = in_place(stats, view, x)
+            cut = cut_of(view, x) if viewed.ndim == x.ndim else None
+            return stats(viewed) if cut is None else jnp.expand_dims(stats(viewed), cut.axis + 1)
+        stat = stats(view(x), task) if self.searches else stats(view(x))
+        if self.broadcastable is not None:
+            return self.broadcastable(stat, x.shape)
+        # Rows of a matrix have one number each.
+        broadcasts = self.in_groups or stat.ndim in (0, x.ndim)
+        return stat if broadcasts else stat.reshape((*x.shape[:-1], 1))

@@ -34,7 +34,7 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
 from jqinject.core.component import component
-from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.memory.memory import Dynamic
 from jqinject.core.memory.number import Broadcastable, Number, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, MemoryScaling
@@ -264,7 +264,7 @@ class _CollectedScaling(MemoryScaling):
 
     kind = "collected"
     default_view = OverBatchOverTensorView()
-    collect_stats_steps: int
+    collect_stats_steps: check.Steps
     scaling_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View | None = None
     scaling_shape: tuple[int, ...] = ()
@@ -328,7 +328,7 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
 class _LearnedStep(MemoryScaling):
     """Abstract: a learned step, with LSQ's start and LSQ's gradient."""
 
-    scaling_gradient_scale: float | None
+    scaling_gradient_scale: check.Step | None
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:  # type: ignore[override]
         """The step, float32; `threshold` is the largest integer, None for 1."""
@@ -398,7 +398,7 @@ class LearnedStepScaling(_LearnedStep):
     tracked_parameter_list: Iterable[Any] = ()
     scaling_shape: tuple[int, ...] = ()
     restrict_scaling_impl: Restrict | None = None
-    scaling_gradient_scale: float | None = None
+    scaling_gradient_scale: check.Step | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
         tracked = self.tracked_parameters or ()
@@ -441,7 +441,7 @@ class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
         0.25
     """
 
-    scaling_gradient_scale: float | None = None
+    scaling_gradient_scale: check.Step | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
         assert x is not None, "a step of activations is for a tensor"

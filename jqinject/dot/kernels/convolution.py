@@ -16,7 +16,7 @@ from jqinject.dot.geometry.patches import Window
 from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.kernel_table import integer_convolution
-from jqinject.ops.sharding import sharded_as, sharded_beside
+from jqinject.ops.sharding import sharded_as
 
 Spec = tuple[int, ...]
 
@@ -154,7 +154,7 @@ class Convolution:
         zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
         y = self._summed(lhs.payload, rhs.payload, zero, rhs.zero_point, rhs.sums)
         for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
-            y = y.astype(jnp.float32) * sharded_beside(scale, y)
+            y = y.astype(jnp.float32) * sharded_as(scale, y)
         return y.astype(self.dtype)
 
     def _summed(
@@ -219,7 +219,7 @@ class Convolution:
             if rhs_sums is None:
                 axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
                 rhs_sums = jnp.sum(rhs, axis=axes, keepdims=True, dtype=accumulator)
-            y = y - lhs_zero.astype(accumulator) * sharded_beside(self._of_rhs(rhs_sums), y)
+            y = y - lhs_zero.astype(accumulator) * sharded_as(self._of_rhs(rhs_sums), y)
         if rhs_zero is None:
             return y
         groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
@@ -231,7 +231,7 @@ class Convolution:
             seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
         repeated = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
         seen = sharded_as(repeated, y)
-        return y - sharded_beside(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
+        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
         plain = _ByXla(self, accumulator)

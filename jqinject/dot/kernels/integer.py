@@ -17,7 +17,7 @@ from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.groups import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
-from jqinject.ops.sharding import sharded_beside
+from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -271,4 +271,4 @@ def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y:
         "axes that are summed over go along in front where something varies along them"
     )
     alone = jax.typeof(y).sharding.mesh.empty and jax.typeof(expanded).sharding.mesh.empty
-    return expanded if alone else sharded_beside(expanded, y)
+    return expanded if alone else sharded_as(expanded, y)

@@ -37,6 +37,7 @@ from jqinject.dot.tensors.float8_dot_general import float8_dot_general
 from jqinject.dot.tensors.six_operands import contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv
 from jqinject.quant_tensor import (
+    FloatQuantTensor,
     Groups,
     as_array,
     in_pieces,
@@ -298,7 +299,7 @@ def contract_as(
     dims = where
     if choice.kernel == "float8":
         if values is not None:
-            lhs, rhs = lhs.with_value(values[0]), rhs if rhs.is_stored else rhs.with_value(values[1])
+            lhs, rhs = _carried_by(values[0], lhs), rhs if rhs.is_stored else _carried_by(values[1], rhs)
         how: Any = {"grad_dtype": grad_dtype, "preferred_element_type": dtype, "out_sharding": out_sharding}
         return float8_dot_general(lhs, rhs, dims.numbers, **how)
     if choice.integers is not None:
@@ -319,6 +320,11 @@ def contract_as(
     right = as_array(rhs) if values is None else values[1]
     how = {"preferred_element_type": dtype, "out_sharding": out_sharding}
     return jax.lax.dot_general(left, right, dims.numbers, precision=precision, **how), None
+
+
+def _carried_by(array: jax.Array, x: FloatQuantTensor) -> FloatQuantTensor:
+    """8-bit floats whose gradient goes to an array, in the dtype of that array."""
+    return FloatQuantTensor.cast(array, x.payload(), x.scale, x.format, x.training)
 
 
 def _split(operand: IntegerOperand, groups: Groups) -> IntegerOperand:

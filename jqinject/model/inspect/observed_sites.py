@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jqinject.model.running.recorder import Recorder, clipped_fields
 from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
+from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor import is_quantized
 
 SLOTS = {"weight": "weight_quant", "input": "input_quant", "output": "output_quant"}
@@ -217,7 +218,7 @@ class ObservedQuantizers(AsWritten):
     def contract(
         self,
         site: Site,
-        eqn: Any,
+        eqn: Equation,
         lhs: Any,
         rhs: Any,
         weight: int | None,

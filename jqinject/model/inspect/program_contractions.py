@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.model.inspect.operation_counts import operations_by
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
+from jqinject.program.jaxpr import Body
 
 # A number, not the path: a path may contain characters with a meaning in XLA's text.
 MARK = "jqinject_layer({})"
@@ -104,7 +105,7 @@ def program_of(
     names = {f"layer({number}": name for name, number in numbers.items()}
     names |= {f"weight({name_in_scope(path)}": name for path, name in parameters.items()}
     operations = dict.fromkeys(names.values(), 0)
-    for mark, count in operations_by(traced.jaxpr.jaxpr, MARKED).items():
+    for mark, count in operations_by(Body.of(traced.jaxpr), MARKED).items():
         if mark in names:
             operations[names[mark]] += count
     text = traced.lower().compile().as_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import jax
@@ -26,6 +27,8 @@ from jqinject.quant_tensor import (
     is_quantized,
     on_integers,
 )
+
+_VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
 
 
 def checked_contraction(layer: str, contraction: ContractionKind) -> ContractionKind:
@@ -67,6 +70,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
         contraction_class: what takes its place where payloads are contracted.
+        reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
     output_quant: Any = OUTPUT
@@ -82,6 +86,7 @@ class QuantWeightLayer(WeightAxes[Out]):
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
     contraction_class: ClassVar[Any]
+    reads_input: ClassVar[bool] = False
 
     def _init_quantizers(
         self,
@@ -266,14 +271,17 @@ class QuantWeightLayer(WeightAxes[Out]):
         if frozen is not None and (contraction is None or self.return_quant_tensor):
             weight = frozen.quant_tensor()
         parameters = {} if contraction is None else self._injected(contraction)
+        # Where 8-bit floats are contracted, the arrays only receive the gradients.
+        float8 = contraction is not None and contraction.choice.kernel == "float8"
+        array_of = _CARRIER if float8 and not self.reads_input else _VALUE
         if contraction is not None and frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = _unallocated(frozen.shape, frozen.dtype)
             parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if quantized or frozen is not None else weight
+            parameters[self.weight_name] = array_of(weight) if quantized or frozen is not None else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
-        array = x.value if isinstance(x, QuantTensor) else x
+        array = array_of(x) if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)

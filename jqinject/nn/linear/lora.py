@@ -63,6 +63,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     """
 
     takes_batch_norm = False
+    reads_input = True  # A does
 
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site
 from jqinject.program.tracing.scopes import weight_scope
@@ -32,10 +33,10 @@ def contraction(
     operation: Operation,
     path: str,
     inputs: Sequence[Tracked],
-    evaluate: Evaluate,
-    eqn: Any,
+    eqn: Equation,
 ) -> list[Tracked]:
     """Run a contraction on quantized operands."""
+    evaluate: Evaluate = eqn.bind
     lhs, rhs = inputs[:2]
     among = weight_among(lhs, rhs)
     weight = among if run.policy.follows_parameters else None
@@ -73,7 +74,7 @@ class _Contraction:
 
     run: Any
     operation: Operation
-    eqn: Any
+    eqn: Equation
     choice: Choice | None
     name: str
     operands: tuple[Tracked, Tracked]
@@ -183,7 +184,7 @@ def _by_scheme(
     choice: Choice,
     name: str,
     operation: Operation,
-    eqn: Any,
+    eqn: Equation,
     operands: Sequence[Tracked],
     weight: int | None,
     rest: Sequence[Any],
@@ -193,7 +194,7 @@ def _by_scheme(
     Raises:
         ValueError: a scheme does not say how such a contraction is done.
     """
-    kind = eqn.primitive.name
+    kind = eqn.name
     if kind not in BY_SCHEME or (weight == 0 and kind != "dot_general"):
         path = dotted(operands[weight].weight_path) if weight is not None else name
         what = (
@@ -226,7 +227,7 @@ def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted
 def _update(
     run: Any,
     name: str,
-    eqn: Any,
+    eqn: Equation,
     x: Any,
     operands: Sequence[Tracked],
     rest: list[Any],
@@ -250,9 +251,9 @@ def _operand(run: Any, x: Tracked, own: Wanted | None, name: str) -> Tracked:
     return x if own is None else run.quantized(x, own.quantizer, name, own.axes, **own.overrides)
 
 
-def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:
+def _is_flattened(run: Any, operation: Operation, eqn: Equation, rhs: Tracked) -> bool:
     """Whether the weight has several output axes, which devices expect as one."""
-    if eqn.primitive.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
+    if eqn.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
         return False
     (_, summed), (_, batch) = eqn.params["dimension_numbers"]
     several = (
@@ -261,11 +262,11 @@ def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> boo
     return tuple(summed) == (0,) and not batch and several
 
 
-def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
+def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
     """The contraction with a two-axis weight, its output reshaped to the original shape."""
 
     def evaluate(values: list[Any]) -> list[Any]:
-        out = eqn.primitive.bind(*values, **eqn.params)
+        (out,) = eqn.bind(values)
         return [out.reshape(*out.shape[:-1], *outputs)]
 
     return evaluate

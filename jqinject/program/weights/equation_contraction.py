@@ -12,6 +12,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.tensors.contract import check_choice, choose, contract_as, keep_integers
 from jqinject.dot.tensors.decision import ContractionKind
+from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Tracked
 from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.program.weights.stored_numbers import stored_product
@@ -31,7 +32,7 @@ class Contracted(NamedTuple):
 
 
 def contracted(
-    eqn: Any,
+    eqn: Equation,
     numbers: ContractionKind,
     operands: Sequence[Tracked],
     rest: list[Any],
@@ -61,10 +62,10 @@ def contracted(
 
 
 def _of_payloads(
-    eqn: Any, numbers: ContractionKind, lhs: Any, rhs: Any, rest: list[Any], grad_dtype: Any
+    eqn: Equation, numbers: ContractionKind, lhs: Any, rhs: Any, rest: list[Any], grad_dtype: Any
 ) -> Contracted | None:
     """The contraction of two QuantTensors by their payloads; None if the table says floats."""
-    name, dtype, params = eqn.primitive.name, eqn.outvars[0].aval.dtype, eqn.params
+    name, dtype, params = eqn.name, eqn.outputs[0].dtype, eqn.params
     if name in ("dot_general", "conv_general_dilated"):
         sharding = params.get("out_sharding")
         if name == "dot_general":

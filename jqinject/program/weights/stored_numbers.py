@@ -13,6 +13,7 @@ from jqinject.dot import FrozenForm, FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.tensors.contract import choose, contract_as
 from jqinject.dot.tensors.decision import ContractionKind
+from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Tracked, dtype_of
 
 
@@ -37,7 +38,7 @@ class StoredNumbers:
         """Behind the value that the numbers dequantize to."""
         return cls(value, numbers, form, tuple(range(len(value.shape))))
 
-    def moved(self, eqn: Any, value: Any, others: Sequence[Any]) -> StoredNumbers | None:
+    def moved(self, eqn: Equation, value: Any, others: Sequence[Any]) -> StoredNumbers | None:
         """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
 
         Args:
@@ -45,9 +46,9 @@ class StoredNumbers:
             value: the output.
             others: its operands but for the first.
         """
-        if eqn.primitive.name == "convert_element_type":
+        if eqn.name == "convert_element_type":
             return replace(self, value=value)
-        if eqn.primitive.name == "transpose":
+        if eqn.name == "transpose":
             order = tuple(self.order[axis] for axis in eqn.params["permutation"])
             return replace(self, value=value, order=order)
         pick = _pick(eqn, tuple(self.value.shape), others)
@@ -91,7 +92,7 @@ class StoredNumbers:
         return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
 
 
-def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[Any], Any] | None:
+def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[Any], Any] | None:
     """Picks the layers of a stack that an operation picks, or all where it drops an axis of size 1; None for others.
 
     Args:
@@ -99,7 +100,7 @@ def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[
         shape: of the stack.
         others: the operands but for the stack.
     """
-    name, given = eqn.primitive.name, eqn.params
+    name, given = eqn.name, eqn.params
     if name == "slice" and given["strides"] is None:
         start, limit = given["start_indices"], given["limit_indices"]
         whole = not any(start[1:]) and limit[1:] == shape[1:]
@@ -111,7 +112,7 @@ def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[
     return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None
 
 
-def stored_product(eqn: Any, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
+def stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
     """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
 
     Args:
@@ -120,7 +121,7 @@ def stored_product(eqn: Any, numbers: ContractionKind, operands: Sequence[Tracke
         operands: two.
     """
     place = next((place for place in (1, 0) if stored_in(operands[place]) is not None), None)
-    if eqn.primitive.name != "dot_general" or numbers == "float" or place is None:
+    if eqn.name != "dot_general" or numbers == "float" or place is None:
         return None
     x, held = operands[1 - place].array, stored_in(operands[place])
     assert held is not None, "looked for above"
@@ -138,7 +139,7 @@ def stored_product(eqn: Any, numbers: ContractionKind, operands: Sequence[Tracke
     if choice.kernel != "stored":
         return None
     how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
-    return jax.lax.transpose(contract_as(choice, dims, eqn.outvars[0].aval.dtype, **how)[0], order)
+    return jax.lax.transpose(contract_as(choice, dims, eqn.outputs[0].dtype, **how)[0], order)
 
 
 def stored_in(x: Tracked) -> StoredNumbers | None:

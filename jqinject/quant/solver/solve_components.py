@@ -355,15 +355,13 @@ class ActChoices(ExtendedInjector):
     @choices(*ACT_SCALING_IMPL.values())
     def scaling_impl(scaling_impl_type=None, scaling_per_output=None):
         """`scaling_impl` of activations from `scaling_impl_type`."""
-        if scaling_impl_type is None:
-            return None
-        if enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
+        if scaling_impl_type is not None and enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
             raise ValueError(
                 "an activation's groups have no scales of their own to keep (how many there are depends on the "
                 "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "
                 "scaling_impl = RuntimeDynamicGroupStatsScaling, as MXInt8Act and Int8DynamicActPerGroupFloat declare"
             )
-        return pick("scaling_impl_type", scaling_impl_type, ACT_SCALING_IMPL)
+        return scaling_impl_type and pick("scaling_impl_type", scaling_impl_type, ACT_SCALING_IMPL)
 
 
 class BlockChoices(ExtendedInjector):

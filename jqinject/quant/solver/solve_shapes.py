@@ -91,11 +91,6 @@ def weight_shape_of(module: Any) -> tuple[int, ...]:
     return agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
 
 
-def number_of_axes(module: Any) -> int:
-    """How many axes a layer's weight has, on which layers that share a quantizer have to agree."""
-    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
-
-
 def check_groups_of_scales(shape: tuple[int, ...], group_size: int, group_dim: int) -> None:
     """Reject groups that scales do not fill, as a group of scales is never padded.
 
@@ -169,6 +164,10 @@ def weight_group_dim(module):
     return agreed(module, group_dim_of, "group_dim")
 
 
+def _number_of_axes(layer: Any) -> int:
+    return len(layer.weight_shape)
+
+
 @value
 def block_width(group_size=None):
     """How many groups beside each other share a scale: the second length of a block, or 1."""
@@ -212,7 +211,7 @@ class WeightShapes(ExtendedInjector):
     @value
     def permute_dims(module, output_channel_dim):
         """The permutation that puts the channels of a weight first; None if they are first already."""
-        axes = list(range(number_of_axes(module)))
+        axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
         channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
         if channels == axes[: len(channels)]:
             return None
@@ -224,7 +223,7 @@ class WeightShapes(ExtendedInjector):
     @value
     def scaling_per_output_channel_shape(module, output_channel_dim, out_channels):
         """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
-        shape = [1] * number_of_axes(module)
+        shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
         for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
             shape[axis] = size
         return tuple(shape)
