@@ -114,7 +114,7 @@ class _Contraction:
                     run, choice, self.name, self.operation, self.eqn, given, self.weight, self.rest
                 )
             else:
-                numbers = "auto" if choice is None else choice.contraction
+                numbers: Any = "auto" if choice is None else choice.contraction
                 grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{self.name}_grad"))
                 found = contracted(self.eqn, numbers, taken, self.rest, self.evaluate, grad_dtype)
         return self._updated(_with_gradient(run, choice, self.name, found))
