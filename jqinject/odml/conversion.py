@@ -70,18 +70,9 @@ class Markers(AsWritten):
     def grad_dtype(self, name: str) -> None:
         """Gradients are not marked."""
 
-    def contract(
-        self,
-        site: Site,
-        eqn: Any,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """The contraction of floats."""
-        return eqn.primitive.bind(lhs, rhs, *rest, **eqn.params)
+        return site.equation.primitive.bind(lhs, rhs, *rest, **site.equation.params)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """Nothing is contracted backward."""

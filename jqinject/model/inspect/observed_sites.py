@@ -214,18 +214,9 @@ class ObservedQuantizers(AsWritten):
         """See `Quantizers`."""
         return self._held.grad_dtype(name)
 
-    def contract(
-        self,
-        site: Site,
-        eqn: Any,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """See `Quantizers`."""
-        return self._held.contract(site, eqn, lhs, rhs, weight, unrounded, rest)
+        return self._held.contract(site, lhs, rhs, unrounded, rest)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
