@@ -114,7 +114,8 @@ def _layer(name: str, slots: Sequence[Slot], own: frozenset[str], groups: dict[s
 
 
 def _class(name: str, bases: Sequence[str], fields: Mapping[str, str]) -> str:
-    rows = [f"    {keyword}: {NAMES[fields[keyword]].type}" for keyword in sorted(fields)] or ["    ..."]
+    types = {keyword: NAMES[fields[keyword]][0] for keyword in sorted(fields)}
+    rows = [f"    {keyword}: {annotation}" for keyword, annotation in types.items()] or ["    ..."]
     inherited = ", ".join([*(bases or ["TypedDict"]), "total=False"])
     return "\n".join([f"class {name}({inherited}):", *rows, ""])
 

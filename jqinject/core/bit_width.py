@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core._protocols import BitWidth, Restrict, Rounding
+from jqinject.core._protocols import BitWidth, Restrict
 from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import IntRestrictValue
 from jqinject.core.state import QuantParam, QuantStat, float_array
@@ -96,7 +96,7 @@ class BitWidthParameter(InnerModule):
     """
 
     bit_width: InitVar[int]
-    min_bit_width: int = 2
+    min_bit_width: check.Bits = 2
     restrict_bit_width_impl: Restrict = IntRestrictValue()
     override_pretrained_bit_width: bool = False
     bit_width_offset: QuantParam = field(init=False)
@@ -104,9 +104,7 @@ class BitWidthParameter(InnerModule):
     is_scale_free = True
 
     def __post_init__(self, bit_width: int) -> None:
-        where = "BitWidthParameter"
-        check.fields(self, override_pretrained_bit_width=check.flag)
-        least = check.bit_width(self.min_bit_width, f"{where} (min_bit_width)")
+        where, least = "BitWidthParameter", self.min_bit_width
         width = check.bit_width(bit_width, where)
         if width < least:
             raise ValueError(
@@ -114,7 +112,7 @@ class BitWidthParameter(InnerModule):
                 "min_bit_width."
             )
         base, start = map(self.restrict_bit_width_impl.restrict_init_float, (float(least), float(width)))
-        vars(self).update(min_bit_width=least, bit_width_offset=QuantParam(float_array(start - base)))
+        self.bit_width_offset = QuantParam(float_array(start - base))
 
     @property
     def bit_width_base(self) -> float:
@@ -146,15 +144,13 @@ class BitWidthParameter(InnerModule):
 
 @component
 class RemoveBitwidthParameter(InnerModule):
-    """A learned number of bits to remove: `1 / (non_zero_epsilon + |coeff|)`.
+    """A learned number of bits to remove: `1 / (1e-6 + |coeff|)`.
 
-    The variable is `bit_width_coeff`.
+    The variable is `bit_width_coeff`, which starts at 10 for 0 bits.
 
     Args:
         bit_width_to_remove: initial number of bits, at least 0.
         override_pretrained_bit_width: keep the initial value when a checkpoint is loaded.
-        non_zero_epsilon: keeps the divisor from 0.
-        remove_zero_bit_width: used for an initial 0.
 
     Raises:
         ValueError: `bit_width_to_remove` is negative.
@@ -166,23 +162,18 @@ class RemoveBitwidthParameter(InnerModule):
 
     bit_width_to_remove: InitVar[float]
     override_pretrained_bit_width: bool = False
-    non_zero_epsilon: float = 1e-6
-    remove_zero_bit_width: InitVar[float] = 0.1
     bit_width_coeff: QuantParam = field(init=False)
     is_scale_free = True
 
-    def __post_init__(self, bit_width_to_remove: float, remove_zero_bit_width: float) -> None:
+    def __post_init__(self, bit_width_to_remove: float) -> None:
         where = "RemoveBitwidthParameter"
-        check.fields(self, override_pretrained_bit_width=check.flag, non_zero_epsilon=check.above_zero)
-        check.above_zero(remove_zero_bit_width, where, "remove_zero_bit_width")
         if check.number(bit_width_to_remove, where, "bit_width_to_remove") < 0:
             raise ValueError(f"{where}: bits to remove must be at least 0, got {bit_width_to_remove}.")
-        coeff = 1.0 / (bit_width_to_remove or remove_zero_bit_width)
-        vars(self).update(bit_width_coeff=QuantParam(float_array(coeff)))
+        self.bit_width_coeff = QuantParam(float_array(1.0 / (bit_width_to_remove or 0.1)))
 
     def __call__(self) -> jax.Array:
         """The number of bits, a float32 scalar."""
-        return 1.0 / (self.non_zero_epsilon + jnp.abs(self.bit_width_coeff.get_value()))
+        return 1.0 / (1e-6 + jnp.abs(self.bit_width_coeff.get_value()))
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component.
@@ -212,14 +203,12 @@ class MsbClampBitWidth(Component):
     """
 
     bit_width_to_remove_impl: BitWidth
-    min_overall_bit_width: int
-    max_overall_bit_width: int
+    min_overall_bit_width: check.Bits
+    max_overall_bit_width: check.Bits
 
     def __post_init__(self) -> None:
-        where, names = "MsbClampBitWidth", ("min_overall_bit_width", "max_overall_bit_width")
-        least, most = (check.bit_width(getattr(self, name), f"{where} ({name})") for name in names)
-        check.ordered(least, most, where, names)
-        self.min_overall_bit_width, self.max_overall_bit_width = least, most
+        names = ("min_overall_bit_width", "max_overall_bit_width")
+        check.ordered(self.min_overall_bit_width, self.max_overall_bit_width, "MsbClampBitWidth", names)
 
     def __call__(self, input_bit_width: int | jax.Array) -> jax.Array:
         """The bit width, a float32 scalar."""
@@ -283,13 +272,9 @@ class StaticMaxMantissa(MantissaWidthConst):
         return max_mantissa(self.bit_width)
 
 
-@component
-class ComputeMaxMantissa(Component):
+@dataclass(frozen=True)
+class ComputeMaxMantissa:
     """The largest mantissa for a learned number of bits, differentiable.
-
-    Args:
-        max_mantissa_round_impl: rounds `2**(m + 1) - 1`, the largest mantissa in whole steps, for a fractional m; None
-            does not round.
 
     Example:
         >>> import jax.numpy as jnp
@@ -297,14 +282,9 @@ class ComputeMaxMantissa(Component):
         1.875
     """
 
-    max_mantissa_round_impl: Rounding | None = None
-
     def __call__(self, mantissa_bit_width: Any) -> Any:
         """The largest mantissa of `mantissa_bit_width` bits."""
-        if self.max_mantissa_round_impl is None:
-            return max_mantissa(mantissa_bit_width)
-        steps = self.max_mantissa_round_impl(exp2(mantissa_bit_width + 1) - 1)
-        return steps * exp2(-mantissa_bit_width)
+        return max_mantissa(mantissa_bit_width)
 
 
 @dataclass(frozen=True)

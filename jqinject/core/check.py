@@ -1,22 +1,35 @@
 """Checks of constructor and call arguments; each names the component, the argument, and the cure.
 
 A check takes `(value, where, name)`: the value, the component's name, and the argument's. It returns the value in plain
-form (`np.bool_` becomes `bool`), or raises. `fields` applies several to the attributes of a component:
+form (`np.bool_` becomes `bool`), or raises.
 
-    def __post_init__(self) -> None:
-        check.fields(self, signed=check.flag, p=check.above_zero, dim=check.optional(check.integer))
+Arguments of a `component` or a `frozen_value` are checked by their annotations, before `__post_init__` runs:
+
+    signed: bool
+    p: check.Positive = 1.0
+    dim: int | None = None
+    scaling_impl: Scaling  # what is named `..._impl` is a component
+
+`fields` checks others by hand.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import math
+import operator
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+from jqinject.ops.groups import block_of
 
 Check = Callable[[Any, str, str], Any]
 
@@ -205,14 +218,14 @@ def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
         raise ValueError(f"{where}: {names[0]}={low!r} is above {names[1]}={high!r}. Swap them.")
 
 
-def positive(value: Any, where: str, name: str) -> None:
+def positive(value: Any, where: str, name: str) -> Any:
     """A positive number, or an array of them; traced values are not checked.
 
     Raises:
         ValueError: when one is 0, negative or not finite.
     """
     if isinstance(value, Tracer):
-        return
+        return value
     values = np.asarray(value, np.float32)
     if not np.all(np.isfinite(values)):
         raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
@@ -222,6 +235,7 @@ def positive(value: Any, where: str, name: str) -> None:
             f"{where}: {name} must be positive, got {shown}: it is the size of a step. "
             "For a scale that may be negative use SignedFloatRestrictValue (restrict_scaling_type = 'signed_fp')."
         )
+    return value
 
 
 def float_input(x: Any, where: str) -> jax.Array:
@@ -253,12 +267,9 @@ def bit_width(value: Any, where: str, *, least: int = 1) -> int:
         raise TypeError(f"{error} {cure}") from None
 
 
-positive_steps = between(
-    1,
-    math.inf,
-    integer,
+_OF_STEPS = (
     ": the scale is made from the statistics of that many training steps. For a scale without statistics use "
-    "ParameterScaling.",
+    "ParameterScaling."
 )
 
 
@@ -306,35 +317,68 @@ def minimum(value: Any, where: str, name: str) -> float | None:
     """A minimum scale: None or a finite number of at least 0.
 
     Raises:
-        ValueError: otherwise.
+        TypeError: when it is no number.
+        ValueError: when it is not finite, or below 0.
     """
-    if value is None:
-        return None
-    if not math.isfinite(float(value)) or float(value) < 0:
+    if value is not None and number(value, where, name) < 0:
         raise ValueError(f"{where}: {name} must be None or a finite number >= 0, got {value!r}.")
-    return float(value)
+    return None if value is None else float(value)
 
 
-def initial_value(
-    init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
-) -> Any:
-    """An initial value of the given shape, float32: a NumPy array, or a traced one as it is.
+# Annotations that say more than a type: each carries its check.
+Bits = Annotated[int, lambda value, where, name: bit_width(value, f"{where} ({name})")]
+Bound = Annotated[float, bound]
+Count = Annotated[int, between(1, math.inf, integer)]
+Minimum = Annotated[float, minimum]
+NonNegative = Annotated[float, between(0, math.inf)]
+Percentage = Annotated[float, percentile]
+Positive = Annotated[float, above_zero]
+Shape = Annotated[tuple[int, ...], shape]
+Step = Annotated[float, lambda value, where, name: positive(number(value, where, name), where, name)]
+Steps = Annotated[int, between(-math.inf, MOST_STEPS, between(1, math.inf, integer, _OF_STEPS))]
+Whole = Annotated[int, between(0, math.inf, integer)]
 
-    Raises:
-        ValueError: when the shape differs, or a number is not finite.
-    """
-    traced = isinstance(init, Tracer)
-    value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
-    if not (traced or np.all(np.isfinite(value))):
-        raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
-    if array_shape is None or value.shape == array_shape:
-        return value
-    if value.shape != ():
-        raise ValueError(
-            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a number, or an array "
-            f"of exactly that shape: {init_name}.reshape({array_shape})."
-        )
-    return (jnp if traced else np).full(array_shape, value)
+OF_TYPE: dict[Any, Check] = {
+    bool: flag,
+    int: integer,
+    float: number,
+    int | tuple[int, int]: lambda value, where, _: block_of(value, where)[0],
+    tuple[int, ...]: integers,
+    tuple[float, ...]: numbers,
+    tuple[str, ...]: lambda value, *_: tuple(value),
+}
+"""The check of an argument by its type."""
+
+
+def of_fields(cls: type) -> dict[str, Check]:
+    """Return the checks of a dataclass's arguments: of components by name, of others by annotation."""
+    checks: dict[str, Check | None] = {}
+    for argument in (field for field in dataclasses.fields(cls) if field.init):
+        if argument.name.endswith("_impl"):
+            checks[argument.name] = optional(component) if argument.default is None else component
+        else:
+            checks[argument.name] = _of_annotation(_annotation(cls, argument))
+    return {name: check for name, check in checks.items() if check is not None}
+
+
+def _annotation(cls: type, argument: dataclasses.Field[Any]) -> Any:
+    """Return the type of an argument, which is text in a module that postpones annotations."""
+    if not isinstance(argument.type, str):
+        return argument.type
+    owner = next(base for base in cls.__mro__ if argument.name in inspect.get_annotations(base))
+    try:
+        return eval(argument.type, vars(sys.modules[owner.__module__]))
+    except NameError:  # of a class defined later or in a function: none that is checked
+        return None
+
+
+def _of_annotation(kind: Any) -> Check | None:
+    """Return the check that an annotation asks for; None for one that is neither in `OF_TYPE` nor `Annotated`."""
+    parts = tuple(part for part in get_args(kind) if part is not type(None))
+    if type(None) in get_args(kind):
+        check = _of_annotation(functools.reduce(operator.or_, parts))
+        return check and optional(check)
+    return kind.__metadata__[0] if get_origin(kind) is Annotated else OF_TYPE.get(kind)
 
 
 def statistic_shape(

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
+from jqinject.core.component import frozen_value
 from jqinject.ops import clamp, exp2, log2
 from jqinject.ops.minifloat import check_codes, max_float
 
@@ -76,7 +77,7 @@ class TensorClampSte(TensorClamp):
         return clamp.tensor_clamp_ste(x, min_val, max_val)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class ClampMin:
     """`max(x, min_val)`; no gradient where it clamps.
 
@@ -84,10 +85,7 @@ class ClampMin:
         min_val: lower bound.
     """
 
-    min_val: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, min_val=check.bound)
+    min_val: check.Bound
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
@@ -118,7 +116,7 @@ class ScalarSignedClampMinSte(ClampMin):
         return clamp.signed_clamp_min_ste(x, abs(self.min_val))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class ScalarClamp:
     """Clamp to fixed bounds; no gradient where it clamps.
 
@@ -132,11 +130,10 @@ class ScalarClamp:
         Array([-2. ,  0.5,  2. ], dtype=float32)
     """
 
-    min_val: float
-    max_val: float
+    min_val: check.Bound
+    max_val: check.Bound
 
     def __post_init__(self) -> None:
-        check.fields(self, min_val=check.bound, max_val=check.bound)
         check.ordered(self.min_val, self.max_val, type(self).__name__, ("min_val", "max_val"))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
@@ -157,7 +154,7 @@ class ScalarClampSte(ScalarClamp):
         return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class FloatSaturate:
     """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
 
@@ -174,13 +171,8 @@ class FloatSaturate:
     signed: bool = True
     inf_values: tuple[str, ...] | None = None
     nan_values: tuple[str, ...] | None = None
-    max_available_float: float | None = None
+    max_available_float: check.Positive | None = None
     saturating = True
-
-    def __post_init__(self) -> None:
-        codes = check.optional(lambda values, where, name: tuple(values))
-        check.fields(self, signed=check.flag, inf_values=codes, nan_values=codes)
-        check.fields(self, max_available_float=check.optional(check.above_zero))
 
     def bounds(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
         """The least and the largest number."""
@@ -194,7 +186,7 @@ class FloatSaturate:
         return TensorClamp()(x, *self.bounds(exponent_bit_width, max_mantissa, exponent_bias))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class FloatClamp(FloatSaturate):
     """Clamp to the largest minifloat, or, without saturation, turn larger values into inf or nan.
 
@@ -223,8 +215,6 @@ class FloatClamp(FloatSaturate):
     saturating: bool = True
 
     def __post_init__(self) -> None:
-        check.fields(self, tensor_clamp_impl=check.optional(check.component), saturating=check.flag)
-        super().__post_init__()
         check_codes(None, self.inf_values, self.nan_values, self.saturating)
 
     @property

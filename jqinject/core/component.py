@@ -18,7 +18,7 @@ import copyreg
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
@@ -28,24 +28,6 @@ from flax import nnx
 from jqinject.core import check
 
 _Class = TypeVar("_Class", bound=type)
-
-
-def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
-    """Set attributes of a module under construction that are not None and differ from the class's default.
-
-    Args:
-        module: the module, whose class has a default for each attribute.
-        attributes: what to set. Names that end in `_impl` are components, so callable.
-
-    Raises:
-        TypeError: a component is not callable.
-    """
-    cls = type(module)
-    for name, value in attributes.items():
-        if value is not None and value != getattr(cls, name):
-            vars(module)[name] = (
-                check.component(value, cls.__name__, name) if name.endswith("_impl") else value
-            )
 
 
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
@@ -95,14 +77,11 @@ def set_view(self: Any, use_running_average: bool | None = None) -> None:
         self.use_running_average = use_running_average
 
 
-_MODES = ("deterministic", "use_running_average")
+_MODES = ("deterministic", "in_step", "use_running_average")
 
 
 class ComponentMeta(type(nnx.Module)):
     """Checks components under construction, and decides whether each is a value or an NNX module."""
-
-    _defaults: Mapping[str, Any] = {}
-    """The default of each field, `dataclasses.MISSING` without one; set by `component`."""
 
     def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         """Construct an NNX module if a part is state, else a value."""
@@ -119,17 +98,15 @@ class ComponentMeta(type(nnx.Module)):
 
     def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
         """Initialize an instance; NNX calls it for modules."""
-        attributes, defaults = vars(self), cls._defaults
-        try:
-            self.__init__(*args, **kwargs)
-        finally:  # what an argument that is no component breaks is not what is reported
-            for name, default in defaults.items():
-                if name.endswith("_impl") and attributes.get(name, default) is not default:
-                    check.component(attributes[name], cls.__name__, name)
-        for name, default in defaults.items():
-            part = attributes.get(name, dataclasses.MISSING)
-            if part is default or (type(part) is type(default) and not nnx.is_data(part) and part == default):
-                attributes.pop(name, None)
+        self.__init__(*args, **kwargs)
+        attributes = vars(self)
+        for name, part in tuple(attributes.items()) if dataclasses.is_dataclass(cls) else ():
+            default = getattr(cls, name, dataclasses.MISSING)
+            same = part is default or (
+                type(part) is type(default) and not nnx.is_data(part) and part == default
+            )
+            if same and name not in _MODES:
+                del attributes[name]
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(name, bases, namespace, **kwargs)
@@ -142,10 +119,10 @@ def component(cls: _Class) -> _Class:
     """Name each argument of a component once, as a field: the dataclass of a `Component` or an `InnerModule`.
 
     A field is an argument of the constructor and an attribute; `dataclasses.field(init=False)` is only an attribute,
-    `dataclasses.InitVar` only an argument. `__post_init__` checks the fields and makes Variables. An attribute equal to
-    its field's default stays the class's: NNX handles each attribute of a module at every call of a compiled function.
-    (Modes, which `train` and `eval` switch, stay the instance's.)
-    What is named `..._impl` must be a component, and may be None if it has a default.
+    `dataclasses.InitVar` only an argument. Fields are checked by their annotations (see `jqinject.core.check`; what is
+    named `..._impl` must be a component), then `__post_init__` makes Variables. An attribute equal to the class's own
+    stays the class's: NNX handles each attribute of a module at every call of a compiled function. (Modes, which
+    `train` and `eval` switch, stay the instance's.)
 
     Args:
         cls: the class.
@@ -159,8 +136,6 @@ def component(cls: _Class) -> _Class:
         ...     base: float
         ...     exponent: int = 2
         ...     is_learned = False
-        ...     def __post_init__(self):
-        ...         check.fields(self, base=check.number, exponent=check.integer)
         >>> Power(3.0), Power(3.0, exponent=3), Power(3.0).exponent
         (Power(base=3.0), Power(base=3.0, exponent=3), 2)
         >>> Power("3")
@@ -168,10 +143,30 @@ def component(cls: _Class) -> _Class:
         TypeError: Power: base must be a number, got '3' of type str.
     """
     # Frozen dataclasses assign as `object` does: nothing is checked or registered for each attribute.
-    dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    _checked(cls, eq=False, repr=False)
     del cls.__setattr__, cls.__delattr__  # type: ignore[attr-defined]
-    fields = (field for field in dataclasses.fields(cls) if field.init and field.name not in _MODES)
-    cls._defaults = {field.name: field.default for field in fields}  # type: ignore[attr-defined]
+    return cls
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, dataclasses.Field))
+def frozen_value(cls: _Class) -> _Class:
+    """Make a frozen dataclass whose arguments are checked by their annotations: see `component`."""
+    return _checked(cls)
+
+
+def _checked(cls: Any, **options: bool) -> Any:
+    after = getattr(cls, "__post_init__", None)
+    if after is None or "checks" not in vars(after):
+
+        def __post_init__(self: Any, *arguments: Any) -> None:
+            check.fields(self, **type(self)._checks)
+            if after is not None:
+                after(self, *arguments)
+
+        __post_init__.checks = True  # type: ignore[attr-defined]
+        cls.__post_init__ = __post_init__
+    dataclasses.dataclass(frozen=True, **options)(cls)
+    cls._checks = check.of_fields(cls)
     return cls
 
 

@@ -34,7 +34,7 @@ from jax.typing import ArrayLike
 
 from jqinject.core import check
 from jqinject.core._protocols import Rounding, View
-from jqinject.core.component import Component, InnerModule, component
+from jqinject.core.component import Component, InnerModule, component, frozen_value
 from jqinject.core.state import QuantParam
 from jqinject.ops import ste
 
@@ -140,9 +140,6 @@ class StochasticRoundSte(InnerModule):
     is_nearest = True
 
     def __post_init__(self, rngs: nnx.Rngs | None, seed: int) -> None:
-        check.fields(
-            self, deterministic=check.flag, noise_sharing_axes=check.integers, random_bits=check.integer
-        )
         seed = check.integer(seed, "StochasticRoundSte", "seed")
         if self.random_bits not in (16, 32):
             raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {self.random_bits}")
@@ -200,7 +197,7 @@ class LearnedRound(ABC):
         return ste.floor_ste(x) + share
 
 
-@dataclass(frozen=True)
+@frozen_value
 class LearnedRoundHardSigmoid(LearnedRound):
     """A stretched sigmoid, clipped to 0 and 1 so that both are reached.
 
@@ -222,7 +219,6 @@ class LearnedRoundHardSigmoid(LearnedRound):
     learned_round_gamma: float = -0.1
 
     def __post_init__(self) -> None:
-        check.fields(self, learned_round_zeta=check.number, learned_round_gamma=check.number)
         if not (self.learned_round_zeta > 1 and self.learned_round_gamma < 0):
             raise ValueError(
                 "LearnedRoundHardSigmoid needs learned_round_zeta > 1 and learned_round_gamma < 0, so that rounding "
@@ -243,7 +239,7 @@ class LearnedRoundHardSigmoid(LearnedRound):
         return -jnp.log(width / (fraction - self.learned_round_gamma) - 1)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class LearnedRoundSigmoid(LearnedRound):
     """A sigmoid, steeper at lower temperatures.
 
@@ -258,10 +254,7 @@ class LearnedRoundSigmoid(LearnedRound):
         Array([0., 0., 1.], dtype=float32)
     """
 
-    learned_round_temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check.fields(self, learned_round_temperature=check.above_zero)
+    learned_round_temperature: check.Positive = 1.0
 
     def __call__(self, value: jax.Array, hard: bool) -> jax.Array:
         """The fraction to round up, between 0 and 1; 0 or 1 if `hard`."""
@@ -335,10 +328,9 @@ class LearnedRoundSte(InnerModule):
     value: QuantParam = field(init=False)
 
     def __post_init__(self, learned_round_init: Any) -> None:
-        check.fields(self, deterministic=check.flag)
         if isinstance(learned_round_init, np.ndarray) and not np.all(np.isfinite(learned_round_init)):
             raise ValueError("LearnedRoundSte: learned_round_init must be finite")
-        vars(self).update(value=QuantParam(jnp.asarray(learned_round_init, jnp.float32)))
+        self.value = QuantParam(jnp.asarray(learned_round_init, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""
@@ -354,7 +346,7 @@ class LearnedRoundSte(InnerModule):
     set_view = _set_view
 
 
-@dataclass(frozen=True)
+@frozen_value
 class TrustMask:
     """Numbers that rounding and clipping moved by at most `trust_steps`.
 
@@ -373,15 +365,12 @@ class TrustMask:
 
     trust_steps: float
 
-    def __post_init__(self) -> None:
-        check.fields(self, trust_steps=check.number)
-
     def __call__(self, steps: jax.Array, rounded: jax.Array) -> jax.Array:
         """Whether each number is passed a gradient."""
         return jnp.abs(rounded - steps) <= self.trust_steps
 
 
-@dataclass(frozen=True)
+@frozen_value
 class BelowMask:
     """Numbers of a magnitude below `limit_steps`.
 
@@ -396,9 +385,6 @@ class BelowMask:
     """
 
     limit_steps: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, limit_steps=check.number)
 
     def __call__(self, steps: jax.Array, rounded: jax.Array) -> jax.Array:
         """Whether each number is passed a gradient."""

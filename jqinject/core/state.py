@@ -36,6 +36,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -136,6 +137,7 @@ def has_numbers(array: Any) -> bool:
     return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class RecordPart:
     """One array of a record, read and written like a Variable.
 
@@ -144,11 +146,8 @@ class RecordPart:
         name: the array's.
     """
 
-    __slots__ = ("name", "record")
-
-    def __init__(self, record: nnx.Variable[Any], name: str) -> None:
-        self.record = record
-        self.name = name
+    record: nnx.Variable[Any]
+    name: str
 
     def get_value(self) -> jax.Array:
         """The array."""
@@ -164,9 +163,9 @@ class RecordPart:
     def __setitem__(self, index: Any, value: Any) -> None:
         self.set_value(self.get_value().at[index].set(value))
 
-    shape: Any = property(lambda self: self.get_value().shape, doc="The array's.")
-    dtype: Any = property(lambda self: self.get_value().dtype, doc="The array's.")
-    size: Any = property(lambda self: self.get_value().size, doc="The array's.")
+    shape = property(lambda self: self.get_value().shape, doc="The array's.")
+    dtype = property(lambda self: self.get_value().dtype, doc="The array's.")
+    size = property(lambda self: self.get_value().size, doc="The array's.")
 
     def __repr__(self) -> str:
         return f"RecordPart({self.name}={self.get_value()!r})"

@@ -165,7 +165,6 @@ class ChannelScale(Transform):
     """
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
         self.factors = QuantStat(float_array(1.0, (channels,)))
 
     def put(self, factors: jax.Array) -> None:
@@ -213,7 +212,6 @@ class Permutation(Transform):
     """
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
         self.order = QuantStat(jnp.arange(channels, dtype=jnp.int32))
 
     def put(self, order: jax.Array) -> None:
@@ -341,7 +339,6 @@ class Orthogonal(Transform):
     """
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
         self.matrix = QuantStat(jnp.eye(channels, dtype=jnp.float32))
 
     def put(self, matrix: jax.Array) -> None:

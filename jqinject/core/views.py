@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import View
+from jqinject.core.component import frozen_value
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import (
     block_of,
@@ -27,46 +28,26 @@ from jqinject.ops.groups import (
 from jqinject.ops.sharding import is_split, merge_axes
 
 
-class MergingView(ABC):
+@frozen_value
+class MergingView:
     """Abstract: a view that permutes and merges axes, so that each of its axes stands for some of the tensor's."""
-
-    @abstractmethod
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """For each axis of the view, the tensor axes that it merges, in order.
-
-        Raises:
-            ValueError: the shape does not fit the view.
-        """
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        merged = self.merged(x.shape)
-        order = [axis for axes in merged for axis in axes]
-        viewed = x if order == sorted(order) else jnp.transpose(x, order)
-        for place, axes in enumerate(merged):
-            viewed = merge_axes(viewed, place, place + len(axes))
-        return viewed
-
-
-@dataclass(frozen=True)
-class _Permuting(MergingView):
-    """Base of views that permute axes before they merge them."""
 
     permute_dims: tuple[int, ...] | None = None
     ends: ClassVar[tuple[int, ...]] = (1,)
     """Where the axes of the view end, but the last."""
-
-    def __post_init__(self) -> None:
-        check.fields(self, permute_dims=check.optional(check.integers))
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """The permutation of a tensor of this shape (None if not permuted), and where the view's axes end."""
         return self.permute_dims, self.ends
 
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """For each axis of the view, the tensor axes that it merges, in order."""
+        """For each axis of the view, the tensor axes that it merges, in order.
+
+        Raises:
+            ValueError: the shape does not fit the view.
+        """
         (order, ends), ndim, where = self.layout(shape), len(shape), type(self).__name__
-        least = max(map(abs, ends))
+        least = max(map(abs, ends), default=0)
         if ndim < least:
             some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
             raise ValueError(f"{where} needs an array of {some}.")
@@ -78,8 +59,17 @@ class _Permuting(MergingView):
             )
         return tuple(axes[start:end] for start, end in zip((0, *ends), (*ends, None), strict=True))
 
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        merged = self.merged(x.shape)
+        order = [axis for axes in merged for axis in axes]
+        viewed = x if order == sorted(order) else jnp.transpose(x, order)
+        for place, axes in enumerate(merged):
+            viewed = merge_axes(viewed, place, place + len(axes))
+        return viewed
 
-@dataclass(frozen=True)
+
+@frozen_value
 class OverTensorView(MergingView):
     """All elements in one axis: `(n,)`.
 
@@ -88,13 +78,12 @@ class OverTensorView(MergingView):
         (2400,)
     """
 
-    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """All axes merged."""
-        return (tuple(range(len(shape))),)
+    ends = ()
+    permute_dims: tuple[int, ...] | None = field(init=False, repr=False, default=None)
 
 
-@dataclass(frozen=True)
-class OverOutputChannelView(_Permuting):
+@frozen_value
+class OverOutputChannelView(MergingView):
     """Channels first, the rest flat: `(channels, n)`, to be reduced over axis 1.
 
     Args:
@@ -113,13 +102,8 @@ class OverOutputChannelView(_Permuting):
         (4, 6)
     """
 
-    channel_axes: int = 1
+    channel_axes: check.Whole = 1
     channel_shape: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        axes = check.between(0, float("inf"), check.integer)
-        check.fields(self, channel_axes=axes, channel_shape=check.optional(check.integers))
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """The permutation of a tensor of this shape (None if not permuted), and how many axes hold channels.
@@ -143,7 +127,7 @@ class OverOutputChannelView(_Permuting):
         return (*channels, *others), (len(channels),)
 
 
-class OverBatchOverTensorView(_Permuting):
+class OverBatchOverTensorView(MergingView):
     """Examples first, the rest flat: `(batch, n)`.
 
     Args:
@@ -155,7 +139,7 @@ class OverBatchOverTensorView(_Permuting):
     """
 
 
-class OverBatchOverOutputChannelView(_Permuting):
+class OverBatchOverOutputChannelView(MergingView):
     """Examples, channels, the rest flat: `(batch, channels, n)`.
 
     Args:
@@ -169,7 +153,7 @@ class OverBatchOverOutputChannelView(_Permuting):
     ends = (1, 2)
 
 
-class OverOutputFeaturesView(_Permuting):
+class OverOutputFeaturesView(MergingView):
     """The last axis kept, everything before it flat: `(n, features)`.
 
     Args:
@@ -200,15 +184,19 @@ class Blocks:
     padding: bool = True
 
 
+GroupSize: TypeAlias = Any
+"""How many elements, or groups: as an argument also a pair of both; checked by the view."""
+
+
 class GroupingView(ABC):
     """Abstract: a view that cuts an axis into groups, `block_width` of which, along `block_dim`, are a block.
 
     The numbers of a block share their statistics, so its groups have the same scale.
     """
 
-    group_size: int
+    group_size: GroupSize
     group_dim: int
-    block_width: int
+    block_width: GroupSize
     block_dim: int | None
     group_padding: bool = True
 
@@ -243,8 +231,6 @@ class GroupingView(ABC):
         size, width = block_of(self.group_size, where)
         own = checked_group_size(self.block_width, where, "block_width")
         vars(self).update(group_size=size, block_width=max(width, own))
-        dim = check.optional(check.integer)
-        check.fields(self, group_dim=check.integer, block_dim=dim, group_padding=check.flag)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
@@ -304,7 +290,7 @@ def beside(view: View, x: jax.Array, *numbers: Any) -> tuple[Any, ...]:
     return numbers if cut is None else jax.tree.map(lambda number: cut.spread(number, x), numbers)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class OverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
 
@@ -328,14 +314,10 @@ class OverSubChannelBlockView(GroupingView):
     """
 
     expanded_groupwise_shape: tuple[int, ...]
-    group_size: int
+    group_size: GroupSize
     group_dim: int
-    block_width: int = 1
+    block_width: GroupSize = 1
     block_dim: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, expanded_groupwise_shape=check.integers)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
@@ -363,7 +345,7 @@ class OverSubChannelBlockView(GroupingView):
         )
 
 
-@dataclass(frozen=True)
+@frozen_value
 class DynamicOverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
 
@@ -383,10 +365,10 @@ class DynamicOverSubChannelBlockView(GroupingView):
         (8, 3, 4)
     """
 
-    group_size: int
+    group_size: GroupSize
     group_dim: int = -1
     group_padding: bool = True
-    block_width: int = 1
+    block_width: GroupSize = 1
     block_dim: int | None = -2
 
     def _misfit(self, x: jax.Array, found: str) -> ValueError:

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
-from jqinject.core.component import Component, component, set_given
-from jqinject.core.memory.dynamic import Dynamic
-from jqinject.core.memory.memory import Memory
+from jqinject.core.component import Component, component
+from jqinject.core.memory.memory import Dynamic, Memory
 from jqinject.core.memory.number import Broadcastable, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
@@ -66,9 +65,6 @@ class ScaleShiftQuantZeroPoint(Component):
     int_quant: IntQuantizer
     zero_point_dequantized_shape: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        check.fields(self, zero_point_dequantized_shape=check.optional(check.integers))
-
     def __call__(self, zero_point: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point of a range that reaches `zero_point` below zero, float32."""
         quantized, *_ = self.zp_int_quant(zero_point)
@@ -88,17 +84,14 @@ class _MemoryZeroPoint(Memory):
 
     of = "zero_point"
     empty = 0.0
-    rounded_by = "to_int"
-    """The method of `int_quant` that makes integers."""
     int_quant: Any
-    quantize: bool
+    quantize_zero_point: bool
     scale_shift_zero_point: ScaleShift | None = None
 
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set how a distance becomes a zero point, and what the base sets."""
         super().begin(arguments, stored)
-        vars(self).update(quantize=bool(arguments["quantize_zero_point"]))
-        set_given(self, scale_shift_zero_point=arguments.get("scale_shift_zero_point_impl"))
+        self.scale_shift_zero_point = arguments.get("scale_shift_zero_point_impl")
 
     def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
         """How far the range reaches below zero, in floats."""
@@ -119,9 +112,10 @@ class _MemoryZeroPoint(Memory):
         if self.scale_shift_zero_point is not None:
             return self.scale_shift_zero_point(z, scale, bit_width)
         least = self.int_quant.min_int(bit_width)
-        if not self.quantize:
+        if not self.quantize_zero_point:
             return divide(z, scale) + least
-        to_int = getattr(self.int_quant, self.rounded_by)
+        # Distances of groups are in groups already: an `IntQuant` does not view them.
+        to_int = getattr(self.int_quant, "steps_to_int", self.int_quant.to_int)
         return to_int(scale, jnp.asarray(least, dtype=jnp.float32), bit_width, z)
 
 
@@ -197,7 +191,7 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     """
 
     kind = "collected"
-    collect_stats_steps: int
+    collect_stats_steps: check.Steps
     int_quant: IntQuantizer
     quantize_zero_point: bool
     zero_point_stats_impl: Stat
@@ -258,7 +252,6 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
     zero_point_stats_impl: Stat
     int_quant: IntQuantizer
     quantize_zero_point: bool
-    rounded_by = "steps_to_int"  # `to_int` would group it a second time
 
     def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
         """How far the range of each group reaches below zero, in floats."""

@@ -5,7 +5,6 @@ from jqinject.dot.frozen.dequantize import dequantize as dequantize
 from jqinject.dot.frozen.frozen_form import FrozenForm as FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms as ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers as frozen_numbers
-from jqinject.dot.frozen.frozen_numbers import integers_of as integers_of
 from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_leaves
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of as quant_tensor_of
 from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE
@@ -38,11 +37,10 @@ from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
 from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
 from jqinject.dot.schemes.scheme_ragged import QRaggedDot as QRaggedDot
-from jqinject.dot.tensors.decision import contracts_in_float8 as contracts_in_float8
+from jqinject.dot.tensors.contract import contract as contract
+from jqinject.dot.tensors.float8_dot_general import float8_dot_general as float8_dot_general
 from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand
 from jqinject.dot.tensors.freezer import QuantMode as QuantMode
-from jqinject.dot.tensors.quantized_dot import float8_dot_general as float8_dot_general
-from jqinject.dot.tensors.six_operands import contract_integers as contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv
 from jqinject.dot.tensors.tensor_ragged import ragged_dot_general as ragged_dot_general

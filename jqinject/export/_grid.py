@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 
 from jqinject.export._fold import Rule
+from jqinject.program.jaxpr import Primitive
 
 QUANTIZE = Primitive("jqinject_quantize_linear")
 DEQUANTIZE = Primitive("jqinject_dequantize_linear")

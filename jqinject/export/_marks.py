@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from jqinject.core._protocols import is_nearest
@@ -19,6 +18,7 @@ from jqinject.core.quantizers.quantizer import DelayWrapper
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.program import Around, intercept
+from jqinject.program.jaxpr import Primitive
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, on_integers, on_minifloats
 

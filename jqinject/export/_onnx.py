@@ -20,6 +20,7 @@ from jqinject.export._onnx_model import OnnxModel
 from jqinject.export._pool import POOLS
 from jqinject.export._unmark import rules
 from jqinject.program import CALL, Call, Method, checked_method
+from jqinject.program.jaxpr import Body
 
 
 def onnx(
@@ -132,15 +133,14 @@ def _check_valid(proto: Any, package: Any, kind: str) -> None:
         ) from error
 
 
-def _program(exported: ExportedCall, opset: int) -> Any:
+def _program(exported: ExportedCall, opset: int) -> Body:
     """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
     def run(state: Any, *arrays: Any) -> Any:
         return jax.tree.leaves(exported(state, arrays))
 
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
-    marked = jax.make_jaxpr(run)(exported.state, *exported.specs)
+    marked = Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
     known = jax.tree.leaves(exported.state)
-    return jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))(
-        *exported.specs
-    )
+    unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))
+    return Body.of(unmarked(*exported.specs))

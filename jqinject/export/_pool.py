@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Primitive
 
 from jqinject.export._fold import Rule
+from jqinject.program.jaxpr import Primitive
 
 POOL = Primitive("jqinject_pool")
 """Operand: `(batch, channels, *spatial)`. Parameters: `operator`, ONNX's name; `shape`, of the result; `attributes`."""

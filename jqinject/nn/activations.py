@@ -139,8 +139,7 @@ class QuantReLU(QuantActLayer[Out]):
         rngs: nnx.Rngs | None = None,
         **overrides: Unpack[QuantReLUOverrides],
     ) -> None:
-        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if is_quantized(x) else jax.nn.relu(x)
@@ -192,8 +191,7 @@ class QuantSigmoid(QuantActLayer[Out]):
         rngs: nnx.Rngs | None = None,
         **overrides: Unpack[QuantSigmoidOverrides],
     ) -> None:
-        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.sigmoid(as_array(x))
@@ -245,8 +243,7 @@ class QuantTanh(QuantActLayer[Out]):
         rngs: nnx.Rngs | None = None,
         **overrides: Unpack[QuantTanhOverrides],
     ) -> None:
-        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jnp.tanh(as_array(x))
@@ -318,8 +315,7 @@ class QuantHardTanh(QuantActLayer[Out]):
         if binding is not None:
             asked_for = {"min_val": min_val, "max_val": max_val}
             given = {**{n: offered[n] for n in asked_for if asked_for[n] is not None}, **overrides}
-        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, given, return_quant_tensor, rngs, offered)
+        self._init_quantizers(locals(), given, return_quant_tensor, rngs, offered)
 
     def _activation(self, x: Any) -> Any:
         value = as_array(x)

@@ -100,13 +100,7 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         **overrides: Unpack[QuantBatchNormOverrides],
     ) -> None:
         nnx.BatchNorm.__init__(self, **flax_arguments(nnx.BatchNorm, locals()))
-        arguments = {
-            "output_quant": output_quant,
-            "input_quant": input_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None

@@ -61,8 +61,7 @@ class QuantHardSwish(QuantActLayer[Out]):
         rngs: nnx.Rngs | None = None,
         **overrides: Unpack[QuantHardSwishOverrides],
     ) -> None:
-        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.hard_swish(as_array(x))

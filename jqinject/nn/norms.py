@@ -99,13 +99,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         **overrides: Unpack[QuantLayerNormOverrides],
     ) -> None:
         nnx.LayerNorm.__init__(self, **flax_arguments(nnx.LayerNorm, locals()))
-        arguments = {
-            "output_quant": output_quant,
-            "input_quant": input_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on the quantized input, then the output quantizer.
@@ -192,13 +186,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         **overrides: Unpack[QuantRMSNormOverrides],
     ) -> None:
         nnx.RMSNorm.__init__(self, **flax_arguments(nnx.RMSNorm, locals()))
-        arguments = {
-            "output_quant": output_quant,
-            "input_quant": input_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def __call__(self, x: Any, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on the quantized input, then the output quantizer.
@@ -292,13 +280,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         **overrides: Unpack[QuantGroupNormOverrides],
     ) -> None:
         nnx.GroupNorm.__init__(self, **flax_arguments(nnx.GroupNorm, locals()))
-        arguments = {
-            "output_quant": output_quant,
-            "input_quant": input_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on the quantized input, then the output quantizer.

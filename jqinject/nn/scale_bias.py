@@ -101,15 +101,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         self.dtype = dtype
         self.scale = nnx.Param(jnp.ones((num_features,), param_dtype))
         self.bias = nnx.data(nnx.Param(jnp.zeros((num_features,), param_dtype)) if use_bias else None)
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, nnx.Rngs() if rngs is None else rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, nnx.Rngs() if rngs is None else rngs)
 
     @classmethod
     def from_batch_norm(cls, norm: nnx.BatchNorm, **given: Any) -> Self:

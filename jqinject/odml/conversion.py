@@ -72,7 +72,7 @@ class Markers(AsWritten):
 
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """The contraction of floats."""
-        return site.equation.primitive.bind(lhs, rhs, *rest, **site.equation.params)
+        return site.equation.bind([lhs, rhs, *rest])[0]
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """Nothing is contracted backward."""

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ import numpy as np
 
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import by_compiler, is_split, sharded_as, shards_along
+from jqinject.ops.ste import with_gradient_of
 
 
 class GatheredWarning(UserWarning):
@@ -44,21 +44,12 @@ def warn_if_gathered(x: jax.Array, axes: Sequence[int], message: str) -> jax.Arr
         Array([1., 1.], dtype=float32)
     """
     counts = [shards_along(x, axis) if is_split(x) else _shards_along(x, axis) for axis in axes]
-    if None in counts:
-        return _told(message, x) if jax.device_count() > 1 else x
-    if any(count > 1 for count in counts):
+    if None in counts and jax.device_count() > 1:
+        warning = (message, GatheredWarning)
+        return with_gradient_of(x, on_one_device(_same, _same, jax.lax.stop_gradient(x), warning=warning))
+    if any(count is not None and count > 1 for count in counts):
         warnings.warn(message, GatheredWarning, stacklevel=1)  # of one place, so that each is shown once
     return x
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _told(message: str, x: jax.Array) -> jax.Array:
-    return on_one_device(_same, _same, x, warning=(message, GatheredWarning))
-
-
-@_told.defjvp
-def _(message, primals, tangents):
-    return _told(message, *primals), tangents[0]
 
 
 def _same(x: jax.Array) -> jax.Array:
@@ -169,7 +160,7 @@ class Cut:
         """
         if x.ndim == 0 or x.shape[self.axis] == 1:
             return x
-        group_of = np.arange(length // self.piece) // (self.size // self.piece)
+        group_of = np.arange(-(-length // self.piece)) // (self.size // self.piece)
         return jnp.take(x, group_of, axis=self.axis, mode="clip")
 
     def _found(self, reduction: Any, x: jax.Array) -> jax.Array:

@@ -28,19 +28,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
-from jqinject.ops.clamp import no_change
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.ops.power import divide, integer_power
 from jqinject.ops.ste import with_gradient_of
 
-FLOAT8_DTYPES: tuple[Any, ...] = (
-    jnp.float8_e4m3fn,
-    jnp.float8_e5m2,
-    jnp.float8_e4m3fnuz,
-    jnp.float8_e5m2fnuz,
+FLOAT8_DTYPES = tuple(
+    map(np.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz))
 )
 _WITH_INF = np.dtype(jnp.float8_e5m2)
 
@@ -51,14 +46,11 @@ def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
     Raises:
         TypeError: for any other dtype; the message names the four.
     """
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or found not in [np.dtype(known) for known in FLOAT8_DTYPES]:
-        names = ", ".join(f"jnp.{np.dtype(known).name}" for known in FLOAT8_DTYPES)
+    same = [known for known in FLOAT8_DTYPES if known == dtype]
+    if not same:
+        names = ", ".join(f"jnp.{known.name}" for known in FLOAT8_DTYPES)
         raise TypeError(f"{where}: {name} must be an 8-bit float dtype, one of {names}; got {dtype!r}")
-    return found
+    return same[0]
 
 
 def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -85,29 +77,48 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
     # Of a Python float under `grad`, a Python float is left.
-    return _payload(jnp.asarray(jax.lax.stop_gradient(x)), scale, dtype)[0]
+    return cast_to_float8(jnp.asarray(jax.lax.stop_gradient(x)), scale, dtype)
 
 
-def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """The payload, and a mask of the finite elements of `x`."""
+def cast_to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """As `to_float8`, for where the gradient is cut already."""
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
     to_bfloat16 = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7)
     rounded = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
     largest = float(jnp.finfo(dtype).max)
     numbers = x.astype(jnp.float32)
-    finite = jax.lax.is_finite(numbers)
     scale = rounded(scale)
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
     steps = jax.lax.clamp(-largest, rounded(quotient), largest)
-    steps = jax.lax.select(finite, steps, numbers)  # of which `dtype` makes inf or nan
-    return FloatGrid.of_dtype(dtype).cast(steps), finite
+    steps = jax.lax.select(jax.lax.is_finite(numbers), steps, numbers)  # of which `dtype` makes inf or nan
+    return FloatGrid.of_dtype(dtype).cast(steps)
+
+
+def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`payload * scale`, computed in float32; as in `from_float_steps`, finite numbers stay finite.
+
+    Args:
+        payload: in an 8-bit float dtype.
+        scale: float per step, finite, broadcasts to `payload`.
+        dtype: of the value.
+
+    Example:
+        >>> from_float8(jnp.array([57344.0, jnp.inf], jnp.float8_e5m2), jnp.float32(2), jnp.float16).tolist()
+        [65504.0, inf]
+    """
+    steps, largest = payload.astype(jnp.float32), float(jnp.finfo(dtype).max)
+    product = steps * scale
+    value = jax.lax.clamp(-largest, product, largest)
+    if payload.dtype == _WITH_INF:
+        value = jax.lax.select(jax.lax.is_finite(steps), value, product)
+    return value.astype(dtype)
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """The payload of an array that `from_float_steps` made: `x / scale`, which needs no saturation.
+    """The payload of an array that `from_float8` made: `x / scale`, which needs no saturation.
 
     Args:
-        x: float array, up to its rounding `payload * scale`.
+        x: float array, up to its rounding `payload * scale`; its gradient is not cut.
         scale: float per step, positive, broadcasts to `x`.
         dtype: the 8-bit float dtype.
 
@@ -115,48 +126,7 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    return FloatGrid.of_dtype(dtype).encode(x.astype(jnp.float32) / scale)
-
-
-def quantize_float8(
-    x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any
-) -> tuple[jax.Array, jax.Array]:
-    """To an 8-bit float and back, straight through: the gradient of `x` is that of the value everywhere.
-
-    Args:
-        x: float array.
-        scale: float per step, positive, broadcasts to `x`; no gradient.
-        q_dtype: the 8-bit float dtype.
-        dq_dtype: dtype of the value.
-
-    Returns:
-        (the value, the payload that it comes from, which has no gradient).
-
-    Example:
-        >>> quantize_float8(jnp.float32(500), jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
-        (Array(448., dtype=float32), Array(448, dtype=float8_e4m3fn))
-    """
-    return _quantize(q_dtype, dq_dtype, jnp.asarray(x), scale)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _quantize(q_dtype: Any, dq_dtype: Any, x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-    payload, finite = _payload(x, scale, q_dtype)
-    product = payload.astype(jnp.float32) * scale
-    largest = float(jnp.finfo(dq_dtype).max)
-    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float_steps`: finite numbers stay finite
-    if np.dtype(q_dtype) == _WITH_INF:
-        value = jax.lax.select(finite, value, product)
-    return value.astype(dq_dtype), payload
-
-
-def _quantize_jvp(q_dtype: Any, dq_dtype: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    value, payload = _quantize(q_dtype, dq_dtype, *primals)
-    change = no_change(value) if isinstance(tangents[0], SymbolicZero) else tangents[0].astype(dq_dtype)
-    return (value, payload), (change, no_change(payload))
-
-
-_quantize.defjvp(_quantize_jvp, symbolic_zeros=True)
+    return FloatGrid.of_dtype(dtype).cast(x.astype(jnp.float32) / scale)
 
 
 def float8_factor(amax: jax.Array, largest: float, dtype: Any, power_of_two: bool) -> jax.Array:
@@ -183,7 +153,7 @@ def float8_factor(amax: jax.Array, largest: float, dtype: Any, power_of_two: boo
 def quantize_by_factor(
     x: jax.Array, factor: jax.Array, q_dtype: Any, dq_dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """As `quantize_float8`, where `x` is multiplied by the inverse of a scale, in float32 for any dtype of `x`.
+    """To an 8-bit float and back, by the inverse of a scale, in float32 for any dtype of `x`; straight through.
 
     Infinities saturate in the payload and stay what they are in the value.
 

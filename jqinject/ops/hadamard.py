@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 TABLES = (12, 20, 28, 36, 40, 52, 60, 108, 140, 152, 156, 172)
-"""Sizes that are no power of two times a smaller table, of which a matrix is stored."""
-LOOKED_UP = (172, 156, 152, 140, 108, 60, 52, 36, 28, 40, 20, 12)
-"""The order in which a table is looked for, that of QuaRot and Brevitas."""
+"""Sizes that are no power of two times a smaller table, of which a matrix is stored. The largest that divides a size is
+used, which is also the one that QuaRot and Brevitas use."""
 
 
 @functools.cache
@@ -48,21 +47,21 @@ def table_size(size: int) -> int:
         >>> table_size(64), table_size(48)
         (1, 12)
     """
-    if size >= 1 and size & (size - 1) == 0:
-        return 1
-    found = next((each for each in LOOKED_UP if size > 0 and size % each == 0), 0)
-    rest = size // found if found else 0
-    if not found or rest & (rest - 1):
+    dividing = [count for count in (1, *TABLES) if size > 0 and size % count == 0]
+    fitting = [count for count in dividing if (size // count).bit_count() == 1]
+    if not fitting:
         raise ValueError(
             f"no Hadamard matrix of size {size}: a size must be a power of two, or one times a size of "
             f"{', '.join(map(str, TABLES))}.\n"
             "  cure: rotate blocks of a size that has one, and whose multiple this is"
         )
-    return found
+    return fitting[-1]
 
 
 def transform(x: jax.Array, *, inverse: bool = False, factor_dtype: Any = None) -> jax.Array:
-    """The last axis times the orthogonal Hadamard matrix of its size: `x @ matrix(n)`, computed in float32.
+    """The last axis times the orthogonal Hadamard matrix of its size, computed in float32.
+
+    The matrix is `kron(T^T, Sylvester(n / k)) / sqrt(n)` for the table `T` of size `k`.
 
     Args:
         x: `(..., n)`, of any float dtype.
@@ -94,25 +93,3 @@ def transform(x: jax.Array, *, inverse: bool = False, factor_dtype: Any = None) 
         made = jnp.einsum("...ij,ik->...kj", made, jnp.asarray(mixed, made.dtype), precision="highest")
     factor = np.asarray(1 / math.sqrt(size), factor_dtype or np.float32).astype(np.float32)
     return (made.reshape(x.shape) * factor).astype(x.dtype)
-
-
-def matrix(size: int, *, inverse: bool = False) -> jax.Array:
-    """The orthogonal Hadamard matrix of a size, float32: `kron(T^T, Sylvester(n / k)) / sqrt(n)` for the table `T`.
-
-    Args:
-        size: of the matrix.
-        inverse: whether the inverse, its transpose, is meant.
-
-    Raises:
-        ValueError: see `table_size`.
-    """
-    return transform(jnp.eye(size, dtype=jnp.float32), inverse=inverse)
-
-
-def with_signs(signs: jax.Array) -> jax.Array:
-    """The Hadamard matrix whose rows have given signs: `diag(signs) @ matrix(n)`.
-
-    Args:
-        signs: 1 or -1, `(n,)`.
-    """
-    return signs.astype(jnp.float32)[:, None] * matrix(signs.shape[0])

@@ -11,21 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.power import divide, exp2, integer_power, power
+from jqinject.ops.power import divide, exp2, integer_power, log2, power
 from jqinject.ops.ste import with_gradient_of
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 _LARGEST = float(jnp.finfo(jnp.float32).max)
-
-
-@jax.custom_jvp
-def _exponent(magnitude: jax.Array) -> jax.Array:
-    return ((jax.lax.bitcast_convert_type(magnitude, jnp.int32) >> 23) - 127).astype(jnp.float32)
-
-
-@_exponent.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return _exponent(*primals), tangents[0] / (primals[0] * math.log(2.0))
 
 
 def exponent_of(x: jax.Array) -> jax.Array:
@@ -36,7 +26,9 @@ def exponent_of(x: jax.Array) -> jax.Array:
         Array([   3.,    2.,   -2., -126.], dtype=float32)
     """
     magnitude = jnp.abs(x)
-    return _exponent(jnp.where(magnitude > _TINY, magnitude, _TINY))
+    normal = jnp.where(magnitude > _TINY, magnitude, _TINY)
+    exponent = (jax.lax.bitcast_convert_type(normal, jnp.int32) >> 23) - 127
+    return with_gradient_of(log2(normal), exponent.astype(jnp.float32))
 
 
 def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax.Array:

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jqinject.ops.sharding import max_over, names_of, varying_axes
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops.sharding import extreme_over, names_of, varying_axes
 
 SLOT_SIZE = 2
 """What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none."""
@@ -71,9 +70,13 @@ def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, *hol
     return mapped_with(jnp.broadcast_to(x, (axis_size, *x.shape)), *holders), True
 
 
+@jax.custom_jvp
 def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
     """`mapped_with` for an array with a gradient."""
-    return with_gradient_of(x, mapped_with(jax.lax.stop_gradient(x), jax.lax.stop_gradient(holder)))
+    return mapped_with(x, holder)
+
+
+mapped_beside.defjvp(lambda primals, tangents: (mapped_beside(*primals), tangents[0]))
 
 
 def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
@@ -85,9 +88,9 @@ def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
             under `check_vma=False`, where JAX does not say what varies.
         holder: the array that will hold the statistic.
     """
-    seen = max_over(seen, names_of(axis_name))
+    seen = extreme_over(jax.lax.pmax, seen, names_of(axis_name))
     extra = varying_axes(seen) - varying_axes(holder)
-    return max_over(seen, tuple(sorted(extra, key=str)))
+    return extreme_over(jax.lax.pmax, seen, tuple(sorted(extra, key=str)))
 
 
 def summed_like(cotangent: jax.Array, primal: jax.Array) -> jax.Array:

@@ -12,7 +12,6 @@ of their dtype, by IEEE 754's rules. Formats that use codes which IEEE 754 reser
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,15 +38,16 @@ class LowBits:
 
     Attributes:
         tree: the pytree, with integers in place of low-bit floats.
-        dtypes: the original dtypes of its leaves, None for unchanged ones.
+        dtypes: the original dtypes of its leaves.
     """
 
     tree: Any
-    dtypes: tuple[np.dtype | None, ...] = field(metadata={"static": True})
+    dtypes: tuple[Any, ...] = field(metadata={"static": True})
 
     def floats(self) -> Any:
         """The original pytree."""
-        return _cast(self.tree, self.dtypes)
+        leaves, structure = jax.tree.flatten(self.tree)
+        return jax.tree.unflatten(structure, map(_as_dtype, leaves, self.dtypes))
 
 
 def as_bits(tree: Any) -> LowBits:
@@ -66,20 +66,18 @@ def as_bits(tree: Any) -> LowBits:
         >>> kept.floats()[0]
         Array([448], dtype=float8_e4m3fn)
     """
-    leaves = jax.tree.leaves(tree)
-    dtypes = tuple(np.dtype(leaf.dtype) if is_low_bit(leaf.dtype) else None for leaf in leaves)
-    integers = [None if dtype is None else f"uint{jnp.finfo(dtype).bits}" for dtype in dtypes]
-    return LowBits(_cast(tree, integers), dtypes)
+    dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(tree))
+    return LowBits(jax.tree.map(lambda x: _as_dtype(x, _integers_of(x.dtype)), tree), dtypes)
 
 
-def _cast(tree: Any, dtypes: Sequence[Any]) -> Any:
-    """A pytree whose leaves are bit-cast to dtypes of the same width, except for those with None."""
-    leaves, structure = jax.tree.flatten(tree)
-    cast = (
-        jax.lax.bitcast_convert_type(x, to) if to is not None else x
-        for x, to in zip(leaves, dtypes, strict=True)
-    )
-    return jax.tree.unflatten(structure, cast)
+def _integers_of(dtype: Any) -> Any:
+    """The unsigned integers as wide as a low-bit float dtype; any other dtype itself."""
+    return np.dtype(f"uint{jnp.finfo(dtype).bits}") if is_low_bit(dtype) else dtype
+
+
+def _as_dtype(x: jax.Array, dtype: Any) -> jax.Array:
+    """An array bit-cast to a dtype of the same width; itself if it has that one."""
+    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
 
 
 PAYLOAD = "jqinject.payload"

@@ -33,7 +33,7 @@ from jax.typing import ArrayLike
 
 from jqinject.ops.clamp import quotient
 from jqinject.ops.processes import one_program
-from jqinject.ops.sharding import sharded_beside
+from jqinject.ops.sharding import sharded_as
 
 Width = TypeVar("Width", bound=int | jax.Array)
 
@@ -86,7 +86,7 @@ def exp2(x: ArrayLike) -> jax.Array:
 @jax.custom_jvp
 @one_program()
 def _log2(x: jax.Array) -> jax.Array:
-    mantissa, exponent = (sharded_beside(part, x) for part in jnp.frexp(x))  # JAX may drop explicit axes
+    mantissa, exponent = (sharded_as(part, x) for part in jnp.frexp(x))  # JAX may drop explicit axes
     above = exponent.astype(jnp.float32)
     low = mantissa < math.sqrt(0.5)
     mantissa = jnp.where(low, mantissa * 2, mantissa)
@@ -163,7 +163,7 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
     """
     dividend, divisor = _float32(x), _float32(divisor)
     if divisor.ndim <= dividend.ndim:
-        divisor = sharded_beside(divisor, dividend)
+        divisor = sharded_as(divisor, dividend)
     return _divide(dividend, divisor)
 
 

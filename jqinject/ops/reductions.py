@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partialmethod, reduce
+from functools import lru_cache, partial, partialmethod, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ import numpy as np
 from jqinject.ops.clamp import choose
 from jqinject.ops.cut import Cut
 from jqinject.ops.processes import one_program
-from jqinject.ops.sharding import Names, max_over, min_over, place_over, places_over, sharded_as, sum_over
+from jqinject.ops.sharding import Names, extreme_over, place_over, places_over, sharded_as, sum_over
 
 Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
@@ -92,8 +92,8 @@ class Over(NamedTuple):
             found = axes.filled(found, kind.of_two(found, zeros * of_zero))
         return kind.over_names(found, self.names)
 
-    max = partialmethod(_reduced, _Kind(jnp.max, jnp.maximum, max_over), of_zero=0)
-    min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, min_over), of_zero=0)
+    max = partialmethod(_reduced, _Kind(jnp.max, jnp.maximum, partial(extreme_over, jax.lax.pmax)), of_zero=0)
+    min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, partial(extreme_over, jax.lax.pmin)), of_zero=0)
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
 
     def positions(self, x: Tensors) -> Any:

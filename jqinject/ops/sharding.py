@@ -102,26 +102,9 @@ def merge_axes(x: jax.Array, first: int, last: int) -> jax.Array:
 
 
 def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x`, sharded like `like` along explicit axes; JAX handles the others.
-
-    Args:
-        x: an array.
-        like: an array of the same shape.
-
-    Returns:
-        The numbers of `x`; `x` itself where there is nothing to move.
-
-    Example:
-        >>> sharded_as(jnp.ones(2), jnp.zeros(2))
-        Array([1., 1.], dtype=float32)
-    """
-    own, wanted = jax.typeof(x).sharding, jax.typeof(like).sharding
-    mesh = own.mesh if wanted.mesh.empty else wanted.mesh
-    return x if own.spec == wanted.spec else reshard(x, NamedSharding(mesh, wanted.spec))
-
-
-def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
     """`x`, which broadcasts against `like`, sharded like the axes that it shares with `like`, along explicit axes.
+
+    JAX handles the others.
 
     Args:
         x: an array, of no more axes than `like`.
@@ -131,15 +114,16 @@ def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
         The numbers of `x`; `x` itself where there is nothing to move.
 
     Example:
-        >>> sharded_beside(jnp.ones((1, 2)), jnp.zeros((3, 2)))
+        >>> sharded_as(jnp.ones((1, 2)), jnp.zeros((3, 2)))
         Array([[1., 1.]], dtype=float32)
     """
     own, other = jax.typeof(x).sharding, jax.typeof(like).sharding
     if own.mesh.empty and other.mesh.empty:
         return x
-    specs = other.spec[like.ndim - x.ndim :]
-    wanted = PartitionSpec(*(axis if size != 1 else None for size, axis in zip(x.shape, specs, strict=True)))
-    return x if own.spec == wanted else reshard(x, NamedSharding(other.mesh, wanted))
+    axes = zip(x.shape, like.shape[like.ndim - x.ndim :], other.spec[like.ndim - x.ndim :], strict=True)
+    spec = PartitionSpec(*(axis if size == length else None for size, length, axis in axes))
+    mesh = own.mesh if other.mesh.empty else other.mesh
+    return x if own.spec == spec else reshard(x, NamedSharding(mesh, spec))
 
 
 def asked(out_sharding: Any, *operands: jax.Array) -> Any:
@@ -306,16 +290,10 @@ def _bound(ask: Callable[[Any], Any], name: Any) -> Any:
         ) from error
 
 
-def max_over(x: jax.Array, names: Names) -> jax.Array:
-    """The largest over named axes; `x` itself without any."""
+def extreme_over(extreme: Callable[..., jax.Array], x: jax.Array, names: Names) -> jax.Array:
+    """The largest (`jax.lax.pmax`) or smallest (`jax.lax.pmin`) over named axes; `x` itself without any."""
     differing = _differing(x, names)
-    return jax.lax.pmax(x, differing) if differing else x
-
-
-def min_over(x: jax.Array, names: Names) -> jax.Array:
-    """The smallest over named axes; `x` itself without any."""
-    differing = _differing(x, names)
-    return jax.lax.pmin(x, differing) if differing else x
+    return extreme(x, differing) if differing else x
 
 
 def sum_over(x: jax.Array, names: Names) -> jax.Array:

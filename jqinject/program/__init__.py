@@ -6,15 +6,11 @@ from jqinject.program.finding import names_of as names_of
 from jqinject.program.finding import program_of_call as program_of_call
 from jqinject.program.finding import sites_of_program as sites_of_program
 from jqinject.program.finding import throws_away as throws_away
-from jqinject.program.interpreter import bind as bind
-from jqinject.program.interpreter import is_einsum as is_einsum
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import program_class_of as program_class_of
 from jqinject.program.model import quantized_class as quantized_class
-from jqinject.program.nested import name_of_function as name_of_function
 from jqinject.program.nested import runs_inside as runs_inside
-from jqinject.program.nested import scan_counts as scan_counts
 from jqinject.program.operations import OPERATIONS as OPERATIONS
 from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation

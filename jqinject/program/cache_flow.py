@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from jax.extend import core
+from jqinject.program.jaxpr import Body, Equation
 
 # What these make are no rows of a cache any more, even if it has as many of them.
 _ENDS = frozenset(
@@ -17,45 +16,35 @@ _MOVES = frozenset(
         *("reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "dynamic_slice", "gather", "rev"),
         *("split", "stack", "unstack", "tile", "concatenate", "pad", "select_n", "dynamic_update_slice"),
         *("scatter", "convert_element_type", "sharding_constraint", "reshard", "optimization_barrier"),
-        *("copy", "copy_p", "name"),
+        *("copy", "name"),
     }
 )
-_INLINED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
 
 
-def outputs_with_rows(jaxpr: Any, held: int) -> list[int]:
+def outputs_with_rows(body: Body, held: int) -> list[int]:
     """The outputs of a program that hold numbers of an input: moved, or replaced in part.
 
     An operation with programs in it, and arithmetic, are taken to hold them if their output has the input's shape.
 
     Args:
-        jaxpr: the program.
+        body: the program.
         held: the number of the input.
     """
-    return _followed(jaxpr, [place == held for place in range(len(jaxpr.invars))])
+    holding = _run(body, [place == held for place in range(len(body.inputs))])
+    return [place for place, holds in enumerate(holding) if holds]
 
 
-def _followed(jaxpr: Any, inputs: Sequence[bool]) -> list[int]:
-    known = {var for var, holds in zip(jaxpr.invars, inputs, strict=True) if holds}
-    for eqn in jaxpr.eqns:
-        holding = [not isinstance(var, core.Literal) and var in known for var in eqn.invars]
-        if any(holding):
-            known |= {eqn.outvars[place] for place in _outputs(eqn, holding)}
-    return [
-        place for place, var in enumerate(jaxpr.outvars) if not isinstance(var, core.Literal) and var in known
-    ]
+def _run(body: Body, inputs: Sequence[bool]) -> list[bool]:
+    return body.run(inputs, _holding, lambda value: False)
 
 
-def _outputs(eqn: Any, holding: Sequence[bool]) -> Sequence[int]:
-    name = eqn.primitive.name
-    if name in _INLINED:
-        found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        inner = getattr(found, "jaxpr", found)
-        if inner is not None and len(inner.invars) == len(holding):
-            return _followed(inner, holding)
-    if name in _MOVES:
-        return range(len(eqn.outvars))
-    if name in _ENDS:
-        return ()
-    shapes = {var.aval.shape for var, holds in zip(eqn.invars, holding, strict=True) if holds}
-    return [place for place, var in enumerate(eqn.outvars) if var.aval.shape in shapes]
+def _holding(eqn: Equation, inputs: Sequence[bool]) -> list[bool]:
+    count = len(eqn.outputs)
+    if eqn.call is not None and any(inputs):
+        return _run(eqn.call, inputs)
+    if eqn.name in _MOVES:
+        return [any(inputs)] * count
+    if eqn.name in _ENDS:
+        return [False] * count
+    shapes = {x.shape for x, holds in zip(eqn.inputs, inputs, strict=True) if holds}
+    return [x.shape in shapes for x in eqn.outputs]

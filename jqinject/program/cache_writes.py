@@ -19,6 +19,7 @@ from jax import lax
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.program.cache_flow import outputs_with_rows
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
@@ -35,7 +36,7 @@ def opened(x: Tracked) -> Tracked:
     return replace(_after(x, x.value.quant_tensor()), quantized=True)
 
 
-def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
+def written(run: Any, eqn: Equation, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
     """The cache after an operation that writes into one; None for any other operation.
 
     Args:
@@ -48,7 +49,7 @@ def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tr
         ValueError: a rule takes the cache, and the write is of a part of a row; a cache in low bits of another form
             than its quantizer's, or that no rule takes.
     """
-    name = eqn.primitive.name
+    name = eqn.name
     if name not in WRITES or not run.policy.follows_parameters:
         return None
     is_cache = _which_are_caches(inputs)
@@ -57,7 +58,7 @@ def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tr
         return None
     if name == "concatenate" and eqn.params["dimension"] == len(shape_of(held)) - 1:
         return None  # features beside features, which no cache grows by
-    if name in ("copy", "copy_p", "name", "sharding_constraint"):
+    if name in ("copy", "name", "sharding_constraint"):
         return _placed(eqn, held) if isinstance(held.value, LowBitCache) else None
     quantizer = run.policy.cache_quantizer(path, held.cache)
     if quantizer is None and not isinstance(held.value, LowBitCache):
@@ -69,14 +70,14 @@ def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tr
 
 def _write(
     run: Any,
-    eqn: Any,
+    eqn: Equation,
     inputs: Sequence[Tracked],
     is_cache: list[bool],
     held: Tracked,
     quantizer: Any,
     path: str,
 ) -> Tracked:
-    where = f"the cache {held.cache}, written in {path or 'the model'} by {eqn.primitive.name},"
+    where = f"the cache {held.cache}, written in {path or 'the model'} by {eqn.name},"
     if quantizer is None:
         raise ValueError(
             f"{where} is in low bits, and no rule of the model has cache_quant for it.\n"
@@ -94,7 +95,7 @@ def _write(
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
     if not isinstance(held.value, LowBitCache) or isinstance(run.quantizers, Finder):
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
-        (value,) = run.bind(eqn, [Tracked(value).array for value in values])
+        (value,) = eqn.bind([Tracked(value).array for value in values])
         return _after(held, value, transform_of(quantizer))
     cache = held.value
     rows = {place: LowBitCache.of(x, "zero_point" in cache.form.names) for place, x in rounded.items()}
@@ -104,7 +105,7 @@ def _write(
             "  cure: jqinject.quantized_cache(model, cache) with this model"
         )
     given = [rows.get(place, x.value) for place, x in enumerate(inputs)]
-    return _after(held, WRITES[eqn.primitive.name](eqn, given, cache), transform_of(quantizer))
+    return _after(held, WRITES[eqn.name](eqn, given, cache), transform_of(quantizer))
 
 
 def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
@@ -120,16 +121,16 @@ def _after(held: Tracked, value: Any, turned: Any = None) -> Tracked:
     return replace(held.with_value(value), origin=Origin.ACTIVATION, turned=turned)
 
 
-def _places_of_new(eqn: Any, is_cache: list[bool]) -> list[int]:
+def _places_of_new(eqn: Equation, is_cache: list[bool]) -> list[int]:
     """Which operands are written into the cache."""
-    if eqn.primitive.name == "concatenate":
+    if eqn.name == "concatenate":
         return [place for place, known in enumerate(is_cache) if not known]
-    return [1 if eqn.primitive.name == "dynamic_update_slice" else 2]
+    return [1 if eqn.name == "dynamic_update_slice" else 2]
 
 
-def _writes_rows(eqn: Any, inputs: Sequence[Tracked], new: list[int]) -> bool:
+def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: list[int]) -> bool:
     """Whether whole rows of features are written, and the features are the last axis of what is written."""
-    name, shape = eqn.primitive.name, shape_of(inputs[0])
+    name, shape = eqn.name, shape_of(inputs[0])
     if not shape or any(shape_of(inputs[place])[-1:] != shape[-1:] for place in new):
         return False
     last = len(shape) - 1
@@ -150,7 +151,7 @@ def _each(cache: LowBitCache, write: Callable[[str, jax.Array, int], jax.Array])
     return cache.with_numbers({name: write(name, x, x.ndim - cache.ndim) for name, x in numbers.items()})
 
 
-def _updated(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+def _updated(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
     _, new, *starts = given
 
     def write(name: str, x: jax.Array, added: int) -> jax.Array:
@@ -160,7 +161,7 @@ def _updated(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
     return _each(cache, write)
 
 
-def _scattered(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+def _scattered(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
     _, indices, new = given
     known = eqn.params["dimension_numbers"]
     options = {name: eqn.params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
@@ -180,12 +181,12 @@ def _scattered(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCach
     return _each(cache, write)
 
 
-def _joined(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+def _joined(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
     axis = eqn.params["dimension"]
     return _each(cache, lambda name, x, added: lax.concatenate([one.numbers[name] for one in given], axis))
 
 
-def _placed(eqn: Any, held: Tracked) -> list[Tracked]:
+def _placed(eqn: Equation, held: Tracked) -> list[Tracked]:
     """A cache after an operation that leaves its numbers: its arrays lie where the float array would."""
     cache, sharding = held.value, eqn.params.get("sharding")
     if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -202,7 +203,7 @@ WRITES: dict[str, Any] = {
     "dynamic_update_slice": _updated,
     "scatter": _scattered,
     "concatenate": _joined,
-    **dict.fromkeys(("copy", "copy_p", "name", "sharding_constraint")),
+    **dict.fromkeys(("copy", "name", "sharding_constraint")),
 }
 
 
@@ -230,7 +231,7 @@ def check_caches_stay(
     ]
     flat, _ = jax.tree_util.tree_flatten_with_path(outputs, is_leaf=is_low_bit_cache)
     for place in given:
-        name, holding = program.inputs[place].cache, outputs_with_rows(program.closed.jaxpr, place)
+        name, holding = program.inputs[place].cache, outputs_with_rows(program.body, place)
         found = [(path, value, _is_named(path, name)) for path, value in flat]
         found = [entry for out, entry in enumerate(found) if out in holding or entry[2]]
         floats = [(path, named) for path, value, named in found if not isinstance(value, LowBitCache)]

@@ -74,10 +74,9 @@ def _same_of(model: Any) -> tuple[tuple[str, str], ...]:
 
 def outputs_of(interpreter: Interpreter, program: Any) -> list[Any]:
     """Run a program: its outputs, then the new state."""
-    closed = program.closed
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
     interpreter.kept.begin(inputs)
-    found = interpreter.run(closed.jaxpr, closed.consts, inputs)
+    found = interpreter.run(program.body, inputs)
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]

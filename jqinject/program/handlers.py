@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
 from jqinject.program.policy import Choice
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
@@ -16,18 +17,9 @@ from jqinject.program.weights.contractions import contraction
 from jqinject.program.weights.parameters import follow
 from jqinject.program.weights.quantized_rows import has_row_scales
 
-Evaluate = Callable[[list[Any]], list[Any]]
-
 
 def handle(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    evaluate: Evaluate,
-    *,
-    eqn: Any = None,
-    unknown_name: str = "",
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], eqn: Equation
 ) -> list[Tracked]:
     """Run one operation.
 
@@ -36,29 +28,27 @@ def handle(
         operation: its row of the table.
         path: of the module it belongs to.
         inputs: its operands.
-        evaluate: runs it on arrays.
-        eqn: its equation, if it is a single one.
-        unknown_name: the program's name for it.
+        eqn: its equation.
     """
     if operation.kind is Kind.CONTRACTION:
-        return contraction(run, operation, path, inputs, evaluate, eqn)
-    followed = follow(run, operation, path, inputs, evaluate, eqn)
+        return contraction(run, operation, path, inputs, eqn)
+    followed = follow(run, operation, path, inputs, eqn)
     if followed is not None:
         return followed
     if operation.kind is Kind.TRANSPARENT:
-        return [joined(value, inputs) for value in evaluate([x.array for x in inputs])]
+        return [joined(value, inputs) for value in eqn.bind([x.array for x in inputs])]
     if not any(x.is_activation for x in inputs):
-        return [Tracked(value) for value in evaluate([x.array for x in inputs])]
+        return [Tracked(value) for value in eqn.bind([x.array for x in inputs])]
     if operation.kind is Kind.UNKNOWN:
-        return _unknown(run, path, unknown_name, inputs, evaluate)
-    return HANDLERS[operation.kind](run, operation, path, inputs, evaluate, eqn)
+        return _unknown(run, path, inputs, eqn)
+    return HANDLERS[operation.kind](run, operation, path, inputs, eqn)
 
 
-def _unknown(run: Any, path: str, name: str, inputs: Sequence[Tracked], evaluate: Evaluate) -> list[Tracked]:
-    outputs = [plain(value, inputs) for value in evaluate([x.array for x in inputs])]
+def _unknown(run: Any, path: str, inputs: Sequence[Tracked], eqn: Equation) -> list[Tracked]:
+    outputs = [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
     # Integers and booleans are not quantized.
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
-        run.policy.unknown(path, name)
+        run.policy.unknown(path, eqn.name)
     return outputs
 
 
@@ -105,14 +95,18 @@ def _masked_operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> T
 
 
 def _quantized(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     choice, name = run.choose(path, operation)
     taken = _with_operands(run, operation, inputs, choice, name)
     if operation.name == "silu" and choice is not None and choice.inputs is not None:
         values = [_silu(run, taken[0], choice, name)]
     else:
-        values = evaluate([x.array for x in taken])
+        values = eqn.bind([x.array for x in taken])
     return [_ranged(run.output, value, choice, name, operation) for value in values]
 
 
@@ -129,7 +123,11 @@ def _silu(run: Any, x: Tracked, choice: Choice, name: str) -> jax.Array:
 
 
 def _arithmetic(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     choice, name = run.choose(path, operation)
     activations = [x for x in inputs if x.is_activation]
@@ -137,17 +135,17 @@ def _arithmetic(
     if one is not None and one is not inputs[0] and operation.name == "truediv":
         one = None  # a constant divided by an activation is not a scaling of it
     if one is not None and one.fusible and operation.fuses:
-        out = run.output(_only(evaluate, inputs), choice, name, inherited=one.pending)
+        out = run.output(_only(eqn, inputs), choice, name, inherited=one.pending)
         out.fusible = True
         return [out]
     if one is not None and choice is None:
-        out = run.output(_only(evaluate, inputs), None, name, inherited=one.pending)
+        out = run.output(_only(eqn, inputs), None, name, inherited=one.pending)
         return [out]
     if choice is not None and choice.share and len(activations) == 2:
         taken = _sharing_operands(run, inputs, choice, name)
     else:
         taken = _with_operands(run, operation, inputs, choice, name)
-    return [run.output(run.quantizers.arithmetic(operation.name, taken, evaluate), choice, name)]
+    return [run.output(run.quantizers.arithmetic(operation.name, taken, eqn.bind), choice, name)]
 
 
 def _sharing_operands(run: Any, inputs: Sequence[Tracked], choice: Choice, name: str) -> list[Tracked]:
@@ -172,49 +170,59 @@ def _sharing_operands(run: Any, inputs: Sequence[Tracked], choice: Choice, name:
     ]
 
 
-def _only(evaluate: Evaluate, inputs: Sequence[Tracked]) -> Any:
-    (value,) = evaluate([x.array for x in inputs])
+def _only(eqn: Equation, inputs: Sequence[Tracked]) -> Any:
+    (value,) = eqn.bind([x.array for x in inputs])
     return value
 
 
 def _input_only(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     choice, name = run.choose(path, operation)
     taken = _with_operands(run, operation, inputs, choice, name)
-    if operation.name == "take" and eqn is not None and taken[0].quantized:
-        evaluate = _filled_with_zeros(eqn)
-    out = plain(_only(evaluate, taken), taken)
+    if operation.name == "take" and taken[0].quantized:
+        eqn = _filled_with_zeros(eqn)
+    out = plain(_only(eqn, taken), taken)
     out.quantized = taken[0].quantized
     return [out]
 
 
-def _filled_with_zeros(eqn: Any) -> Evaluate:
+def _filled_with_zeros(eqn: Equation) -> Equation:
     """A gather whose missing elements are 0 instead of nan, which integers cannot represent."""
-    parameters = dict(eqn.params)
-    if parameters.get("fill_value") is None and "FILL" in str(parameters["mode"]):
-        parameters["fill_value"] = 0
-    return lambda values: [eqn.primitive.bind(*values, **parameters)]
+    fills = eqn.params.get("fill_value") is None and "FILL" in str(eqn.params["mode"])
+    return eqn.replaced(fill_value=0) if fills else eqn
 
 
 def _output_only(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     choice, name = run.choose(path, operation)
-    out = run.output(_only(evaluate, inputs), choice, name, inherited=inputs[0].pending)
+    out = run.output(_only(eqn, inputs), choice, name, inherited=inputs[0].pending)
     # Quantized numbers stay on the grid when some are set to 0 or moved.
     out.quantized = out.quantized or (inputs[0].quantized and not run.policy.delayed)
     return [out]
 
 
 def _joining(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     choice, name = run.choose(path, operation)
     taken = list(inputs)
     if choice is not None and choice.output is None:
         taken = [_operand(run, x, choice, f"{name}_input{i}") for i, x in enumerate(inputs)]
-    out = joined(_only(evaluate, taken), taken)
+    out = joined(_only(eqn, taken), taken)
     if choice is None or choice.output is None:
         return [out]
     quantized = run.output(out.value, choice, name)
@@ -223,29 +231,37 @@ def _joining(
 
 
 def _float(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     run.choose(path, operation)
-    return [plain(value, inputs) for value in evaluate([x.array for x in inputs])]
+    return [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
 
 
 def _selecting(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    eqn: Equation,
 ) -> list[Tracked]:
     run.choose(path, operation)
-    out = plain(_only(evaluate, inputs), inputs)
+    out = plain(_only(eqn, inputs), inputs)
     which, *cases = inputs
     places = [place for place, x in enumerate(cases) if x.is_activation]
     if len(places) != 1 or which.is_float or any(x.is_weight for x in cases):
         return [out]
 
     def filled(value: Any) -> Any:
-        (found,) = evaluate([which.array, *(value if p in places else x.array for p, x in enumerate(cases))])
+        (found,) = eqn.bind([which.array, *(value if p in places else x.array for p, x in enumerate(cases))])
         return found
 
     def kept() -> Tracked:
         given = [x.value if p in places else jnp.zeros_like(x.array) for p, x in enumerate(cases)]
-        (found,) = evaluate([which.array, *given])
+        (found,) = eqn.bind([which.array, *given])
         return Tracked(found, Origin.ACTIVATION, pending=cases[places[0]].pending)
 
     out.masked = Masked(kept, filled)

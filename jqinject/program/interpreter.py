@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
+from jqinject.program.jaxpr import Body, Equation, Function
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import (
     NO_AXES,
@@ -32,13 +30,6 @@ from jqinject.program.tracing.kept_state import MARK, KeptState
 from jqinject.program.tracing.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights.parameters import follow_stored, parameter
-
-EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
-
-
-def is_einsum(eqn: Any) -> bool:
-    """Whether a `dot_general` comes from `jnp.einsum`."""
-    return EINSUM.search(str(eqn.source_info.name_stack)) is not None
 
 
 class Interpreter:
@@ -77,84 +68,52 @@ class Interpreter:
 
     # --- programs
 
-    def run(
-        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Tracked], path: str = ""
-    ) -> list[Tracked]:
+    def run(self, body: Body, inputs: Sequence[Tracked], path: str = "") -> list[Tracked]:
         """Run a program.
 
         Args:
-            jaxpr: the program.
-            consts: values of its constants.
+            body: the program.
             inputs: its inputs.
             path: of the module that equations without a mark of their own belong to.
         """
-        env: dict[Any, Tracked] = dict(zip(jaxpr.invars, inputs, strict=True))
-        env |= {
-            var: c if isinstance(c, Tracked) else Tracked(c)
-            for var, c in zip(jaxpr.constvars, consts, strict=True)
-        }
-        last = _last_use(jaxpr)
-        index = 0
-        while index < len(jaxpr.eqns):
-            match = (
-                None
-                if self.region
-                else templates.find(jaxpr.eqns, index, lambda var, end: last.get(var, -1) >= end)
-            )
-            if match is not None:
-                self._run_function(jaxpr.eqns[index : index + match.length], match, env, path)
-                index += match.length
-                continue
-            eqn = jaxpr.eqns[index]
-            inputs = [self._read(env, var) for var in eqn.invars]
+
+        def step(eqn: Equation, inputs: list[Tracked]) -> list[Tracked]:
+            inputs = list(map(self.kept.current, inputs))
+            if isinstance(eqn, Function) and self.region is None:
+                return self._run_function(eqn, parameter(self, inputs[0]), path)
             outputs = self._run_equation(eqn, inputs, path)
             if self.region is None:
                 outputs = self.kept.followed(eqn, inputs, outputs)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-            for var, out in zip(eqn.outvars, outputs, strict=True):
-                if out.state is not None and var not in last:
+            for out, is_read in zip(outputs, eqn.is_read, strict=True):
+                if out.state is not None and not is_read:
                     self.kept.thrown_away(out)
-            index += 1
-        return [self._read(env, var) for var in jaxpr.outvars]
+            return outputs
 
-    def _read(self, env: dict[Any, Tracked], var: Any) -> Tracked:
-        return self.kept.current(_read(env, var))
+        return list(map(self.kept.current, templates.with_functions(body).run(inputs, step, Tracked)))
 
-    def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
-        where = path_in(equations[0].source_info.name_stack) or path
-        self._equation = equations[0]
-        x = parameter(self, self._read(env, match.input))
-
-        def evaluate(value: Any) -> list[Any]:
-            local: dict[Any, Any] = {match.input: value}
-            for eqn in equations:
-                values = [_local(local, env, var) for var in eqn.invars]
-                local.update(zip(eqn.outvars, bind(eqn, values), strict=True))
-            return [local[var] for var in match.outputs]
-
-        operation = operation_of(match.name)
-        outputs = handlers.handle(self, operation, where, [x], lambda values: evaluate(*values))
-        env.update(zip(match.outputs, outputs, strict=True))
-
-    def _run_equation(self, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
-        name = eqn.primitive.name
+    def _run_function(self, eqn: Function, x: Tracked, path: str) -> list[Tracked]:
         self._equation = eqn
-        where = path_in(eqn.source_info.name_stack) or path
-        if name == "name" and self._marks_region(eqn.params["name"]):
-            return [self._cross(eqn.params["name"], inputs[0], where)]
-        if name == "name" and eqn.params["name"].startswith(MARK):
-            return [self.kept.marked(eqn.params["name"], inputs[0])]
+        where = path_in(eqn.scopes) or path
+        return handlers.handle(self, operation_of(eqn.name), where, [x], eqn)
+
+    def _run_equation(self, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+        self._equation = eqn
+        where = path_in(eqn.scopes) or path
+        if eqn.label.startswith((BEGIN + ":", END + ":")):
+            return [self._cross(eqn.label, inputs[0], where)]
+        if eqn.label.startswith(MARK):
+            return [self.kept.marked(eqn.label, inputs[0])]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
 
-    def _run_marked(self, eqn: Any, inputs: list[Tracked], where: str) -> list[Tracked]:
-        name = eqn.primitive.name
+    def _run_marked(self, eqn: Equation, inputs: list[Tracked], where: str) -> list[Tracked]:
+        name = eqn.name
         if self.region is not None:
-            return [plain(value, inputs) for value in bind(eqn, [x.array for x in inputs])]
-        function = nested.name_of_function(eqn)
+            return [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
+        function = eqn.function
         if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
-            return follow_stored(self, name, where, inputs, lambda values: bind(eqn, values), function)
+            return follow_stored(self, name, where, inputs, eqn.bind, function)
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
@@ -164,31 +123,22 @@ class Interpreter:
         if cache is not None:
             return cache
         inputs = [opened(parameter(self, x)) for x in inputs]
-        operation = self._einsum_or(operation_of(name), eqn)
-        return handlers.handle(
-            self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
-        )
+        operation = operation_of("einsum" if eqn.is_einsum else name)
+        return handlers.handle(self, operation, where, inputs, eqn)
 
     @contextlib.contextmanager
-    def _mapping(self, eqn: Any) -> Iterator[None]:
+    def _mapping(self, eqn: Equation) -> Iterator[None]:
         """The names of equations within a program do not tell what is around it."""
         before = self.mapped
         self.mapped = self.maps(eqn)
         yield
         self.mapped = before
 
-    def maps(self, eqn: Any) -> bool:
+    def maps(self, eqn: Equation) -> bool:
         """Whether an equation is under `vmap`."""
-        return self.mapped or "vmap(" in str(eqn.source_info.name_stack)
-
-    @staticmethod
-    def _einsum_or(operation: Operation, eqn: Any) -> Operation:
-        return operation_of("einsum") if operation.name == "dot_general" and is_einsum(eqn) else operation
+        return self.mapped or "vmap(" in eqn.scopes
 
     # --- modules that are one operation
-
-    def _marks_region(self, label: str) -> bool:
-        return label.startswith((BEGIN + ":", END + ":"))
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
         """Enter or leave a module that is one operation, of which only the input and the output are quantized.
@@ -226,11 +176,6 @@ class Interpreter:
         run.kept = self.kept.within()
         run.stack = (*self.stack, layers) if layers else self.stack
         return run
-
-    @staticmethod
-    def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """The outputs of one equation."""
-        return bind(eqn, values)
 
     # --- for the handlers
 
@@ -319,36 +264,3 @@ class Interpreter:
 
 def _known_range(x: Tracked) -> dict[str, Any]:
     return {"fixed_range": x.fixed_range} if x.fixed_range is not None and not x.is_weight else {}
-
-
-def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The outputs of one equation."""
-    # Newer versions of JAX have functions among the parameters.
-    parts = eqn.primitive.get_bind_params(eqn.params)
-    functions, parameters = parts if isinstance(parts, tuple) else ((), parts)
-    scope = str(eqn.source_info.name_stack)
-    with jax.named_scope(scope) if scope else contextlib.nullcontext():
-        found = eqn.primitive.bind(*functions, *values, **parameters)
-    return list(found) if eqn.primitive.multiple_results else [found]
-
-
-def _read(env: dict[Any, Tracked], var: Any) -> Tracked:
-    if isinstance(var, core.Literal):
-        dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
-        # Of NumPy: each array of JAX would be put on a device, to become a constant of the new program.
-        return Tracked(np.asarray(var.val, dtype))
-    return env[var]
-
-
-def _local(local: dict[Any, Any], env: dict[Any, Tracked], var: Any) -> Any:
-    inside = not isinstance(var, core.Literal) and var in local
-    return local[var] if inside else _read(env, var).array
-
-
-def _last_use(jaxpr: Any) -> dict[Any, int]:
-    """The index of the last equation that reads each variable; the number of equations for outputs."""
-    last: dict[Any, int] = {}
-    for index, eqn in enumerate(jaxpr.eqns):
-        last.update({var: index for var in eqn.invars if not isinstance(var, core.Literal)})
-    last.update({var: len(jaxpr.eqns) for var in jaxpr.outvars if not isinstance(var, core.Literal)})
-    return last

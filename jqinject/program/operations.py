@@ -96,7 +96,6 @@ OPERATIONS = {
                 "stop_gradient",
                 "convert_element_type",
                 "copy",
-                "copy_p",
                 "name",
                 "reduce_precision",
             ),

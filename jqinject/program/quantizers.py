@@ -164,8 +164,7 @@ class Finder(AsWritten):
 
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """The contraction of floats."""
-        eqn = site.equation
-        return eqn.primitive.bind(as_array(lhs), as_array(rhs), *rest, **eqn.params)
+        return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -317,7 +316,7 @@ def contract_by(
     if site.weight == 0:
         lhs, rhs = rhs, lhs
         arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = eqn.outputs[0].dtype
     y = op(lhs, rhs, *rest, **arguments, preferred_element_type=dtype, unrounded=unrounded)
     return y if permutation is None else jax.lax.transpose(y, permutation)
 

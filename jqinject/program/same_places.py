@@ -6,18 +6,12 @@ has when it is called by itself: `encode:add0_lhs` is `add0_lhs`.
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import flax
-import jax
-
+from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import Site
-
-_LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
 
 
 @dataclass(frozen=True)
@@ -55,16 +49,8 @@ class Occurrence(NamedTuple):
     path: str
     operation: str
     read: tuple[Any, ...]
-    equation: Any
+    equation: Equation
     name: str
-
-
-def line_of(eqn: Any) -> tuple[str, int] | None:
-    """The file and line, outside of JAX and Flax, that an equation stems from; None if it is not known."""
-    known = eqn.source_info.traceback
-    frames = [] if known is None else traceback.walk_tb(known.as_python_traceback())
-    places = [(frame.f_code.co_filename, line) for frame, line in frames]
-    return next((place for place in reversed(places) if not place[0].startswith(_LIBRARIES)), None)
 
 
 def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site]]]) -> dict[str, str]:
@@ -119,7 +105,7 @@ def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[
 
 
 def _is_one_line(one: Occurrence, other: Occurrence) -> bool:
-    return not other.read and one[:3] == other[:3] and line_of(one.equation) == line_of(other.equation)
+    return not other.read and one[:3] == other[:3] and one.equation.line == other.equation.line
 
 
 def _numbered(program: Sequence[Occurrence]) -> dict[tuple[Any, ...], int]:

@@ -30,10 +30,6 @@ class FlowProxy(QuantProxyFromInjector):
     transform_axes: tuple[int, ...] = (-1,)
     reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
-    def quantize_gradient(self, g: Any) -> Any:
-        """See `QuantProxyFromInjector`; the gradient goes through the `pre_transform` first."""
-        return super().quantize_gradient(transformed(self, g))
-
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
         """Quantize an array that is no tensor of the model, without a transform; no state changes.
 
@@ -93,13 +89,11 @@ class ActQuantProxyFromInjector(FlowProxy):
         return self._quantized(array)
 
     def quantize_transformed(self, x: jax.Array) -> Any:
-        """Quantize an activation that has been through the `pre_transform`.
+        """Quantize an activation that has been through the `pre_transform`; the caller checks its range.
 
         Args:
             x: float array.
         """
-        if self.is_quant_enabled:
-            check_range(self, x)
         return self._quantized(x) if self.is_quant_enabled else x
 
     def sample(self, force_eval: bool = True) -> Any:
@@ -163,6 +157,11 @@ class GradQuantProxyFromInjector(FlowProxy):
             return y
         y = check.float_input(y, "a gradient quantizer")
         return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
+        g = transformed(self, g)
+        return self._quantized(g) if self.is_quant_enabled else g
 
     def on(self, y: jax.Array | QuantTensor) -> Any:
         """As a call, for a QuantTensor too, which stays one."""

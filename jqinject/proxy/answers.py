@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxScaling
-from jqinject.core._protocols import amax_history, has_zero_point, is_dynamic, number_format, scale_dtype
+from jqinject.core import AmaxScaling, _protocols
 from jqinject.core.component import InnerModule
 from jqinject.inject import Binding
 from jqinject.proxy.assembly import set_mode
@@ -21,6 +21,11 @@ from jqinject.quant_tensor.array_methods import attribute
 def said(name: str, doc: str) -> Any:
     """An answer that is read from the declaration, once per assembly."""
     return attribute(f"quant_metadata.{name}", doc)
+
+
+def asked(question: Callable[[Any], Any], doc: str) -> Any:
+    """An answer that the quantizer itself gives, each time anew."""
+    return property(lambda proxy: question(proxy.tensor_quant), doc=doc)
 
 
 class Answers(InnerModule):
@@ -49,6 +54,13 @@ class Answers(InnerModule):
     requires_quant_input: bool = said("requires_quant_input", "Whether the format of the input counts.")
     has_whole_zero_points: bool = said("whole_zero_points", "Whether zero points are integers.")
 
+    # with its `.newest` and `.amax_history`
+    amax_history: AmaxScaling | None = asked(_protocols.amax_history, "What records amaxes; None without.")
+    has_zero_point: bool = asked(_protocols.has_zero_point, "Whether a zero point may be other than 0.")
+    is_dynamic: bool = asked(_protocols.is_dynamic, "Whether the scale is that of the tensor at hand.")
+    # times one for all, unless they are powers of two
+    scale_dtype: np.dtype | None = asked(_protocols.scale_dtype, "The 8-bit dtype that holds every scale.")
+
     @property
     def is_quant_enabled(self) -> bool:
         """Whether a tensor is quantized on its way through."""
@@ -71,26 +83,6 @@ class Answers(InnerModule):
         """Take what was collected as the range."""
         for component in ranges_in(self.tensor_quant):
             component.end_calibration()
-
-    @property
-    def amax_history(self) -> AmaxScaling | None:
-        """The scaling that records amaxes (`.newest`, `.amax_history`); None if the scale does not come from them."""
-        return amax_history(self.tensor_quant)
-
-    @property
-    def has_zero_point(self) -> bool:
-        """Whether its numbers may have a zero point other than 0."""
-        return has_zero_point(self.tensor_quant)
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether the scale is that of the tensor at hand."""
-        return is_dynamic(self.tensor_quant)
-
-    @property
-    def scale_dtype(self) -> np.dtype | None:
-        """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
-        return scale_dtype(self.tensor_quant)
 
     def _copy(self, force_eval: bool = False) -> Any:
         """The quantizer as a copy, so that a call moves no state; with `force_eval`, in eval mode."""
@@ -197,7 +189,7 @@ class Answers(InnerModule):
     def _minifloat(self) -> Any:
         if not self.is_quant_enabled:
             return None
-        said = number_format(self.tensor_quant)
+        said = _protocols.number_format(self.tensor_quant)
         form = getattr(self.sample(), "format", None) if said is None else said
         return form if form is not None and form.is_minifloat else None
 

@@ -17,7 +17,6 @@ from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
-Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 ARRAYS = (jax.Array, np.ndarray)
 Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
@@ -103,7 +102,7 @@ def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
 
 
 def build_stacked(
-    build: Build,
+    build: Callable[[tuple[Any, ...], nnx.Rngs | None], Any],
     layers: tuple[Any, ...],
     sizes: tuple[int, ...],
     rngs: nnx.Rngs | None = None,
@@ -119,12 +118,11 @@ def build_stacked(
         one_by_one: one layer after the other, which takes the memory of one.
     """
     streams = None if rngs is None else rngs.split(sizes)
-    graphdef, state = nnx.split((*layers, streams), graph=True)
+    graphdef, state = nnx.split((layers, streams), graph=True)
     made: dict[str, Any] = {}
 
     def one(state: nnx.State) -> Any:
-        *others, own_streams = nnx.merge(graphdef, state)
-        unstacked = tuple(others)
+        unstacked, own_streams = nnx.merge(graphdef, state)
         quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
             made["plain"] = quantizer
@@ -139,10 +137,9 @@ def build_stacked(
     stacked = mapped(state)
     if "plain" in made:
         return made["plain"]
-    quantizer = nnx.merge(made["graphdef"], stacked)
-    for path, source in made["foreign"].items():
-        _set(walk(quantizer, path[:-1]), path[-1], walk(layers, source))
-    return quantizer
+    # Merged, the quantizer holds these Variables themselves.
+    borrowed = {path: vars(layers[index])[name] for path, (index, name) in made["foreign"].items()}
+    return nnx.merge(made["graphdef"], nnx.from_flat_state({**dict(nnx.to_flat_state(stacked)), **borrowed}))
 
 
 def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bool) -> Callable[[Any], Any]:
@@ -157,32 +154,14 @@ def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bo
     return lambda state: jax.vmap(function, in_axes=(jax.tree.map(axis_of, state),), axis_size=size)(state)
 
 
-def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """Where the quantizer holds a layer's own Variable (a tracked weight): its path -> the path from the layers."""
-    owned: dict[int, tuple[Any, ...]] = {}
+def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[int, str]]:
+    """Where the quantizer holds a layer's own Variable (a tracked weight): its path -> (which layer, attribute)."""
+    owned: dict[int, tuple[int, str]] = {}
     for index, layer in enumerate(layers):
         for name, child in vars(layer).items():
             if isinstance(child, nnx.Variable):
                 owned.setdefault(id(child), (index, name))
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
-
-
-def walk(node: Any, path: tuple[Any, ...]) -> Any:
-    """Return what lies at a path of attributes and keys."""
-    for key in path:
-        node = vars(node)[key] if _by_attribute(node, key) else node[key]
-    return node
-
-
-def _set(node: Any, key: Any, value: Any) -> None:
-    if _by_attribute(node, key):
-        setattr(node, key, value)
-    else:
-        node[key] = value
-
-
-def _by_attribute(node: Any, key: Any) -> bool:
-    return isinstance(node, nnx.Pytree) and isinstance(key, str)
 
 
 def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
@@ -213,7 +192,7 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
             continue
         value = jnp.broadcast_to(_value(leaf), _value(before[path]).shape)
         if isinstance(leaf, ARRAYS):
-            _set(walk(old, path[:-1]), path[-1], value)
+            nnx.update(old, nnx.from_flat_state({path: value}))
         else:
             write(before[path], value)
     return old, False

@@ -123,10 +123,7 @@ class QuantProxyFromInjector(Answers):
             check(read=metadata.read_by(self, quantizer, trace), given=handed)
         check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
-        if isinstance(quantizer, nnx.Module):
-            attributes["tensor_quant"] = quantizer
-        else:
-            self._hold(quantizer)
+        self._hold(quantizer)
         links.LINKS[self] = links.Links(layer)
 
     @property
@@ -139,10 +136,7 @@ class QuantProxyFromInjector(Answers):
         """Whether scales are those of the weight at the time of `commit`, and do not follow it."""
         return self.record is not None
 
-    @property
-    def tracked_modules(self) -> tuple[Any, ...]:
-        """The layers known to hold this proxy, first to last."""
-        return links.linked_layers(self)
+    tracked_modules = property(links.linked_layers, doc="The layers known to hold this proxy, first to last.")
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer has to be made again when the weights of its layers change."""
@@ -213,14 +207,13 @@ class QuantProxyFromInjector(Answers):
         new, handed = self._build(layers, committed=committed), self._handed(layers)
         quantizer = new.quantizer if committed else new
         said = self._read_metadata(metadata.quant_metadata_of(self.binding, handed), handed, quantizer)
-        assembly.copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
-        before = (
-            self.tensor_quant if self.record is None else assembly.Committed(self.tensor_quant, self.record)
-        )
-        kept, replaced = assembly.replace_by_difference(before, new, layers)
+        old, record = self.tensor_quant, self.record
+        assembly.copy_mode(old, new, use_running_average=self.use_running_average)
+        old = old if record is None else assembly.Committed(old, record)
+        kept, replaced = assembly.replace_by_difference(old, new, layers)
         self.quant_metadata = said
         if replaced:
-            if self.record is not None:
+            if record is not None:
                 del self.record
             self._hold(kept)
         return replaced
@@ -254,10 +247,9 @@ class QuantProxyFromInjector(Answers):
         """What an assembly is handed beside what the injector declares."""
         tracked: list[Any] = []
         for layer in layers if self.parameter else ():
-            parameter = getattr(layer, self.parameter)
-            tracked += [] if parameter is None else [parameter]
-        module = layers[0] if len(layers) == 1 else layers
-        handed = {"module": module, "tracked_parameter_list": tracked}
+            if (parameter := getattr(layer, self.parameter)) is not None:
+                tracked.append(parameter)
+        handed = {"module": layers[0] if len(layers) == 1 else layers, "tracked_parameter_list": tracked}
         return handed if rngs is None else {**handed, "rngs": rngs}
 
     def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
@@ -279,19 +271,17 @@ class QuantProxyFromInjector(Answers):
         Raises:
             ValueError: it is not declared whether the integers have a sign.
         """
-        groups = groups_of(quantizer)
-        if groups is None and self.binding.declares("group_size") and not metadata.is_ours(type(quantizer)):
+        size, dim = groups_of(quantizer) or (None, None)
+        if size is None and self.binding.declares("group_size") and not metadata.is_ours(type(quantizer)):
             size = metadata.declared(self.binding, "group_size", handed)
-            groups = None if size is None else (size, metadata.declared(self.binding, "group_dim", handed))
+            dim = None if size is None else metadata.declared(self.binding, "group_dim", handed)
         if quantizer is not None and said.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
                 "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
             )
-        size, dim = (None, None) if groups is None else groups
-        return replace(
-            said, group_size=size, group_dim=dim, requires_quant_input=needs_input_format(quantizer)
-        )
+        by_input = needs_input_format(quantizer)
+        return replace(said, group_size=size, group_dim=dim, requires_quant_input=by_input)
 
     def _hold(self, quantizer: Any) -> None:
         if isinstance(quantizer, assembly.Committed):
@@ -301,14 +291,11 @@ class QuantProxyFromInjector(Answers):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        signed = self.quant_metadata.signed
-        assert signed is not None, "checked when the quantizer is assembled"
-        found = (
-            result if isinstance(result, Quantized) else metadata.packable(result, self.tensor_quant, signed)
-        )
-        return found.quant_tensor(training=not self.use_running_average)
+        if not isinstance(result, Quantized):
+            result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
+        return result.quant_tensor(training=not self.use_running_average)
 
-    def _parameter_quantized(self, x: Any, quant_input: Any = None) -> Any:
+    def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
         """Quantize a parameter: the call of a proxy of weights.
 
         Args:
@@ -326,10 +313,6 @@ class QuantProxyFromInjector(Answers):
         if self.tensor_quant is None or self.disable_quant:
             return x
         return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
-
-    def _more(self, quant_input: Any) -> tuple[Any, ...]:
-        """What the quantizer is called with beside the parameter."""
-        return ()
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
@@ -354,10 +337,6 @@ class QuantProxyFromInjector(Answers):
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
         `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, *more)
-
-    def quantize_gradient(self, g: Any) -> Any:
-        """A gradient on its way back, as a QuantTensor; the array if quantization is off."""
-        return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""

@@ -43,11 +43,10 @@ class Links:
             `QuantLinear(...).weight_quant.scale()`; it must not refer to layer or proxy, or both would live forever.
     """
 
-    __slots__ = ("layers", "parameters")
+    parameters: Any = None
 
     def __init__(self, *layers: Any) -> None:
         self.layers = list(map(weakref.ref, layers))
-        self.parameters: Any = None
 
 
 LINKS: weakref.WeakKeyDictionary[nnx.Module, Links] = weakref.WeakKeyDictionary()

@@ -29,13 +29,13 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
+def packable(result: Any, quantizer: Any, signed: bool | None) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
         result: the result.
         quantizer: what returned it.
-        signed: whether the integers of four values have a sign.
+        signed: whether the integers of four values have a sign; known for whatever quantizes integers.
 
     Raises:
         TypeError: it is not a result.
@@ -44,7 +44,7 @@ def packable(result: Any, quantizer: Any, signed: bool) -> Packable:
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
         value, scale, zero_point, bit_width = result
-        return Quantized(value, scale, zero_point, IntGrid(bit_width, signed))
+        return Quantized(value, scale, zero_point, IntGrid(bit_width, bool(signed)))
     shape = getattr(result, "shape", len(result) if isinstance(result, tuple | list) else None)
     size = "" if shape is None else f" of {shape}" if isinstance(shape, int) else f" of shape {shape}"
     raise TypeError(
@@ -74,7 +74,6 @@ def _own_parts(quantizer: Any) -> str:
 
 
 METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
-_GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
 
 
 def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
@@ -89,7 +88,7 @@ def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
     if binding.declares("proxy_class"):
         binding.resolve("proxy_class", trace=read)
     if quantizer is not None and not is_ours(type(quantizer)):
-        read |= METADATA | _GROUPS
+        read |= METADATA | {"group_size", "group_dim"}
     if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
         read |= declared_names(binding.base)  # any of which it may read when it is called
     return read

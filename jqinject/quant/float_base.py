@@ -21,20 +21,17 @@ MANTISSA_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.Manti
 MAX_MANTISSA = dict.fromkeys(BIT_WIDTH_IMPL, core.ComputeMaxMantissa) | {
     enums.BitWidthImplType.CONST: core.StaticMaxMantissa
 }
-# (bits, mantissa bits, exponent bits) -> mantissas that mean inf, and nan, with the largest exponent
-OCP_CODES = {
-    (8, 3, 4): (None, ("111",)),
-    (8, 2, 5): (("00",), ("01", "11", "10")),
-}
-NO_CODES = (None, None)
+# (bits, mantissa bits, exponent bits) -> mantissas that mean inf, or nan, with the largest exponent
+OCP_INF = {(8, 2, 5): ("00",)}
+OCP_NAN = {(8, 3, 4): ("111",), (8, 2, 5): ("01", "11", "10")}
 
 
-def _codes(index: int) -> Any:
-    return value(
-        lambda bit_width, mantissa_bit_width, exponent_bit_width: OCP_CODES.get(
-            (bit_width, mantissa_bit_width, exponent_bit_width), NO_CODES
-        )[index]
-    )
+def _codes(table: dict[tuple[int, int, int], tuple[str, ...]]) -> Any:
+    @value
+    def codes(bit_width, mantissa_bit_width, exponent_bit_width):
+        return table.get((bit_width, mantissa_bit_width, exponent_bit_width))
+
+    return codes
 
 
 class ExponentBitWidthClass(ExtendedInjector):
@@ -144,7 +141,7 @@ class FpOCPMixin(ExtendedInjector):
     Source: Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)" and "Microscaling Formats (MX)".
     """
 
-    inf_values, nan_values = _codes(0), _codes(1)
+    inf_values, nan_values = _codes(OCP_INF), _codes(OCP_NAN)
     max_available_float = value(largest_below_codes)
 
 

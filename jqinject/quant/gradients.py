@@ -7,7 +7,6 @@ average, and to nearest in evaluation mode.
 """
 
 from jqinject import core
-from jqinject.inject import ExtendedInjector
 from jqinject.quant import enums, float_base
 from jqinject.quant.fragments import (
     DynamicPerRow,
@@ -20,17 +19,15 @@ from jqinject.quant.minifloat.blocks import MXActMixin, fraction_bits
 from jqinject.quant.solver import GradQuantSolver
 
 
-class DynamicMaxScaling(ExtendedInjector):
-    """scale = max |g| / largest number, of the gradient at hand."""
+class DynamicMaxScaling(GradQuantSolver):
+    """Gradients, scale = max |g| / largest number, of the gradient at hand."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
     scaling_stats_op = enums.StatsOp.MAX
     scaling_min_val = 1e-30
 
 
-class Int8DynamicGradPerTensorFloat(
-    NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
-):
+class Int8DynamicGradPerTensorFloat(NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit):
     """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand.
 
     Example:
@@ -49,9 +46,7 @@ class Int8DynamicGradPerTensorFloatStochastic(Int8DynamicGradPerTensorFloat):
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-class Int8DynamicGradPerRowFloat(
-    DynamicPerRow, NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
-):
+class Int8DynamicGradPerRowFloat(DynamicPerRow, NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit):
     """8-bit narrow signed gradients, scale = max |g| / 127 of each row: the last axis, in a `Scheme` all that is
     summed over."""
 
@@ -62,14 +57,12 @@ class Int8DynamicGradPerRowFloatStochastic(Int8DynamicGradPerRowFloat):
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-class Int8GradPerTensorDelayed(
-    NarrowIntQuant, float_base.DelayedAmaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
-):
+class Int8GradPerTensorDelayed(NarrowIntQuant, float_base.DelayedGrad, PerTensorFloatScaling8bit):
     """8-bit narrow signed gradients, scale = the largest of the last 1024 steps' amaxes / 127."""
 
 
 class Fp8e5m2OCPDynamicGradPerTensorFloat(
-    float_base.Fp8e5m2Mixin, float_base.FpOCPMixin, float_base.FloatBase, DynamicMaxScaling, GradQuantSolver
+    float_base.Fp8e5m2Mixin, float_base.FpOCPMixin, float_base.FloatBase, DynamicMaxScaling
 ):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
 

@@ -357,9 +357,6 @@ class NVFP4Training(Scheme):
     wgrad_grad = NVFP4RotatedGradient
 
 
-QUARTET_GROUP = 32
-
-
 class QuartetThreeQuarters(
     StraightThrough, blocks.MXActMixin, float_base.Fp4e2m1Mixin, float_base.FpOCPMixin, float_base.FloatBase
 ):
@@ -430,7 +427,7 @@ class Quartet(Scheme):
         (32, 32)
     """
 
-    hadamard = core.Hadamard(QUARTET_GROUP)
+    hadamard = core.Hadamard(32)
     random_signs = True
     gradient_rounding = "stochastic_round"
     fprop_lhs = fprop_rhs = QuartetForward

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.power import exp2
+from jqinject.ops.power import power
 from jqinject.quant_tensor.array_methods import as_array, kind_of
 from jqinject.quant_tensor.shaping import Tensor, full_rank
 from jqinject.quant_tensor.tensor_fields import TensorFields
@@ -143,8 +143,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
         ValueError: a zero point is known not to be 0.
     """
     bits = same_kind(a.bit_width, b.bit_width)[1] - int(b.signed)
-    largest = 2**bits if isinstance(bits, int) else exp2(bits)
-    return product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * largest))
+    return product(a, b, "a / b", a.value / b.value, a.scale / (b.scale * power(bits)))
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool = False) -> Any:
@@ -181,24 +180,23 @@ def concatenate(tensors: Sequence[Any], axis: int = 0, *, same_quantizer: bool =
     if not tensors:
         raise ValueError("concatenate: got no tensors, expected at least one.")
     value = jnp.concatenate([as_array(tensor) for tensor in tensors], axis=axis)
-    quantized = [tensor for tensor in tensors if kind_of(tensor) == "integers"]
-    if len(quantized) < len(tensors):
+    if any(kind_of(tensor) != "integers" for tensor in tensors):
         return value
-    first = quantized[0]
-    if len(quantized) == 1:
+    first, *rest = tensors
+    if not rest:
         return first
-    for other in quantized[1:]:
-        _check_same_format(first, other)
-    training, axis = any(tensor.training for tensor in quantized), axis % first.ndim
-    scales = [x.scale for x in quantized]
+    for tensor in rest:
+        _check_same_format(first, tensor)
+    training, axis = any(tensor.training for tensor in tensors), axis % first.ndim
+    scales = [x.scale for x in tensors]
     along = any(full_rank(scale, first.ndim).shape[axis] > 1 for scale in scales)
     if training and not same_quantizer and not along:
         for scale in scales[1:]:
             check_same_scale(scales[0], scale, True, "concatenate")
     zeros = None
-    if any(x._zero_point is not None for x in quantized):
-        zeros = _join([x.zero_point for x in quantized], quantized, axis, training, "zero points")
-    scale = _join(scales, quantized, axis, training, "scaling factors")
+    if any(x._zero_point is not None for x in tensors):
+        zeros = _join([x.zero_point for x in tensors], tensors, axis, training, "zero points")
+    scale = _join(scales, tensors, axis, training, "scaling factors")
     return first.set(value=value, scale=scale, zero_point=zeros, training=training)
 
 

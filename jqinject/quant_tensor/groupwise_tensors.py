@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jqinject.ops.cut import cut_in_place
+from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.grid import Codebook
 from jqinject.ops.groups import elements_axis
 from jqinject.quant_tensor.array_methods import attribute
@@ -129,7 +127,6 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = IntQuantTensor
-    kind = "grouped integers"
 
     def __init__(
         self,
@@ -170,7 +167,6 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = FloatQuantTensor
-    kind = "grouped minifloats"
 
     def __init__(
         self,
@@ -210,7 +206,6 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
     __slots__ = ()
     partner = CodebookQuantTensor
-    kind = "grouped table"
 
     def __init__(
         self,
@@ -227,7 +222,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
 
 for _cls in (GroupwiseIntQuantTensor, GroupwiseFloatQuantTensor, GroupwiseCodebookQuantTensor):
-    _cls.partner.partner = _cls
+    _cls.partner.partner, _cls.kind = _cls, f"grouped {_cls.partner.kind}"
 
 
 def in_groups(
@@ -259,7 +254,7 @@ def in_pieces(x: GroupwiseIntQuantTensor) -> GroupwiseIntQuantTensor:
     Args:
         x: the tensor.
     """
-    cut = cut_in_place(x.value if x.piece is None else x._bare.value, x.group_size, x.groups.dim % x.ndim)
+    cut = cut_in_place(x.value, x.group_size, x.groups.dim % x.ndim)
     return x if cut is None else smaller_groups(x, cut.piece)
 
 
@@ -277,7 +272,6 @@ def smaller_groups(x: GroupwiseIntQuantTensor, size: int) -> GroupwiseIntQuantTe
                [1., 0.]], dtype=float32)
     """
     groups, layout = replace(x.groups, size=size), x._layout
-    group_of = np.arange(math.ceil(groups.length / size)) // (x.group_size // size)
 
     def of_pieces(metadata: jax.Array) -> jax.Array:
         """Scales or zero points of the groups, or of the elements, once for each smaller group."""
@@ -285,8 +279,7 @@ def smaller_groups(x: GroupwiseIntQuantTensor, size: int) -> GroupwiseIntQuantTe
             return metadata
         if layout.piece is None:
             axis = elements_axis(groups.dim) % metadata.ndim - 1
-            single = metadata.shape[axis] == 1
-            return metadata if single else jnp.take(metadata, group_of, axis=axis, mode="clip")
+            return Cut(axis, x.group_size, size).of_pieces(metadata, groups.length)
         axis = groups.dim % metadata.ndim
         if metadata.shape[axis] == 1:
             return jnp.expand_dims(metadata, axis + 1)

@@ -83,11 +83,6 @@ class QuantTensor(TensorFields):
         bare = self._bare
         return bare.set(value=bare.value.astype(dtype))._like(type(self), self._layout)
 
-    def with_value(self, value: jax.Array) -> Self:
-        """Return the same numbers with another dequantized array: in another dtype, which receives the gradients."""
-        tensor = self.set(value=value)
-        return tensor if self._payload is None or self.is_grouped else tensor.keeping(self._payload)
-
     def dequantize(self) -> jax.Array:
         """Return the dequantized float array, `value`."""
         return self.value

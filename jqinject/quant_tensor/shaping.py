@@ -192,16 +192,14 @@ def index(x: TensorFields, key: Any) -> Any:
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
     expands varying metadata over all elements. In groups, a plain array for an index of the axis in groups.
     """
-    layout = x._layout
+    layout, keys = x._layout, whole_key(key, x.ndim)
     if layout is not None:
         cut = layout.groups.dim % x.ndim
-        keys = whole_key(key, x.ndim)
         if keys is None or None in keys or keys[cut] != slice(None):
             return x.value[key]
         behind = sum(isinstance(k, slice) for k in keys[cut + 1 :])
         wide = (*keys[:cut], slice(None), *keys[cut:])
         return index(x._grouped, wide)._like(type(x), layout.at(-1 - behind))
-    keys = whole_key(key, x.ndim)
 
     def select(metadata: jax.Array) -> jax.Array:
         if keys is None:

@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
+from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
 from jqinject.quant_tensor.group_layout import Layout
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
 _SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
-_SLOTS = (*_SLOTS, "_levels", "_scale_dtype")
+_SLOTS = (*_SLOTS, "_levels", "_scale_dtype", "_carrier")
 
 
 class Levels(NamedTuple):
@@ -65,7 +67,7 @@ class TensorFields(ArrayMethods):
     is_grouped: ClassVar[bool] = False
     group_size: Any = None
 
-    _array: Any  # the value as the layout has it, or the payload of a stored tensor
+    _array: Any  # the value as the layout has it, or the payload if it is dequantized when it is read
     _layout: Any
 
     def __init_subclass__(cls) -> None:
@@ -102,7 +104,7 @@ class TensorFields(ArrayMethods):
         self._scale, self._zero_point, self._grid = scale, zero, grid
         self._training, self._payload = training, payload
         self._dtype = getattr(array, "dtype", None)
-        self._layout = self._levels = self._scale_dtype = None
+        self._layout = self._levels = self._scale_dtype = self._carrier = None
 
     @classmethod
     def _of(cls, *fields: Any, check: bool = False) -> Self:
@@ -124,10 +126,24 @@ class TensorFields(ArrayMethods):
             dtype: of the value.
             scale_dtype: a dtype of 8 bits that holds the scales; None if unknown.
         """
-        tensor = object.__new__(cls)
-        tensor._store(payload, scale, zero_point, grid, False, payload, check=False)
+        tensor = cls._of(payload, scale, zero_point, grid, False, payload)
         tensor._dtype, tensor._scale_dtype = np.dtype(dtype), scale_dtype
         del tensor._value  # an empty slot: see `__getattr__`
+        return tensor
+
+    @classmethod
+    def cast(cls, x: jax.Array, payload: Any, scale: jax.Array, grid: Any, training: bool) -> Self:
+        """Return the tensor that `x` was cast to; its value is dequantized when it is read, and `x` has its gradient.
+
+        Args:
+            x: in the dtype of the value.
+            payload: `x` in one of the 8-bit float dtypes.
+            scale: float32, broadcasts against it.
+            grid: that of the payload.
+            training: whether it was made in training mode.
+        """
+        tensor = cls.stored(payload, scale, None, grid, x.dtype)
+        tensor._carrier, tensor._training = x, training
         return tensor
 
     def _take(self, tensor: "TensorFields", layout: Layout | None) -> Self:
@@ -137,7 +153,7 @@ class TensorFields(ArrayMethods):
         self._layout = layout
         if layout is None:
             self._shaped = self._array
-            if not self.is_stored:
+            if self._array is not self._payload:
                 self._value = self._array
         return self
 
@@ -169,7 +185,9 @@ class TensorFields(ArrayMethods):
             if name != "_value":
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
             array = self._array
-            if self.is_stored and self._grid.is_integer:
+            if self._carrier is not None:
+                array = with_gradient_of(self._carrier, from_float8(array, self._scale, self._dtype))
+            elif self.is_stored and self._grid.is_integer:
                 array = dequantized(array, self._scale, self._zero_point, self._dtype)
             elif self.is_stored:
                 array = from_float_steps(self._grid.decode(array), self._scale, self._dtype)
@@ -204,9 +222,14 @@ class TensorFields(ArrayMethods):
         return zero is not None and not (is_concrete(zero) and not np.any(on_host(zero)))
 
     @property
+    def carrier(self) -> jax.Array:
+        """The array that the gradient of the value goes to: the tensor that was cast, or the value itself."""
+        return self.value if self._carrier is None else self._carrier
+
+    @property
     def is_stored(self) -> bool:
         """Whether it keeps its payload only, so that no gradient can reach its value."""
-        return self._payload is not None and self._array is self._payload
+        return self._payload is not None and self._array is self._payload and self._carrier is None
 
     def __len__(self) -> int:
         if not self.shape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -69,14 +68,12 @@ def multiply_adds(flat: FlatProgram, site: ContractionSite) -> int:
     """
     operand = jax.ShapeDtypeStruct(site.places.shape, np.float32)
     columns = jax.eval_shape(site.matrices.weight.matrices, operand).shape[-1]
-    outputs: Any = flat.steps[site.step].equation.outvars[0].aval
-    return math.prod(outputs.shape) * columns
+    return math.prod(flat.steps[site.step].contraction.outputs[0].shape) * columns
 
 
 def float_bits(flat: FlatProgram, site: ContractionSite) -> int:
     """The bits of a number of a site's input that is not quantized."""
-    inputs: Any = flat.steps[site.step].equation.invars[1 - site.place].aval
-    return 8 * np.dtype(inputs.dtype).itemsize
+    return 8 * np.dtype(flat.steps[site.step].contraction.inputs[1 - site.place].dtype).itemsize
 
 
 def seconds_of(seconds: Seconds, paths: Sequence[str], bits: Sequence[int]) -> np.ndarray:

@@ -43,18 +43,19 @@ def test_the_stub_is_what_the_quantizers_make_of_it():
 
 def test_every_name_is_explained():
     known = frozenset().union(*names_by_kind().values())
-    assert known - PASSED == NAMES.keys(), "jqinject/quant/override_names.py"
+    assert known - PASSED == NAMES.keys(), "jqinject/quant/override_names.toml"
 
 
 @pytest.mark.parametrize("name", ready_made())
 def test_declared_values_are_of_the_stated_types(name):
     for declared, spec in ready_made()[name].__dependencies__.items():
         if spec.kind == "PLAIN" and declared not in ("scaling_stats_momentum",):
-            assert isinstance(spec.target, _type(NAMES[declared].type)), (declared, spec.target)
+            annotation, _ = NAMES[declared]
+            assert isinstance(spec.target, _type(annotation)), (declared, spec.target)
 
 
 def test_components_are_told_apart():
-    for name, facts in NAMES.items():
+    for name, (annotation, _) in NAMES.items():
         ends = name.endswith(("_impl", "_quant"))
         if ends and name not in ("scale_quant",):
-            assert facts.type == "Component", name
+            assert annotation == "Component", name

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,8 @@ from flax import nnx
 import jqinject.core
 import jqinject.dot.geometry.tiles
 from jqinject import core
-from jqinject.core import views, zero_point
+from jqinject.core import check, views, zero_point
+from jqinject.core.component import component as as_component
 from jqinject.core.statistics import extremes, half_quadratic, means, percentiles, search
 
 ROOMS = (
@@ -236,6 +238,23 @@ def test_numbers_out_of_range_are_refused(build, text):
     with pytest.raises(ValueError) as error:
         build()
     assert text in str(error.value)
+
+
+def test_arguments_of_your_own_components_are_checked_by_their_annotations():
+    @as_component
+    class Own(core.Component):
+        share: "check.Percentage"
+        steps: "int | None" = None
+        float_to_int_impl: core.RoundSte = core.RoundSte()
+
+    assert (Own(np.int64(3)).share, Own(3, np.int64(4)).steps, Own(3).steps) == (3.0, 4, None)
+    for arguments, text in (
+        ((101,), "Own: share is a percentage, expected 0 .. 100, got 101."),
+        ((3, 1.5), "Own: steps must be an int, got 1.5 of type float."),
+        ((3, None, core.RoundSte), "Own: float_to_int_impl must be a component, got the class RoundSte."),
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+            Own(*arguments)
 
 
 def test_what_is_legitimate_passes():

@@ -19,7 +19,7 @@ from jqinject.core.scaling.amax import scale_of_amax
 from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.ops import FLOAT8_DTYPES, to_float8
-from jqinject.quant_tensor import FloatQuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, in_groups
 
 every_dtype = pytest.mark.parametrize("dtype", FLOAT8_DTYPES, ids=lambda d: np.dtype(d).name)
 NUMBERS = hnp.arrays(np.float32, (7,), elements=st.floats(-1e6, 1e6, width=32))
@@ -153,6 +153,41 @@ def test_the_payload_survives_the_value_in_every_dtype(dtype: Any, numbers: np.n
 
 
 NAMES = [name for name in dir(quantizers) if name.startswith("Fp8") and name.endswith(("Current", "Delayed"))]
+
+
+@every_dtype
+@pytest.mark.parametrize("delayed", [True, False])
+def test_a_value_read_later_is_the_payload_times_the_scale(dtype: Any, delayed: bool) -> None:
+    x = jnp.array([0.3, -1000.0, jnp.inf, -jnp.inf, jnp.nan, 3e38])
+    quant = FloatQuant(
+        scaling_impl=AmaxScaling(delayed=delayed, scaling_init=1e35), cast_impl=Float8Cast(dtype)
+    )
+
+    def values(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        result = nnx.clone(quant)(x)
+        tensor = result.quant_tensor(training=True)
+        copies = tensor, tensor.set(training=False), jax.tree.map(lambda part: part, tensor)
+        return jnp.stack([result.value, tensor.carrier, *(copy.value for copy in copies)]), tensor.payload()
+
+    (result, carrier, *read), payload = jax.jit(values)(x)
+    largest = np.finfo(np.float32).max
+    with np.errstate(invalid="ignore", over="ignore"):
+        product = np.float32(payload) * np.float32(1e35)
+    expected = np.where(np.isfinite(np.float32(payload)), np.clip(product, -largest, largest), product)
+    np.testing.assert_array_equal(carrier, x)
+    for value in (result, *read):
+        np.testing.assert_array_equal(value, expected)
+    _, back = jax.vjp(lambda x: values(x)[0], x)
+    np.testing.assert_array_equal(back(jnp.ones((5, 6)))[0], np.full(6, 5.0))
+
+
+@pytest.mark.parametrize("group", [2, 3])
+def test_a_cast_tensor_in_groups_has_the_value_of_the_whole(group: int) -> None:
+    x = jnp.array([[0.3, -1.7, 2.9, 5.1, 6.3, 7.7]])
+    tensor = FloatQuant(scaling_impl=AmaxScaling(), cast_impl=Float8Cast())(x).quant_tensor(training=True)
+    grouped = in_groups(tensor.reshape(1, 6 // group, group), group, 1, 6)
+    np.testing.assert_array_equal(grouped.value, tensor.value)
+    assert not np.array_equal(tensor.value, x)
 
 
 def test_all_kin_are_there() -> None:

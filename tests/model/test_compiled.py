@@ -17,6 +17,7 @@ from jqinject import Rule, compiled, freeze, quantize, quantized_cache
 from jqinject.model.serving.packing import SMALL, PackedArrays
 from jqinject.model.serving.unchanged import unchanged_inputs
 from jqinject.nn import QuantLinear
+from jqinject.program.jaxpr import Body
 from jqinject.quant import Int8ActPerTensorFloat, Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
 from tests.model._generating_models import Decoder, OwnDecoder, RematAttention, init_cache
 
@@ -236,7 +237,7 @@ def test_what_passes_through_a_program_is_known() -> None:
         swapped = jax.lax.scan(lambda c, _: ((c[1], c[0]), None), loop, length=2)[0]
         return (*jax.jit(lambda w, x: (x, w))(*loop), *swapped)
 
-    assert unchanged_inputs(jax.make_jaxpr(run)(1.0, 2.0).jaxpr) == [None, 0, None, None]
+    assert unchanged_inputs(Body.of(jax.make_jaxpr(run)(1.0, 2.0))) == [None, 0, None, None]
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,10 @@ def test_layers_inside_scan():
 def test_not_a_module():
     with pytest.raises(TypeError, match="report takes an NNX module, got function"):
         jqinject.report(lambda x: x, 1)
+
+
+def test_a_layer_that_contracts_floats_names_the_reason_of_the_table():
+    layer = QuantLinear(8, 4, input_quant=q.Int8ActPerTensorFloat, input_bit_width=16, rngs=nnx.Rngs(0))
+    layer(jnp.ones((2, 8)))
+    (entry,) = jqinject.report(jqinject.freeze(layer), jnp.ones((2, 8)))
+    assert "no payload in common that backends contract" in entry.note

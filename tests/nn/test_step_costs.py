@@ -98,3 +98,33 @@ def test_a_step_costs_no_more_than_it_did(name, float_bytes):
     assert relative <= most, f"{relative} times the bytes of the float step, {float_bytes:.0f}"
     assert costs[1] <= conditionals
     assert costs[2] <= loops
+
+
+def operations(jaxpr):
+    """Return the number of equations, those of inner programs included."""
+    inner = [
+        part
+        for eqn in jaxpr.eqns
+        for part in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns"))
+    ]
+    inner = [getattr(part, "jaxpr", part) for part in inner]
+    return len(jaxpr.eqns) + sum(operations(part) for part in inner if hasattr(part, "eqns"))
+
+
+def test_a_program_of_8_bit_floats_is_small():
+    layer = QuantLinear(8, 4, rngs=nnx.Rngs(0), **float8("Delayed"))
+    layer.train()
+    graphdef, state = nnx.split(layer)
+
+    def forward(state, x):
+        model = nnx.merge(graphdef, state)
+        return model(x), nnx.state(model)
+
+    def step(state, x):
+        model = nnx.merge(graphdef, state)
+        return jqinject.value_and_grad(lambda model, x: jnp.mean(model(x) ** 2))(model, x), nnx.state(model)
+
+    x = jnp.ones((2, 8))
+    of_forward, of_step = (jax.make_jaxpr(function)(state, x).jaxpr for function in (forward, step))
+    assert operations(of_forward) <= 50
+    assert operations(of_step) <= 114

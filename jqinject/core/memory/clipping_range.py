@@ -51,6 +51,7 @@ def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 MEAN = ("counter", "sum_of_max", "sum_of_min")
 
 
+@component
 class SimpleMovingAverage(Memory):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
@@ -84,13 +85,13 @@ class SimpleMovingAverage(Memory):
     """
 
     sum_of_max, sum_of_min = Part(), Part()
-    settled: bool = False
+    settled = False
+    restart: bool = False
+    momentum: float | None = None
 
-    def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
-        restart = check.flag(restart, "SimpleMovingAverage", "restart")
-        check.optional(check.number)(momentum, "SimpleMovingAverage", "momentum")
-        weight = check.momentum(momentum, "SimpleMovingAverage", "momentum")
-        self.remember(Policy("mean", weight, restart=restart), {"sum_of_max": 0.0, "sum_of_min": 0.0})
+    def __post_init__(self) -> None:
+        weight = check.momentum(self.momentum, "SimpleMovingAverage", "momentum")
+        self.remember(Policy("mean", weight, restart=self.restart), {"sum_of_max": 0.0, "sum_of_min": 0.0})
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
         """The mean range.
@@ -187,9 +188,6 @@ class RangeSteps(Component):
     is_constant = True
     range_steps: float | None = None
 
-    def __post_init__(self) -> None:
-        check.fields(self, range_steps=check.optional(check.number))
-
     def __call__(self, bit_width: int) -> float:
         """The steps of so many bits."""
         bits = check.bit_width(bit_width, "RangeSteps", least=2)
@@ -271,9 +269,6 @@ class RangeScaling(Component):
 
     def __post_init__(self) -> None:
         self.use_running_average = False  # of the instance: an attribute that appears later retraces
-        axes = dict.fromkeys(("channelwise_axes", "batch_axes"), check.integers)
-        flags = dict.fromkeys(("scale_stop_grad", "clip_gradient"), check.flag)
-        check.fields(self, shared_axes=check.optional(check.integers), **axes, **flags)
         groups = self.groups
         if self.averaging_impl is not None and (tuple(self.channelwise_axes) or groups is not None):
             raise ValueError(

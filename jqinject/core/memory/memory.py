@@ -20,27 +20,32 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core._protocols import Factors, scale_dtype, searches
 from jqinject.core.clamp import Identity
-from jqinject.core.component import Component, set_given, set_view
+from jqinject.core.component import Component, set_view
 from jqinject.core.memory.number import (
     DISTANCE,
     AffineRescaling,
     Broadcastable,
     Number,
     _kept,
-    taken,
 )
 from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
-from jqinject.core.statistics.statistic import statistic_of
+from jqinject.core.statistics.statistic import in_place, statistic_of
+from jqinject.core.views import cut_of
 from jqinject.ops.clamp import all_finite
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import with_gradient_of
 
 AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
-OWN = ("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant", "shared_per_row")
+OWN = (
+    *("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant"),
+    *("quantize_zero_point", "scaling_gradient_scale", "shared_per_row"),
+)
 """Constructor's arguments that stay attributes of the same name."""
+OTHERS = ("affine_rescaling", "buffer", "counter", "running_stats")
+"""What checkpoints of some policies hold, and others have no use for."""
 
 
 class Memory(Component):
@@ -102,7 +107,8 @@ class Memory(Component):
     # Construction
 
     def __post_init__(self) -> None:
-        arguments = taken(self)
+        arguments = dict(vars(self))
+        vars(self).clear()
         vars(self).update({name: arguments[name] for name in OWN if name in arguments})
         self.begin(arguments)
 
@@ -110,7 +116,7 @@ class Memory(Component):
         """Set what the constructor's arguments describe.
 
         Args:
-            arguments: by name; see `taken`.
+            arguments: by name.
             stored: the initial number of the policies `constant` and `learned`, in the domain of the rule.
 
         Raises:
@@ -127,21 +133,20 @@ class Memory(Component):
         in_groups = "input_view_impl" in arguments
         view = arguments["input_view_impl" if in_groups else f"{of}_stats_input_view_shape_impl"]
         momentum = arguments.get(f"{of}_stats_momentum")
-        steps = arguments.get("collect_stats_steps")
         policy = Policy(
             kind,
             check.momentum(momentum, where, f"{of}_stats_momentum"),
-            0 if steps is None else check.positive_steps(steps, where, "collect_stats_steps"),
+            arguments.get("collect_stats_steps", 0),
             named=not isinstance(momentum, DefaultMomentum),
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
         tracked = list(arguments.get("tracked_parameter_list", ()))
-        vars(self).update(stats=stats, view=self.default_view if view is None else view)
-        set_given(
-            self,
+        vars(self).update(
+            stats=stats,
+            view=self.default_view if view is None else view,
             shape=shape,
             searches=searches(stats),
-            concat_dim=arguments.get(f"{of}_stats_input_concat_dim"),
+            concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
             tracked_parameters=_kept(tracked, arguments.get("force_parameter", False), where),
@@ -361,11 +366,10 @@ class Memory(Component):
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:
             return {}
-        value = self.value.get_value()
-        if self.rule is not DISTANCE:
-            return {"value": self.rule.to_stored(factors.times(self.rule.from_stored(value)))}
-        factors.check_signs()  # a range that reaches below zero would reach above it
-        return {"value": factors.times(value)}
+        if self.rule is DISTANCE:
+            factors.check_signs()  # a range that reaches below zero would reach above it
+        value = self.rule.from_stored(self.value.get_value())
+        return {"value": self.rule.to_stored(factors.times(value))}
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component.
@@ -384,45 +388,30 @@ class Memory(Component):
         Returns:
             The entries to load.
         """
-        kind = self.policy.kind
-        known = {name.removeprefix("record."): entry for name, entry in entries.items()}
-        if kind in ("learned", "collected"):
-            known = self._own(known)
-        if kind == "running" and "running_stats" in known:
-            known.setdefault("counter", float_array(1.0))
-        if kind in ("filled", "collected") and "value" in known:
-            known.setdefault("counter", float_array(self.policy.steps + 1))
-        if kind == "collected":
-            self._complete_collected(known)
-        inside = () if self.record is None else self.record.get_raw_value()
-        return {f"record.{name}" if name in inside else name: entry for name, entry in known.items()}
-
-    def _own(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Entries of other policies, translated or dropped."""
-        names = ("value", "buffer", "counter") if self.policy.kind == "collected" else ("value",)
-        own = {
-            name: entry
+        kind, rule = self.policy.kind, self.rule
+        own = () if self.record is None else self.record.get_raw_value()
+        known = {
+            name.removeprefix("record.").removeprefix("runtime_stats."): entry
             for name, entry in entries.items()
-            if name.partition(".")[0] in (*names, "stats", "rule", "int_quant")
         }
-        running = [n for n in ("running_stats", "runtime_stats.running_stats") if n in entries]
-        if running and "value" not in own and self.rule is not DISTANCE and self.value is not None:
-            stat = jnp.abs(jnp.asarray(entries[running[0]]).astype(jnp.float32))
-            own["value"] = self.rule.to_stored(self.rule.clamped(stat))
-            if self.policy.kind == "learned":
-                own["value"] = own["value"].reshape(self.value.get_value().shape)
-            own.pop("counter", None)
-        return own if own or self.policy.kind == "collected" else entries
-
-    def _complete_collected(self, known: dict[str, Any]) -> None:
-        domain = self.rule
-        if "value" in known and "buffer" not in known:
-            stored = jnp.asarray(known["value"]).astype(jnp.float32)
-            read = domain.from_stored(stored)  # a learned scale may be negative, a statistic is not
-            kept = domain.to_stored(domain.clamped(read))
-            known["buffer"] = jnp.where(known["counter"] > self.policy.steps, kept, read)
-        if "buffer" in known and "value" not in known:
-            known["value"] = float_array(self.empty, self.shape)
+        if kind in ("learned", "collected"):
+            running = known.get("running_stats")
+            known = {n: x for n, x in known.items() if n in own or n.partition(".")[0] not in OTHERS}
+            if running is not None and "value" not in known and rule is not DISTANCE:
+                stored = self._stored(jnp.abs(jnp.asarray(running).astype(jnp.float32)))
+                known["value"] = stored.reshape(self.value.get_value().shape) if kind == "learned" else stored
+                known.pop("counter", None)
+        if "value" in known and "counter" in own:
+            known.setdefault("counter", float_array(self.policy.steps + 1))
+        elif "running_stats" in known:
+            known.setdefault("counter", float_array(1.0))
+        if "value" in known and "buffer" in own and "buffer" not in known:
+            # A learned scale may be negative, a statistic is not.
+            stat = rule.from_stored(jnp.asarray(known["value"]).astype(jnp.float32))
+            known["buffer"] = jnp.where(known["counter"] > self.policy.steps, self._stored(stat), stat)
+        elif "buffer" in known:
+            known.setdefault("value", float_array(self.empty, self.shape))
+        return {f"record.{name}" if name in own else name: entry for name, entry in known.items()}
 
     def _check_joint(self, tracked: Any, views: list[Any]) -> None:
         """Refuse views that cannot be joined along an axis."""
@@ -434,3 +423,23 @@ class Memory(Component):
                 f"{[v.shape for v in reversed(views)]} cannot be joined along axis {dim}. Layers that share a scale "
                 "per channel need the same number of output channels; use a scale per tensor, or two quantizers."
             )
+
+
+class Dynamic(Memory):
+    """Abstract: the statistic of the given tensor, in training and evaluation. No state."""
+
+    is_dynamic = True
+
+    def statistic(self, x: jax.Array, task: Task = None, active: jax.Array | None = None) -> jax.Array:
+        """The statistic, in a shape that broadcasts with the tensor; of groups, with 1 along a group's elements."""
+        stats, view, x = self.stats, self.view, x.astype(jnp.float32)
+        if self.in_groups and not self.searches:
+            stats, viewed = in_place(stats, view, x)
+            cut = cut_of(view, x) if viewed.ndim == x.ndim else None
+            return stats(viewed) if cut is None else jnp.expand_dims(stats(viewed), cut.axis + 1)
+        stat = stats(view(x), task) if self.searches else stats(view(x))
+        if self.broadcastable is not None:
+            return self.broadcastable(stat, x.shape)
+        # Rows of a matrix have one number each.
+        broadcasts = self.in_groups or stat.ndim in (0, x.ndim)
+        return stat if broadcasts else stat.reshape((*x.shape[:-1], 1))

@@ -53,14 +53,11 @@ class CodebookQuant(Quantizer):
         vars(self)["codebook"] = Codebook.of(self.codebook)
 
     @property
-    def format(self) -> Codebook:
-        """The table."""
+    def grid(self) -> Codebook:
+        """The numbers at scale 1 that it rounds to nearest on: the table, which is also its `format`."""
         return self.codebook
 
-    @property
-    def grid(self) -> Codebook:
-        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        return self.codebook
+    format = grid
 
     def _numbers(self) -> tuple[Codebook, float]:
         return self.codebook, self.codebook.largest

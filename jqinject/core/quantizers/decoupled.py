@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import InitVar, field, replace
+from dataclasses import InitVar, replace
 from typing import Any
 
 import jax
@@ -16,9 +16,9 @@ from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, ZeroPoint
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.component import Component, component, set_view
+from jqinject.core.component import component, set_view
 from jqinject.core.quantizers.int_quant import IntQuant, int_grid
-from jqinject.core.quantizers.quantizer import DelayWrapper, Quantized, Quantizer, start_delay
+from jqinject.core.quantizers.quantizer import Delayed, Quantized, Quantizer
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
@@ -251,7 +251,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
 
 
 @component
-class TruncIntQuant(Component):
+class TruncIntQuant(Delayed):
     """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
 
     `t = trunc_scaling_impl(q, b_in, b_out, signed)`, the result's scale is `s * t` and its zero point `z / t`. Scale,
@@ -283,11 +283,6 @@ class TruncIntQuant(Component):
     narrow_range: bool = False
     tensor_clamp_impl: Clamp = TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0
-    delay: DelayWrapper | None = field(default=None, init=False)
-
-    def __post_init__(self, quant_delay_steps: int | None) -> None:
-        check.fields(self, narrow_range=check.flag)
-        start_delay(self, quant_delay_steps)
 
     def __call__(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, input_bit_width: Any, signed: bool

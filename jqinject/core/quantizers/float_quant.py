@@ -34,11 +34,12 @@ from jqinject.core.statistics.search import Search, scale_of
 from jqinject.ops.fake_quant import Offset, quantize_on_grid
 from jqinject.ops.float8_cast import (
     FLOAT8_DTYPES,
+    cast_to_float8,
     float8_dtype,
     float8_factor,
+    from_float8,
     from_steps_of_power,
     quantize_by_factor,
-    quantize_float8,
     steps_of_power,
     to_float8,
 )
@@ -87,7 +88,6 @@ class Float8Cast(Component):
         if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"Float8Cast: dq_dtype must be a float dtype or None, got {dtype!r}")
         vars(self)["q_dtype"] = float8_dtype(self.q_dtype, "Float8Cast")
-        check.fields(self, by_factor=check.flag, power_of_two_factor=check.flag)
         if self.power_of_two_factor and not self.by_factor:
             raise ValueError(
                 "Float8Cast: power_of_two_factor rounds a factor, and numbers are divided by the scale.\n"
@@ -98,10 +98,12 @@ class Float8Cast(Component):
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """The value and the payload of `x`, by its factor if there is one; the gradient passes unchanged."""
-        to = self.dq_dtype or x.dtype
+        carrier = x.astype(self.dq_dtype or x.dtype)
         if factor is not None:
-            return quantize_by_factor(x, factor, self.q_dtype, to)
-        return quantize_float8(x, scale, self.q_dtype, to)
+            return quantize_by_factor(x, factor, self.q_dtype, carrier.dtype)
+        scale = jax.lax.stop_gradient(scale)
+        payload = to_float8(x, scale, self.q_dtype)
+        return with_gradient_of(carrier, from_float8(payload, scale, carrier.dtype)), payload
 
 
 @component
@@ -179,7 +181,6 @@ class FloatQuant(Quantizer):
     q_dtype: Any = None
 
     def __post_init__(self, bit_width: int | None) -> None:
-        check.fields(self, signed=check.flag, straight_through=check.flag)
         if self.scaling_impl is None:
             vars(self)["scaling_impl"] = ConstScaling(1.0)
         if self.cast_impl is not None:
@@ -237,9 +238,15 @@ class FloatQuant(Quantizer):
 
     def __call__(self, x: jax.Array, *, keep: bool = False) -> Quantized:
         """`x` quantized; see `Quantizer`."""
-        x, scaling, cast = check.float_input(x, "FloatQuant"), self.scaling_impl, self.cast_impl
+        x, cast = check.float_input(x, "FloatQuant"), self.cast_impl
+        scaling: Any = self.scaling_impl
         if isinstance(scaling, RuntimeDynamicTwoLevelScaling):
             return in_two_levels(self, scaling, x)
+        in_place = type(self.input_view_impl) is Identity
+        if cast is not None and not cast.by_factor and in_place and collects_in_steps(scaling):
+            encode = partial(cast_to_float8, dtype=cast.q_dtype)
+            scale, payload = scaling.encoded(x, self.format.largest, encode)
+            return Quantized.cast(x.astype(cast.dq_dtype or x.dtype), payload, scale, self.format)
         if cast is None or not cast.by_factor:
             return super().__call__(x, keep=keep)
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
@@ -323,5 +330,5 @@ def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scal
         return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
     if grid.dtype not in FLOAT8_DTYPES:
         return quantize_on_grid(x, grid, scale, dtype=dtype).astype(jnp.float32)
-    steps = to_float8(x, scale, grid.dtype).astype(jnp.float32)
-    return from_float_steps(steps, scale, dtype).astype(jnp.float32)
+    payload = cast_to_float8(x, scale, grid.dtype)
+    return from_float8(payload, scale, dtype).astype(jnp.float32)

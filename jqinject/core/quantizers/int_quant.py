@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, field, replace
+from dataclasses import InitVar, replace
 from functools import cache, lru_cache, partial
 from typing import Any, cast
 
@@ -25,13 +25,12 @@ from jqinject.core._protocols import (
     is_nearest,
 )
 from jqinject.core.clamp import Identity, TensorClamp
-from jqinject.core.component import Component, component
+from jqinject.core.component import component
 from jqinject.core.quantizers.quantizer import (
-    DelayWrapper,
+    Delayed,
     Quantized,
     Quantizer,
     Rounded,
-    start_delay,
     through_ends,
 )
 from jqinject.core.rounding import RoundSte
@@ -59,7 +58,7 @@ def _bounds(signed: bool, narrow_range: bool, bit_width: int) -> tuple[Any, Any]
 
 
 @component
-class IntQuant(Component):
+class IntQuant(Delayed):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
     `s` is the scale, `z` the zero point (None without one), `b` the bit width, all passed to the call. The arithmetic
@@ -89,11 +88,6 @@ class IntQuant(Component):
     float_to_int_impl: Rounding = RoundSte()
     tensor_clamp_impl: Clamp = TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0
-    delay: DelayWrapper | None = field(default=None, init=False)
-
-    def __post_init__(self, quant_delay_steps: int | None) -> None:
-        check.fields(self, narrow_range=check.flag, signed=check.flag)
-        start_delay(self, quant_delay_steps)
 
     @property
     def is_nearest(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
 from types import NoneType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ class Quantized:
         pre_scale, pre_zero_point: what a decoupled quantizer divides by and adds before rounding, float32; else None.
         scale_dtype: a dtype of 8 bits that holds the scale; None if unknown.
         levels: the numbers and both scales of a scale in two levels; else None.
+        carrier: the tensor that was cast to the payload, if the value is dequantized when it is read; else None.
 
     Example:
         >>> from jqinject.ops import IntGrid
@@ -76,6 +77,21 @@ class Quantized:
     pre_zero_point: jax.Array | None = None
     scale_dtype: np.dtype | None = field(default=None, metadata={"static": True})
     levels: Levels | None = None
+    carrier: jax.Array | None = None
+
+    @classmethod
+    def cast(cls, x: jax.Array, payload: jax.Array, scale: jax.Array, grid: Any) -> Quantized:
+        """The result of a cast of `x` to an 8-bit float, whose value is dequantized when it is read."""
+        result = object.__new__(cls)
+        vars(result).update(scale=scale, zero_point=None, grid=grid, payload=payload, carrier=x)
+        return result
+
+    if not TYPE_CHECKING:  # it would hide misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "value":
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+            return self.quant_tensor(training=False).value
 
     @property
     def bit_width(self) -> Any:
@@ -108,9 +124,10 @@ class Quantized:
                 return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
             plain = int_grid(bits, grid.signed)
             return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
-        if self.levels is not None:
-            return FloatQuantTensor(self.value, self.scale, grid, training, levels=self.levels)
-        return FloatQuantTensor(self.value, self.scale, grid, training, self.payload, None, self.scale_dtype)
+        if self.carrier is not None:
+            return FloatQuantTensor.cast(self.carrier, self.payload, self.scale, grid, training)
+        more = (self.payload, self.levels, self.scale_dtype)
+        return FloatQuantTensor(self.value, self.scale, grid, training, *more)
 
 
 def _shown(zero_point: jax.Array | None) -> jax.Array:
@@ -195,11 +212,19 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     return steps(quant_delay_steps, where, "quant_delay_steps") or 0
 
 
-def start_delay(quantizer: Any, quant_delay_steps: int | None) -> None:
-    """Give a quantizer under construction a `DelayWrapper` as its `delay`, if it waits."""
-    steps = delay_steps(quant_delay_steps, type(quantizer).__name__)
-    if steps:
-        quantizer.delay = DelayWrapper(steps)
+class Delayed(Component):
+    """Abstract: what quantizes after `quant_delay_steps` calls, its one `InitVar`.
+
+    Attributes:
+        delay: returns `x` until then; None if it does not wait.
+    """
+
+    delay: DelayWrapper | None = None
+
+    def __post_init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, type(self).__name__)
+        if steps:
+            self.delay = DelayWrapper(steps)
 
 
 @cache

@@ -9,30 +9,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.component import component
-from jqinject.core.quantizers.quantizer import DelayWrapper, Quantizer, Rounded, start_delay
+from jqinject.core.quantizers.quantizer import Delayed, Quantizer, Rounded
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid, TableGrid
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste
 
 
-class _SignQuant(Quantizer):
+class _SignQuant(Delayed, Quantizer):
     """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
 
     bits = 1
     signed: bool = True
-    delay: DelayWrapper | None = None
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
-        check.fields(self, signed=check.flag)
         if not self.signed:
             raise ValueError(
                 f"{type(self).__name__} quantizes to -scale and +scale: it needs signed=True, got {self.signed!r}."
             )
-        start_delay(self, quant_delay_steps)
+        super().__post_init__(quant_delay_steps)
 
     def _numbers(self) -> tuple[IntGrid, None]:
         return IntGrid(self.bits), None
@@ -69,14 +66,10 @@ class BinaryQuant(_SignQuant):
         Array([ 0.5, -0.5,  0.5], dtype=float32)
     """
 
+    grid = TableGrid((-1.0, 1.0))
     scaling_impl: Scaling
     signed: bool = True
     quant_delay_steps: InitVar[int | None] = 0
-
-    @property
-    def grid(self) -> TableGrid:
-        """The numbers at scale 1 that it rounds to nearest on."""
-        return TableGrid((-1.0, 1.0))
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         return binary_sign_ste(x)
@@ -134,22 +127,17 @@ class TernaryQuant(_SignQuant):
     """
 
     bits = 2
+    grid = TableGrid((-1.0, 0.0, 1.0))
     scaling_impl: Scaling
     threshold: float
     quant_delay_steps: InitVar[int | None] = None
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
         super().__post_init__(quant_delay_steps)
-        check.fields(self, threshold=check.number)
         if self.threshold < 0:
             raise ValueError(
                 f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {self.threshold!r}."
             )
-
-    @property
-    def grid(self) -> TableGrid:
-        """The numbers at scale 1 that it rounds to nearest on."""
-        return TableGrid((-1.0, 0.0, 1.0))
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         mask = (jnp.abs(x) > self.threshold * scale).astype(jnp.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import jax
@@ -74,11 +75,7 @@ def _errors(
 
 def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
     """The sums along an axis, one number after the other, so that their rounding is the same everywhere."""
-    parts = [jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return reduce(jnp.add, (jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])))
 
 
 def _of_blocks(x: jax.Array, blocks: Blocks | None) -> jax.Array:

@@ -50,13 +50,13 @@ def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: floa
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _without_gradient(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    return function(*arrays)
+def _without_gradient(function: Callable[..., Any], *arrays: jax.Array) -> Any:
+    return function(*map(jnp.asarray, arrays))  # of a Python float under `grad`, a Python float is left
 
 
-def _no_gradient(function: Callable[..., jax.Array], primals: Any, tangents: Any) -> Any:
-    found = _without_gradient(function, *primals)
-    return found, no_change(found)
+def _no_gradient(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+    results = _without_gradient(function, *primals)
+    return results, jax.tree.map(no_change, results)
 
 
 _without_gradient.defjvp(_no_gradient, symbolic_zeros=True)
@@ -123,7 +123,7 @@ class AmaxScaling(InnerModule):
     keeps_infinite: bool = False
     margin: float = 0.0
     scaling_init: InitVar[float] = 1.0
-    scaling_min_val: float | None = None
+    scaling_min_val: check.Minimum | None = None
     amax_of_gradient: InitVar[bool] = False
     axis_name: Any = None
     record: QuantStat | GradStat = field(init=False)
@@ -134,19 +134,15 @@ class AmaxScaling(InnerModule):
 
     def __post_init__(self, scaling_init: float, amax_of_gradient: bool) -> None:
         where, cure = "AmaxScaling", "without a history, use delayed = False (the ...Current quantizers)."
-        flags = dict.fromkeys(("delayed", "keeps_infinite"), check.flag)
-        optional = check.optional(check.number)
-        check.fields(self, margin=check.between(-32, 32), scaling_min_val=optional, **flags)
-        why = f". For a scale from the tensor itself, {cure}"
-        check.fields(self, amax_history_length=check.between(1, math.inf, check.integer, why))
-        check.fields(self, amax_history_length=check.between(-math.inf, 2**20))
+        at_least = check.between(1, math.inf, why=f". For a scale from the tensor itself, {cure}")
+        length = check.between(-math.inf, 2**20, at_least)
+        check.fields(self, margin=check.between(-32, 32), amax_history_length=length)
         if self.amax_compute_algo not in ("max", "most_recent"):
             by = self.amax_compute_algo
             raise ValueError(f"{where}: amax_compute_algo must be one of 'max', 'most_recent', got {by!r}")
-        check.minimum(self.scaling_min_val, where, "scaling_min_val")
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
-        shape = self.scaling_shape = check.integers(self.scaling_shape, where, "scaling_shape")
+        shape = self.scaling_shape
         # Of the instance: an attribute that appears later retraces.
         self.in_step = self.use_running_average = False
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
@@ -189,33 +185,59 @@ class AmaxScaling(InnerModule):
             threshold: the largest value of a scaled element.
         """
         known = self.known_scale(threshold)
-        recorded = not self.use_running_average and x.size > 0
-        if self.delayed and not recorded:
+        if not self._measures(x):
             return known
-        amax = self._amax(x)
+        amax = _without_gradient(self._amax, x, self.scale.get_value())
         scale = known if self.delayed else scale_of_amax(amax, known, threshold, self.margin)
-        if recorded and self.in_step:
-            self._collect(amax, scale)
-        elif recorded:
-            self.record.set_value(
-                {**self.record.get_raw_value(), "scale": jnp.broadcast_to(scale, amax.shape)}
-            )
-            self._push(amax)
+        self._record(amax, scale)
         return scale
 
-    def _amax(self, x: jax.Array) -> jax.Array:
-        """The magnitude of `x` over all its shards and mapped axes, float32, of `scaling_shape`."""
-        last = self.scale.get_value()
-        return _without_gradient(self._measured, x, last) if x.size else jnp.zeros_like(last)
+    def encoded(self, x: jax.Array, threshold: float, encode: Callable[..., Any]) -> tuple[jax.Array, Any]:
+        """The scale as a call returns it, and `encode(x, scale)`; one derivative rule leaves both without a gradient.
 
-    def _measured(self, x: jax.Array, last: jax.Array) -> jax.Array:
+        Args:
+            x, threshold: as for a call.
+            encode: function of the tensor and its scale.
+        """
+        encoded = partial(self._encoded, threshold, encode)
+        amax, scale, numbers = _without_gradient(encoded, x, self.known_scale(threshold))
+        if amax is not None:
+            self._record(amax, scale)
+        return scale, numbers
+
+    def _encoded(self, threshold: float, encode: Callable[..., Any], x: jax.Array, known: jax.Array) -> Any:
+        if not self._measures(x):
+            return None, known, encode(x, known)
+        amax = self._amax(x, known)
+        scale = known if self.delayed else scale_of_amax(amax, known, threshold, self.margin)
+        return amax, scale, encode(x, scale)
+
+    def _measures(self, x: jax.Array) -> bool:
+        """Whether a call needs the amax of the tensor."""
+        return x.size > 0 and not (self.delayed and self.use_running_average)
+
+    def _record(self, amax: jax.Array, scale: jax.Array) -> None:
+        """Record a call in training mode, as a step of its own outside a step."""
+        if self.in_step and not self.use_running_average:
+            self._collect(amax, scale)
+        elif not self.use_running_average:
+            self.scale.set_value(jnp.broadcast_to(scale, amax.shape))
+            self._push(amax)
+
+    def _amax(self, x: jax.Array, holder: jax.Array) -> jax.Array:
+        """The magnitude of `x` over all its shards and mapped axes, float32, of `scaling_shape`.
+
+        Args:
+            x: the tensor.
+            holder: an array of the state, which may be spread over devices and mapped.
+        """
         view = self.scaling_stats_input_view_shape_impl
         stat, viewed = in_place(self.scaling_stats_impl, view, x.astype(jnp.float32))
         two_phases = isinstance(stat, TwoPhaseStat)
         amax = stat.statistic(stat.measured(viewed, detached=True)) if two_phases else stat(viewed)
         amax = jnp.maximum(amax, self.scaling_min_val) if self.scaling_min_val else amax
-        amax = sharded_as(check.statistic_shape(amax, last.shape, "amax"), last)
-        return gathered(over_axis(amax, self.axis_name, last), last)
+        amax = sharded_as(check.statistic_shape(amax, holder.shape, "amax"), holder)
+        return gathered(over_axis(amax, self.axis_name, holder), holder)
 
     # --- calibration
 
@@ -243,10 +265,8 @@ class AmaxScaling(InnerModule):
         self._forget()
 
     def _forget(self) -> None:
-        held = self.record.get_raw_value()
-        none = {"step_amax": known_zeros(held["step_amax"], number=-np.inf)}
-        none["step_scale"] = known_zeros(held["step_scale"])
-        self.record.set_value({**held, **none})
+        self.step_amax.set_value(known_zeros(self.step_amax.get_value(), number=-np.inf))
+        self.step_scale.set_value(known_zeros(self.step_scale.get_value()))
 
     def _collect(self, amax: jax.Array, scale: jax.Array) -> None:
         """Record the amax and scale of a call, keeping the maximum of each."""
@@ -286,12 +306,13 @@ class AmaxScaling(InnerModule):
         steps, length, axis = self.amax_history.get_value(), self.amax_history_length, self._axis
         enters = amax != -jnp.inf if self.keeps_infinite else jax.lax.is_finite(amax)
         enters = jnp.all(enters, axis=tuple(range(axis + 1, 0)), keepdims=True) if axis < -1 else enters
-        older = [
-            jax.lax.slice_in_dim(steps, start, stop, axis=axis)
-            for start, stop in ((2, length), (0, 1))
-            if start < stop and length > 1
-        ]
-        rolled = jax.lax.concatenate([jnp.expand_dims(amax, axis), *older], steps.ndim + axis)
+        # Rolled by -1, without the oldest.
+        older = jax.lax.concatenate([steps, steps], steps.ndim + axis)
+        older = jax.lax.slice_in_dim(older, 2, length + 1, axis=axis)
+        if amax.ndim == 0:
+            rolled = jax.lax.pad(older, amax, [(1, 0, 0)])
+        else:
+            rolled = jax.lax.concatenate([jnp.expand_dims(amax, axis), older], steps.ndim + axis)
         each = jnp.expand_dims(enters, axis) if enters.ndim else enters
         self.amax_history.set_value(choose(each, rolled, steps))
         return enters

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamp import TensorClamp
-from jqinject.core.component import Component, component
+from jqinject.core.component import Component, component, frozen_value
 from jqinject.ops.minifloat import max_float
 from jqinject.ops.power import exp2, max_int, min_int
 
 
-@dataclass(frozen=True)
+@frozen_value
 class IntScaling:
     """Steps from zero to the end of the range: `-min_int` if signed, `max_int` if not.
 
@@ -45,9 +45,6 @@ class IntScaling:
     _none = "with narrow_range=True leaves 0 as the only integer. Use narrow_range=False, more bits"
     narrow_range: bool
     signed: bool | None = None
-
-    def __post_init__(self) -> None:
-        check.fields(self, narrow_range=check.flag, signed=check.optional(check.flag))
 
     def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
         """The number of steps: a Python int for an int bit width, else a float32 array.
@@ -93,7 +90,7 @@ class MaxIntScaling(IntScaling):
         return max_int(signed, self.narrow_range, bit_width)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class PowerOfTwoIntScaling(IntScaling):
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
 
@@ -111,7 +108,7 @@ class PowerOfTwoIntScaling(IntScaling):
         return max_int(signed, False, bit_width) + 1
 
 
-@dataclass(frozen=True)
+@frozen_value
 class SingleArgStatelessBuffer:
     """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
 
@@ -124,37 +121,26 @@ class SingleArgStatelessBuffer:
     """
 
     is_constant = True
-    value: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, value=check.number)
-        check.positive(self.value, "SingleArgStatelessBuffer", "value")
+    value: check.Step
 
     def __call__(self, bit_width: Any = None) -> float:
         """The constant."""
         return self.value
 
 
-@dataclass(frozen=True)
+@frozen_value
 class FloatScaling:
     """The number that the statistic is scaled to: the largest of the format.
 
     Args:
         max_available_float: largest number; None if all codes are numbers.
-        inf_values, nan_values, saturating: unused.
 
     Example:
         >>> FloatScaling()(4, 1.875, 7), FloatScaling(max_available_float=448.0)(4, 1.875, 7)
         (480.0, 448.0)
     """
 
-    max_available_float: float | None = None
-    inf_values: tuple[str, ...] | None = None
-    nan_values: tuple[str, ...] | None = None
-    saturating: bool = True
-
-    def __post_init__(self) -> None:
-        check.fields(self, max_available_float=check.optional(check.above_zero), saturating=check.flag)
+    max_available_float: check.Positive | None = None
 
     def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
         """A Python float for constant widths, else a float32 array."""

@@ -33,8 +33,8 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
-from jqinject.core.component import component, set_given
-from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.component import component
+from jqinject.core.memory.memory import Dynamic
 from jqinject.core.memory.number import Broadcastable, Number, initial_number
 from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, MemoryScaling
@@ -264,7 +264,7 @@ class _CollectedScaling(MemoryScaling):
 
     kind = "collected"
     default_view = OverBatchOverTensorView()
-    collect_stats_steps: int
+    collect_stats_steps: check.Steps
     scaling_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View | None = None
     scaling_shape: tuple[int, ...] = ()
@@ -328,22 +328,14 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
 class _LearnedStep(MemoryScaling):
     """Abstract: a learned step, with LSQ's start and LSQ's gradient."""
 
-    gradient_scale: float | None = None
-
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
-        """Set what the base sets, and the factor of the gradient."""
-        factor = arguments["scaling_gradient_scale"]
-        super().begin(arguments, stored)
-        if factor is not None:
-            check.positive(factor, type(self).__name__, "scaling_gradient_scale")
-            set_given(self, gradient_scale=float(factor))
+    scaling_gradient_scale: check.Step | None
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None, task: Task = None) -> jax.Array:  # type: ignore[override]
         """The step, float32; `threshold` is the largest integer, None for 1."""
         largest = 1 if threshold is None else threshold
         root = _root(largest)
         number = self.number(x, task, lambda stat: 2.0 * stat / root)
-        factor = self.gradient_scale
+        factor = self.scaling_gradient_scale
         if factor is None:
             factor = 1.0 / _root(self._shared_by(x) * largest)
         stored = with_gradient_of(number.stored * factor, number.stored)
@@ -406,7 +398,7 @@ class LearnedStepScaling(_LearnedStep):
     tracked_parameter_list: Iterable[Any] = ()
     scaling_shape: tuple[int, ...] = ()
     restrict_scaling_impl: Restrict | None = None
-    scaling_gradient_scale: float | None = None
+    scaling_gradient_scale: check.Step | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
         tracked = self.tracked_parameters or ()
@@ -449,7 +441,7 @@ class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
         0.25
     """
 
-    scaling_gradient_scale: float | None = None
+    scaling_gradient_scale: check.Step | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
         assert x is not None, "a step of activations is for a tensor"

@@ -19,8 +19,8 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_format
-from jqinject.core.component import Component, component
-from jqinject.core.memory.dynamic import Dynamic
+from jqinject.core.component import Component, component, frozen_value
+from jqinject.core.memory.memory import Dynamic
 from jqinject.core.scaling.rule import POWERS_OF_TWO, Unchanged
 from jqinject.core.statistics.search import Task
 from jqinject.ops import FLOAT8_DTYPES
@@ -71,9 +71,6 @@ class RoundMidMaxSte(Component):
     mantissa_bit_width_impl: BitWidth
     midmax_mantissa_bit_bias: float = 0.0
 
-    def __post_init__(self) -> None:
-        check.fields(self, midmax_mantissa_bit_bias=check.number)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x` rounded, of its shape."""
         width: Any = self.mantissa_bit_width_impl()
@@ -110,7 +107,7 @@ class CeilExponent(FloorExponent):
     carry = FRACTION
 
 
-@dataclass(frozen=True)
+@frozen_value
 class EvenExponent(FloorExponent):
     """`floor(log2 amax') - emax`, `amax'` rounded to the format's mantissa.
 
@@ -119,9 +116,6 @@ class EvenExponent(FloorExponent):
     """
 
     mantissa_bit_width: int
-
-    def __post_init__(self) -> None:
-        check.fields(self, mantissa_bit_width=check.integer)
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -210,10 +204,7 @@ class QuantRestrictValue(Unchanged, Component):
     """
 
     restrict_value_float_to_int_impl: TensorQuant
-    scale_dequantized_shape: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check.fields(self, scale_dequantized_shape=check.optional(check.shape))
+    scale_dequantized_shape: check.Shape | None = None
 
     @property
     def scale_dtype(self) -> np.dtype | None:

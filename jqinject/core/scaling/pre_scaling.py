@@ -58,15 +58,12 @@ class NormParameter(InnerModule):
     normalize_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View
     tracked_parameter_list: InitVar[Iterable[Any]]
-    pre_scaling_shape: tuple[int, ...] | None = None
+    pre_scaling_shape: check.Shape | None = None
     restrict_pre_scaling_impl: Restrict | None = None
-    pre_scaling_min_val: float | None = None
+    pre_scaling_min_val: check.Minimum | None = None
     value: QuantParam = field(init=False)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
-        shape, number = check.optional(check.shape), check.optional(check.number)
-        check.fields(self, pre_scaling_shape=shape, pre_scaling_min_val=number)
-        check.fields(self, pre_scaling_min_val=check.minimum)
         tracked, where = list(tracked_parameter_list), type(self).__name__
         if len(tracked) != 1:
             raise ValueError(
@@ -305,10 +302,6 @@ class PreZeroCenterZeroPoint(Component):
     pre_zero_point_stats_input_view_shape_impl: View
     pre_zero_point_shape: tuple[int, ...] | None = None
     axis_name: Any = None
-
-    def __post_init__(self) -> None:
-        shape = check.optional(check.integers)
-        check.fields(self, stats_reduce_dim=check.optional(check.integer), pre_zero_point_shape=shape)
 
     def get_zero_center(self, x: jax.Array) -> jax.Array:
         """The shift that centers `x`: minus the means, float32."""

@@ -38,7 +38,7 @@ from jqinject.core._protocols import (
     never_negative,
     scale_dtype,
 )
-from jqinject.core.component import Component, component, set_given
+from jqinject.core.component import Component, component, frozen_value
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.number import Number
 from jqinject.core.rounding import RoundSte
@@ -120,7 +120,7 @@ class SignedFloatRestrictValue(Unchanged):
         return x
 
 
-@dataclass(frozen=True)
+@frozen_value
 class ScaledRestrictValue(Unchanged):
     """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
 
@@ -133,9 +133,6 @@ class ScaledRestrictValue(Unchanged):
     """
 
     scale_factor: float
-
-    def __post_init__(self) -> None:
-        check.fields(self, scale_factor=check.number)
 
     def restrict_init_float(self, x: Any) -> Any:
         """`x / scale_factor`."""
@@ -291,7 +288,6 @@ class ScaleRule(Component):
     floor: float = SCALE_FLOOR
     of_magnitude: bool = False
     # Known for all calls: the numbers that the restriction leaves unchanged, and those to expect.
-    keeps_positive: bool = field(init=False, default=True)
     keeps_stored: bool = field(init=False, default=True)
     keeps_threshold: bool = field(init=False, default=True)
     stores_statistic: bool = field(init=False, default=False)
@@ -299,11 +295,8 @@ class ScaleRule(Component):
 
     def __post_init__(self) -> None:
         restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
-        keeps = class_fact(type(restrict), "keeps_positive") is True
-        keeps_stored = keeps and not keeps_sign(restrict)
-        set_given(
-            self,
-            keeps_positive=keeps,
+        keeps_stored = class_fact(type(restrict), "keeps_positive") is True and not keeps_sign(restrict)
+        vars(self).update(
             keeps_stored=keeps_stored,
             keeps_threshold=class_fact(type(of_threshold or restrict), "keeps_positive") is True,
             stores_statistic=keeps_stored and self.of_magnitude,
@@ -353,13 +346,12 @@ class MemoryScaling(Memory):
         ValueError: `scaling_min_val` is negative or not finite.
     """
 
-    scaling_min_val: float | None = field(default=None, kw_only=True)
+    scaling_min_val: check.Minimum | None = field(default=None, kw_only=True)
 
     def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
         """Set the rule, and what the base sets."""
-        least = check.minimum(arguments.get("scaling_min_val"), type(self).__name__, "scaling_min_val")
         restrictions = {name: arguments[name] for name in RESTRICTIONS if arguments.get(name) is not None}
-        floor, of = max(least or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")
+        floor, of = max(arguments["scaling_min_val"] or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")
         self.rule = ScaleRule(**restrictions, floor=floor, of_magnitude=never_negative(of))
         super().begin(arguments, stored)
 
@@ -392,7 +384,7 @@ class MemoryScaling(Memory):
                 learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
                 return choose(collecting, unrestricted, learned)
             stored = choose(collecting, stat, stored)
-        elif stored is None and not (rule.of_magnitude and rule.keeps_positive):
+        elif stored is None and not rule.stores_statistic:
             stored = rule.to_stored(rule.clamped(stat))
         if stored is not None and not rule.keeps_stored:
             value = signed_clamp_min_ste(rule.from_stored(stored), rule.floor)

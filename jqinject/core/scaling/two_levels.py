@@ -24,11 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.component import Component, component
-from jqinject.core.memory.dynamic import Dynamic
-from jqinject.core.views import cut_of
+from jqinject.core.memory.memory import Dynamic
 from jqinject.ops.groups import elements_axis
 from jqinject.ops.minifloat import to_float_grid
 from jqinject.ops.power import divide
@@ -137,9 +135,6 @@ class NVFP4Scales(BlockScaleImpl):
     reaches_largest = True
     folded: bool = True
 
-    def __post_init__(self) -> None:
-        check.fields(self, folded=check.flag)
-
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales.
 
@@ -148,8 +143,8 @@ class NVFP4Scales(BlockScaleImpl):
             shared: that of the tensor, or of each row; broadcasts.
         """
         known = _Encoded(block, shared, E4M3_MAX)
-        block, encode = known.block, known.encode
-        scale = block * (encode * SIXTH) if self.folded else divide(block, E2M1_MAX) * encode
+        folded = known.block * (known.encode * SIXTH)
+        scale = folded if self.folded else divide(known.block, E2M1_MAX) * known.encode
         return (known.scales(to_e4m3(scale)),)
 
 
@@ -181,7 +176,6 @@ class FourOverSixScales(BlockScaleImpl):
     scaled_error: bool = False
 
     def __post_init__(self) -> None:
-        check.fields(self, e4m3_max=check.number, scaled_error=check.flag)
         if self.error not in ("mae", "mse"):
             raise ValueError(f"FourOverSixScales: error must be 'mae' or 'mse', got {self.error!r}")
         if self.e4m3_max not in (256, 448):
@@ -235,9 +229,6 @@ class LeastNormalScales(BlockScaleImpl):
     least = 2.0**-6
     two_levels: bool = True
 
-    def __post_init__(self) -> None:
-        check.fields(self, two_levels=check.flag)
-
     @property
     def reaches_largest(self) -> bool:  # type: ignore[override]
         """Whether the largest block scale is always 448."""
@@ -246,12 +237,11 @@ class LeastNormalScales(BlockScaleImpl):
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales; arguments as of `NVFP4Scales`."""
         one = jnp.ones_like(shared)
-        if not self.two_levels:
-            scale = to_e4m3(jnp.maximum(divide(block, E2M1_MAX), self.least))
-            return (BlockScales(scale, one, scale, (divide(jnp.ones_like(scale), scale),)),)
         raised, lowered = _raised(shared)
         shared = divide(shared * raised, E2M1_MAX * E4M3_MAX)
         shared = jnp.where(shared == 0, 1.0, shared)
+        if not self.two_levels:
+            shared = raised = lowered = one
         scale = to_e4m3(jnp.maximum(divide(divide(block * raised, E2M1_MAX), shared), self.least))
         factor = divide(jnp.broadcast_to(divide(one, shared), jnp.shape(scale)), scale)
         return (BlockScales(scale, shared * lowered, scale * shared * lowered, (raised, factor)),)
@@ -297,12 +287,8 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
     def candidates(self, x: jax.Array) -> tuple[tuple[BlockScales, ...], jax.Array]:
         """The scales that `x` may have, one or several, and the largest magnitude of `x`, or of each row."""
         block = jax.lax.stop_gradient(self.number(x).statistic)
-        if not self.shared_per_row:
-            shared = jnp.max(block)
-        else:
-            cut = cut_of(self.view, x)
-            axis = elements_axis(self.group_dim) - 1 if cut is None else cut.axis
-            shared = jnp.max(block, axis=axis, keepdims=True)
+        axis = elements_axis(self.group_dim) - 1 if self.shared_per_row else None
+        shared = jnp.max(block, axis=axis, keepdims=self.shared_per_row)
         return self.block_scale_impl(block, shared), shared
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
+from jqinject.core.component import frozen_value
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
 from jqinject.ops.clamp import choose
-from jqinject.ops.reductions import Axes, Over, Tensors, each
+from jqinject.ops.reductions import Axes, Tensors, each
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -31,11 +31,6 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     """`sqrt(x)` with gradient 0 at 0."""
     zero = x == 0
     return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
-
-
-def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
-    """Where the k-th smallest element is: the first of equals."""
-    return ops.locate(x, value, over)
 
 
 ALMOST = 1.0 - 2.0**-21
@@ -67,10 +62,7 @@ class Ranked(Reduction):
         where = type(self).__name__
         if self.ties not in TIES:
             raise ValueError(f"{where}: ties must be one of {TIES}, got {self.ties!r}.")
-        names = ("low_percentile_q", "high_percentile_q")
-        arguments = [field.name for field in fields(cast(Any, self)) if field.name in names]
-        check.fields(self, **dict.fromkeys(arguments, check.percentile))
-        check.ordered(*self.percentiles, where, names)
+        check.ordered(*self.percentiles, where, ("low_percentile_q", "high_percentile_q"))
 
     @property
     def percentiles(self) -> tuple[float, float]:
@@ -96,9 +88,8 @@ class Ranked(Reduction):
         """Where they are, or how many share the gradient."""
         over = self.over
         if self._rule == "first":
-            ranked = self._ranked(x)
-            ends = zip(measured, self.ranks(over.count(x)), strict=False)
-            return tuple(_place(ranked, end, rank, over) for end, rank in ends)
+            ranked, count = self._ranked(x), len(self.ranks(over.count(x)))
+            return tuple(ops.locate(ranked, end, over) for end in measured[:count])
         # Of the zeros that fill up a group, those that are near hit too.
         near = [(end == 0).astype(jnp.float32) if self._rule == "near" else None for end in measured]
         hits = each(lambda hit: hit.astype(jnp.float32), self._hits(x, measured))
@@ -145,7 +136,7 @@ def _ranks(stat: Ranked, count: int) -> tuple[int, ...]:
     return stat.ranks(count)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class _Extreme(Ranked):
     """Abstract: of all elements."""
 
@@ -153,7 +144,7 @@ class _Extreme(Ranked):
     keepdim: bool = False
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsMax(_Extreme):
     """`factor * max |x|`.
 
@@ -177,7 +168,7 @@ class AbsMax(_Extreme):
     """
 
     of_magnitude: ClassVar[bool] = True
-    factor: float = 1.0
+    factor: check.Positive = 1.0
     ties: Any = None
 
 
@@ -213,7 +204,7 @@ class SignedAbsMax(_Extreme):
         return self.finished(measured[1] * measured[0])
 
 
-@dataclass(frozen=True)
+@frozen_value
 class MinMax(_Extreme):
     """`factor * min(min x, 0)` and `factor * max(max x, 0)`: the ends of a range around 0.
 
@@ -236,7 +227,7 @@ class MinMax(_Extreme):
 
     signed: ClassVar[bool] = True
     ends: ClassVar[tuple[str, ...]] = ("high", "low")
-    factor: float = 1.0
+    factor: check.Positive = 1.0
     ties: Any = "near"
 
     def measure(self, x: Tensors) -> Any:
@@ -300,7 +291,7 @@ class NegativeMinOrZero(LowOrZero, _Extreme):
     """
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsMaxAve(Ranked):
     """The mean over channels of `max |x|`: one number.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
 from jqinject.core.component import component
-from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.search import SearchedStat, Trial, remember
 from jqinject.core.statistics.statistic import finish, reduced
 from jqinject.ops.clamp import signed_clamp_min_ste
@@ -59,22 +58,6 @@ class _Sum:
         if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
             return x
         return jnp.transpose(x, (last, last - 1, *range(last - 1)))
-
-
-class Rounds(NamedTuple):
-    """Parameters of the search: static, compared by value.
-
-    Attributes:
-        beta: at the start; larger values shrink less.
-        kappa: growth factor of beta per round.
-        lp_norm: p of the error norm.
-        iters: maximum number of rounds.
-    """
-
-    beta: float
-    kappa: float
-    lp_norm: float
-    iters: int
 
 
 def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
@@ -121,14 +104,15 @@ Tried = Sequence[tuple[jax.Array, Any]]
 
 
 def half_quadratic(
-    start: jax.Array, beta: jax.Array, rounds: Rounds, fitted: Fit
+    start: jax.Array, beta: jax.Array, kappa: float, iters: int, fitted: Fit
 ) -> tuple[jax.Array, jax.Array]:
     """The best candidate of a half-quadratic search, and beta after it.
 
     Args:
         start: the first candidate.
-        beta: of the first round.
-        rounds: the parameters; `beta` and `lp_norm` are not read.
+        beta: of the first round; larger values shrink less.
+        kappa: growth factor of beta per round.
+        iters: maximum number of rounds.
         fitted: from a candidate and beta to its mean error, and to the next candidate, which fits what shrinking its
             errors leaves. If errors have the shape of candidates, each number is searched, and ends, by itself; beta
             then has that shape too.
@@ -136,13 +120,13 @@ def half_quadratic(
 
     def go_on(state: tuple[jax.Array, ...]) -> jax.Array:
         step, improved = state[0], state[-1]
-        return improved.any() & (step < rounds.iters)
+        return improved.any() & (step < iters)
 
     def one_round(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         step, candidate, best, least, beta, _ = state
         loss, following = fitted(candidate, beta)
         improved = loss < least
-        old, new = (candidate, best, least, beta), (following, candidate, loss, beta * rounds.kappa)
+        old, new = (candidate, best, least, beta), (following, candidate, loss, beta * kappa)
         return step + 1, *(jnp.where(improved, *pair) for pair in zip(new, old, strict=True)), improved
 
     first = (jnp.int32(0), start, start, jnp.full_like(beta, jnp.inf), beta, jnp.ones_like(beta, jnp.bool_))
@@ -156,21 +140,12 @@ class HalfQuadraticOptimizer(SearchedStat):
     suffix: ClassVar[str]
     permute_dims: tuple[int, ...] | None
 
-    def _check(self, axis_name: Any) -> None:
-        where, end = type(self).__name__, self.suffix
+    def __post_init__(self, axis_name: Any) -> None:
         if axis_name is not None:
             raise ValueError(
-                f"{where} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
+                f"{type(self).__name__} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
                 "  cure: a statistic or MSE, which take axis_name; or a sharded array in jit, without shard_map"
             )
-        check.fields(
-            self,
-            stats_reduce_dim=check.optional(check.integer),
-            permute_dims=check.optional(check.integers),
-            **{self.init_op: check.component},
-            **{f"hqo_{name}_{end}": check.above_zero for name in ("beta", "kappa", "lp_norm")},
-            **{f"hqo_iters_{end}": check.between(1, float("inf"), check.integer)},
-        )
 
     def _argument(self, name: str) -> Any:
         return getattr(self, f"hqo_{name}_{self.suffix}")
@@ -182,17 +157,18 @@ class HalfQuadraticOptimizer(SearchedStat):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
         count = max(sum(tensor.size for tensor in tensors), 1)
-        rounds = Rounds(*map(self._argument, Rounds._fields))
 
         def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
             tried = [(tensor, trial(tensor, candidate)) for tensor in tensors]
             errors = (self._added(None, jnp.abs(result.value - tensor)) for tensor, result in tried)
             return sum(errors, jnp.float32(0)) / count, self.next_candidate(candidate, beta, tried)
 
-        beta = jnp.float32(rounds.beta) if self.annealed is None else self.annealed.get_value()
-        best, beta = half_quadratic(self._start(tensors), beta, rounds, fitted)
-        if self.annealed is not None:
-            self.annealed.set_value(beta)
+        held = {} if self.memory is None else self.memory.get_raw_value()
+        beta = held.get("beta", jnp.float32(self._argument("beta")))
+        kappa, iters = self._argument("kappa"), self._argument("iters")
+        best, beta = half_quadratic(self._start(tensors), beta, kappa, iters, fitted)
+        if self.memory is not None:
+            self.memory.set_value({**held, "beta": beta})
         return best
 
     def _rest(self, x: jax.Array, value: jax.Array, beta: jax.Array) -> jax.Array:
@@ -232,22 +208,18 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
 
     suffix: ClassVar[str] = "scale"
     init_op: ClassVar[str] = "hqo_init_op_scale"
-    hqo_init_op_scale: Stat
+    hqo_init_op_scale: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     int_scaling_impl: IntScalingImpl
     bit_width_impl: BitWidth
-    scaling_min_val: float | None = None
+    scaling_min_val: check.NonNegative | None = None
     stats_reduce_dim: int | None = None
     permute_dims: tuple[int, ...] | None = None
-    hqo_beta_scale: float = 1e5
-    hqo_kappa_scale: float = 1.01
-    hqo_lp_norm_scale: float = 0.7
-    hqo_iters_scale: int = 1000
+    hqo_beta_scale: check.Positive = 1e5
+    hqo_kappa_scale: check.Positive = 1.01
+    hqo_lp_norm_scale: check.Positive = 0.7
+    hqo_iters_scale: check.Count = 1000
     axis_name: InitVar[Any] = None
-
-    def __post_init__(self, axis_name: Any) -> None:
-        self._check(axis_name)
-        check.fields(self, scaling_min_val=check.optional(check.between(0, float("inf"))))
 
     def next_candidate(self, candidate: jax.Array, beta: jax.Array, tried: Tried) -> jax.Array:
         """The median of the scales that fit each integer."""
@@ -295,22 +267,20 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
 
     suffix: ClassVar[str] = "zp"
     init_op: ClassVar[str] = "hqo_init_op_zp"
-    hqo_init_op_zp: Stat
+    hqo_init_op_zp: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     stats_reduce_dim: int | None = None
     permute_dims: tuple[int, ...] | None = None
-    hqo_beta_zp: float = 1.0
-    hqo_kappa_zp: float = 1.01
-    hqo_lp_norm_zp: float = 0.5
-    hqo_iters_zp: int = 1000
+    hqo_beta_zp: check.Positive = 1.0
+    hqo_kappa_zp: check.Positive = 1.01
+    hqo_lp_norm_zp: check.Positive = 0.5
+    hqo_iters_zp: check.Count = 1000
     memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: InitVar[Any] = None
 
     def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Any) -> None:
-        self._check(axis_name)
-        remember(self, memory_shape)
-        if memory_shape is not None:
-            vars(self)["annealed"] = QuantStat(float_array(self.hqo_beta_zp))
+        super().__post_init__(axis_name)
+        remember(self, memory_shape, beta=self.hqo_beta_zp)
 
     def next_candidate(self, candidate: jax.Array, beta: jax.Array, tried: Tried) -> jax.Array:
         """The mean of the remainder after each integer's value."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core.component import InnerModule, component
+from jqinject.core.component import InnerModule, component, frozen_value
 from jqinject.core.state import QuantParam, float_array
 from jqinject.core.statistics.extremes import safe_sqrt
 from jqinject.core.statistics.statistic import Reduction, finish
@@ -18,7 +18,7 @@ from jqinject.ops import reductions as ops
 from jqinject.ops.reductions import Axes, Tensors, each, parts_of
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsAve(Reduction):
     """`mean |x|`.
 
@@ -52,10 +52,7 @@ def _squares(over: ops.Over, x: Tensors, mean: jax.Array, largest: jax.Array) ->
     return unit, over.sum(each(lambda x: jnp.square((x - mean) / unit), x), jnp.square(mean / unit))
 
 
-DEVIATIONS = {"sigma": check.between(0, float("inf")), "std_dev_epsilon": check.above_zero}
-
-
-@dataclass(frozen=True)
+@frozen_value
 class MeanSigmaStd(Reduction):
     """`mean |x| + sigma * sqrt(var |x| + epsilon)`, `var` unbiased.
 
@@ -73,13 +70,9 @@ class MeanSigmaStd(Reduction):
     """
 
     signed: ClassVar[bool] = True  # by a negative sigma
-    sigma: float
+    sigma: check.NonNegative
     stats_reduce_dim: Axes = None
-    std_dev_epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, **DEVIATIONS)
+    std_dev_epsilon: check.Positive = 1e-8
 
     def measure(self, x: Tensors) -> Any:
         """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
@@ -130,13 +123,12 @@ class MeanLearnedSigmaStd(InnerModule):
     sigma: InitVar[float]
     stats_output_shape: InitVar[tuple[int, ...]] = ()
     stats_reduce_dim: Axes = None
-    std_dev_epsilon: float = 1e-8
+    std_dev_epsilon: check.Positive = 1e-8
     axis_name: Any = None
 
     def __post_init__(self, sigma: float, stats_output_shape: tuple[int, ...]) -> None:
         where = type(self).__name__
-        DEVIATIONS["sigma"](sigma, where, "sigma")
-        check.fields(self, std_dev_epsilon=check.above_zero)
+        check.between(0, float("inf"))(sigma, where, "sigma")
         shape = check.shape(stats_output_shape, where, "stats_output_shape")
         self.value = QuantParam(float_array(sigma, shape))
 
@@ -158,7 +150,7 @@ class MeanLearnedSigmaStd(InnerModule):
         return learned
 
 
-@dataclass(frozen=True)
+@frozen_value
 class L1Norm(Reduction):
     """`sum |x|` of each channel; the reduced axis is kept with size 1.
 
@@ -180,11 +172,7 @@ class L1Norm(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The norm."""
-        return self.over.sum(each(jnp.abs, x))
-
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How it changes."""
-        return self.over.sum(ops.change_of_magnitude(x, dx))
+        return self.over.sum(each(ops.magnitude, x))
 
 
 class L2Norm(L1Norm):
@@ -214,7 +202,7 @@ class L2Norm(L1Norm):
         return self.over.sum(each(lambda x, dx: x / divisor * dx, x, dx))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class SigmaStd(Reduction):
     """`sigma * d + epsilon`, `d = sqrt(mean (x - m)**2)`, `m` 0 or the mean of x; without gradient.
 
@@ -237,15 +225,11 @@ class SigmaStd(Reduction):
         Array(2., dtype=float32)
     """
 
-    sigma: float
+    sigma: check.NonNegative
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     about_mean: bool = False
-    std_dev_epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, about_mean=check.flag, **DEVIATIONS)
+    std_dev_epsilon: check.Positive = 1e-8
 
     def measure(self, x: Tensors) -> Any:
         """The deviation."""
@@ -263,7 +247,7 @@ class SigmaStd(Reduction):
         return self.finished(self.sigma * measured + self.std_dev_epsilon)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class RMS(Reduction):
     """`factor * sqrt(mean x^2)`, with a gradient, which is 0 for zeros.
 
@@ -283,7 +267,7 @@ class RMS(Reduction):
         (Array(5., dtype=float32), Array(10., dtype=float32))
     """
 
-    factor: float = 1.0
+    factor: check.Positive = 1.0
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
@@ -296,7 +280,7 @@ class RMS(Reduction):
         return self.finished(safe_sqrt(measured))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsMean(Reduction):
     """`factor * (mean over x != 0 of |x|^p)^(1/p)`.
 
@@ -318,15 +302,11 @@ class AbsMean(Reduction):
         Array(2., dtype=float32)
     """
 
-    factor: float = 1.0
-    p: float = 1.0
+    factor: check.Positive = 1.0
+    p: check.Positive = 1.0
     count_zeros: bool = False
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, p=check.above_zero, count_zeros=check.flag)
 
     def measure(self, x: Tensors) -> Any:
         """The sum of the powers, and how many count."""

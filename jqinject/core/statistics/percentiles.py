@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.core import check
+from jqinject.core.component import frozen_value
 from jqinject.core.statistics.extremes import LowOrZero, Ranked, Width
 from jqinject.ops.reductions import Axes, Tensors, rank_between
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsPercentile(Ranked):
     """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
 
@@ -34,7 +35,7 @@ class AbsPercentile(Ranked):
 
     of_magnitude: ClassVar[bool] = True
     ties = "first"
-    high_percentile_q: float
+    high_percentile_q: check.Percentage
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
@@ -75,7 +76,7 @@ class InterpolatedAbsPercentile(AbsPercentile):
         return self.finished(jnp.where(jnp.isnan(largest), jnp.nan, between))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class NegativePercentileOrZero(LowOrZero):
     """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 if that is positive.
 
@@ -94,7 +95,7 @@ class NegativePercentileOrZero(LowOrZero):
     """
 
     ties = "first"
-    low_percentile_q: float
+    low_percentile_q: check.Percentage
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
@@ -104,7 +105,7 @@ class NegativePercentileOrZero(LowOrZero):
         return self.low_percentile_q, 100.0
 
 
-@dataclass(frozen=True)
+@frozen_value
 class PercentileInterval(Width):
     """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.
 
@@ -126,8 +127,8 @@ class PercentileInterval(Width):
     """
 
     ties = "first"
-    low_percentile_q: float
-    high_percentile_q: float
+    low_percentile_q: check.Percentage
+    high_percentile_q: check.Percentage
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import takes_cut
+from jqinject.core.component import frozen_value
 from jqinject.core.rounding import RoundToOddSte
 from jqinject.core.statistics.extremes import AbsMax, MinMax
 from jqinject.core.statistics.means import RMS, AbsMean
@@ -67,16 +68,13 @@ class _OfStatistic:
 
     Attributes:
         statistic: makes the statistic.
-        checks: of the fields.
     """
 
     takes_cut: ClassVar[bool] = True
     statistic: ClassVar[Callable[..., Reduction]]
-    checks: ClassVar[dict[str, check.Check]] = {"factor": check.number}
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        check.fields(self, **self.checks)
         if self.factor <= 0:
             raise ValueError(f"{type(self).__name__}: factor must be a positive number, got {self.factor!r}")
 
@@ -90,7 +88,7 @@ class _OfStatistic:
         return ClippingRange(*reversed(ends)) if isinstance(ends, tuple) else ClippingRange(ends)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsMaxRange(_OfStatistic):
     """`high = factor * max |x|`, symmetric.
 
@@ -111,7 +109,7 @@ class AbsMaxRange(_OfStatistic):
     factor: float = 1.0
 
 
-@dataclass(frozen=True)
+@frozen_value
 class RMSRange(_OfStatistic):
     """`high = factor * sqrt(mean x^2)`, symmetric.
 
@@ -128,7 +126,7 @@ class RMSRange(_OfStatistic):
     factor: float = 4.0
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsMeanRange(_OfStatistic):
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
 
@@ -148,13 +146,12 @@ class AbsMeanRange(_OfStatistic):
     """
 
     statistic = AbsMean
-    checks = {"factor": check.number, "p": check.above_zero, "count_zeros": check.flag}
     factor: float = 1.0
-    p: float = 1.0
+    p: check.Positive = 1.0
     count_zeros: bool = False
 
 
-@dataclass(frozen=True)
+@frozen_value
 class MinMaxRange(_OfStatistic):
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
 
@@ -208,7 +205,7 @@ OF_NO_AXES = (AbsMaxRange, MinMaxRange)
 """Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
-@dataclass(frozen=True)
+@frozen_value
 class FixedRange:
     """A range known beforehand, for the whole tensor.
 
@@ -231,7 +228,6 @@ class FixedRange:
     high: float
 
     def __post_init__(self) -> None:
-        check.fields(self, low=check.number, high=check.number)
         if not (self.low <= 0 <= self.high and self.low < self.high and math.isfinite(self.high - self.low)):
             raise ValueError(
                 f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
@@ -244,7 +240,7 @@ class FixedRange:
         return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class AbsPercentileRange(_OfStatistic):
     """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
 
@@ -259,7 +255,6 @@ class AbsPercentileRange(_OfStatistic):
         Array([2.], dtype=float32)
     """
 
-    checks = {"percentile": check.number}
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
@@ -273,7 +268,7 @@ class AbsPercentileRange(_OfStatistic):
         return InterpolatedAbsPercentile(percentile, **arguments)
 
 
-@dataclass(frozen=True)
+@frozen_value
 class MSERange:
     """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
 
@@ -299,8 +294,8 @@ class MSERange:
     """
 
     takes_cut: ClassVar[bool] = True
-    bit_width: int = 8
-    candidates: int = 50
+    bit_width: Any = 8
+    candidates: check.Count = 50
     fractions: tuple[float, ...] | None = None
     narrow_range: bool = False
     range_steps: float | None = None
@@ -308,9 +303,6 @@ class MSERange:
     preserve_zero: bool = True
 
     def __post_init__(self) -> None:
-        flags = dict.fromkeys(("narrow_range", "preserve_zero"), check.flag)
-        numbers = {"range_steps": check.optional(check.number), "fractions": check.optional(check.numbers)}
-        check.fields(self, candidates=check.between(1, float("inf"), check.integer), **flags, **numbers)
         check.bit_width(self.bit_width, "MSERange", least=2)
         if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):
             raise ValueError(f"MSERange: fractions must be above 0, got {self.fractions!r}")

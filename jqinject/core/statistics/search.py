@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -165,8 +165,8 @@ class SearchedStat(Component):
         init_op: the name of the attribute that holds the statistic that the search starts from.
         inner_stats_input_view_shape_impl: its view of tensors.
         stats_reduce_dim: the axis of the view that shares a result, None for all.
-        memory: the last result, if a neighbour's next search continues from it; else None.
-        annealed: what else a neighbour's next search continues from; else None.
+        memory: a record of the last result (`last`), and of what else a neighbour's next search continues from; None if
+            none does.
     """
 
     searches: ClassVar[bool] = True
@@ -174,11 +174,10 @@ class SearchedStat(Component):
     inner_stats_input_view_shape_impl: View
     stats_reduce_dim: int | None
     memory: QuantStat | None = None
-    annealed: QuantStat | None = None
 
     @abstractmethod
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
-        """The result of the search; `self` is a copy, of which only the memories are kept."""
+        """The result of the search; `self` is a copy, of which only the memory is kept."""
 
     def __call__(self, x: Tensors, task: Task = None, active: Any = None) -> jax.Array:
         """The statistic of `x`, or of several tensors together, float32.
@@ -207,14 +206,17 @@ class SearchedStat(Component):
                 "own calls scaling_impl(x, threshold, jqinject.core.Search(self))"
             )
 
-        def search() -> tuple[jax.Array, list[jax.Array]]:
+        def search() -> tuple[jax.Array, dict[str, jax.Array]]:
             graphdef, state = nnx.split((task.quantizer, self), graph=True)
             detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), task.scale))
             return _search(graphdef, cuts, *detached)
 
-        found, memories = where_active(active, search)
-        for variable, value in zip(self._memories, memories, strict=True):
-            variable.set_value(value if active is None else jnp.where(active, value, variable.get_value()))
+        found, after = where_active(active, search)
+        if self.memory is not None:
+            before = self.memory.get_raw_value()
+            if active is not None:
+                after = jax.tree.map(partial(jnp.where, active), after, before)
+            self.memory.set_value(after)
         return jax.lax.stop_gradient(found)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
@@ -226,28 +228,31 @@ class SearchedStat(Component):
         init = init.reshape(jax.eval_shape(lambda x: stat(view(x)), first).shape)
         if memory is None:
             return init
-        last = memory.get_value().reshape(init.shape)
+        last = memory.get_raw_value()["last"].reshape(init.shape)
         return jnp.where(jnp.isnan(last), init, last)
 
     def _reduced(self, tensors: Any) -> tuple[Any, Any]:
         """The axes that share a result, and what they are the axes of."""
         return reduced(self.inner_stats_input_view_shape_impl, self.stats_reduce_dim, tensors)
 
-    @property
-    def _memories(self) -> list[QuantStat]:
-        return [variable for variable in (self.memory, self.annealed) if variable is not None]
 
+def remember(stat: Any, shape: Sequence[int] | None, **more: float) -> None:
+    """Let a neighbour's next search continue from the last result, of this shape; None remembers nothing.
 
-def remember(stat: Any, shape: Sequence[int] | None) -> None:
-    """Let a neighbour's next search continue from the last result, of this shape; None remembers nothing."""
+    Args:
+        stat: the statistic.
+        shape: of the result.
+        more: what else it continues from, with initial numbers.
+    """
     if shape is not None:
-        vars(stat)["memory"] = QuantStat(float_array(float("nan"), tuple(shape)))
+        numbers = {name: float_array(number) for name, number in more.items()}
+        stat.memory = QuantStat({"last": float_array(float("nan"), tuple(shape)), **numbers})
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
     graphdef: Any, cuts: tuple[Cut | None, ...], state: Any, tensors: tuple[jax.Array, ...], scale: Any
-) -> tuple[jax.Array, list[jax.Array]]:
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 
     def copies() -> Any:
@@ -267,9 +272,10 @@ def _search(
 
     _, stat = copies()
     found = stat.search(trial, tensors)
-    if stat.memory is not None:
-        stat.memory.set_value(found.reshape(stat.memory.get_value().shape))
-    return found, [variable.get_value() for variable in stat._memories]
+    if stat.memory is None:
+        return found, {}
+    held = stat.memory.get_raw_value()
+    return found, {**held, "last": found.reshape(held["last"].shape)}
 
 
 @component
@@ -313,7 +319,7 @@ class MSE(SearchedStat):
     """
 
     init_op: ClassVar[str] = "mse_init_op"
-    mse_init_op: Stat
+    mse_init_op: Annotated[Stat, check.component]
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
     stats_reduce_dim: int | None = None
@@ -327,13 +333,7 @@ class MSE(SearchedStat):
             raise ValueError(
                 f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {self.mse_search_method!r}"
             )
-        check.fields(
-            self,
-            mse_init_op=check.component,
-            bipolar_search=check.flag,
-            stats_reduce_dim=check.optional(check.integer),
-            mse_iters=check.between(4 if self.bipolar_search is True else 2, np.inf, check.integer),
-        )
+        check.between(4 if self.bipolar_search else 2, np.inf)(self.mse_iters, "MSE", "mse_iters")
         remember(self, memory_shape)
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:

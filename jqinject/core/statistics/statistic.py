@@ -22,8 +22,8 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from jqinject.core import check
 from jqinject.core._protocols import View, takes_axes, takes_cut
+from jqinject.core.component import frozen_value
 from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
 from jqinject.ops.cut import Cut, warn_if_gathered
 from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
@@ -147,7 +147,7 @@ class TwoPhaseStat(ABC):
         return self.statistic(self.measured(x))
 
 
-@dataclass(frozen=True)
+@frozen_value
 class Reduction(TwoPhaseStat):
     """Base of the statistics of this package, which are compared by value; of several tensors too.
 
@@ -165,7 +165,6 @@ class Reduction(TwoPhaseStat):
                 f"{type(self).__name__} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
                 "For one statistic of the whole tensor use AbsMax or AbsAve."
             )
-        check.fields(self, keepdim=check.flag, factor=check.above_zero)
 
     statistic = TwoPhaseStat.finished
 

@@ -53,7 +53,13 @@ class FrozenForm:
         """The number format."""
         return int_grid(self.bit_width, self.signed) if self.format is None else self.format
 
-    @property
+    @cached_property
+    def has_integers(self) -> bool:
+        """Whether contractions take the numbers as integers of at most 8 bits."""
+        narrow = self.format is None and self.bit_width <= 8
+        return narrow and self.whole_zero_point and self.in_turn is None
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of the weight."""
         groups = self.groups

@@ -153,31 +153,25 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
     return in_groups(tensor, groups.size, groups.dim, groups.length, piece)
 
 
-def integers_of(
-    numbers: Numbers, form: FrozenForm, weight: Any, summed: tuple[int, ...] | None = None
-) -> Affine | None:
-    """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
+def integers_of(numbers: Numbers, form: FrozenForm, summed: tuple[int, ...] | None = None) -> Affine:
+    """The integers, for a contraction, with two axes for one if there are groups.
 
     Args:
         numbers: as stored.
-        form: their form.
-        weight: what `quant_tensor_of` returned.
+        form: their form, which `has_integers`.
         summed: the axes that the contraction sums over; None for those of the stored sums.
     """
     form = form.fitted(numbers["value"].shape)
-    if form.format is not None or form.bit_width > 8 or not form.whole_zero_point or form.in_turn is not None:
-        return None
     if form.cut is not None:
         return _in_pieces(numbers, form, form.cut)
-    whole = weight if form.groups is None else weight.grouped
+    payload, scale, zero = parts_of(numbers, form)
     sums = numbers.get("sums")
     known = summed is None or {*summed} == {*form.stored.summed}
-    zero = whole.zero_point if "zero_point" in numbers else None
     grid = form.stored.grid
     packed = (
         numbers["value"] if grid is not None and grid.packed_bits == 4 and stores_last(form, summed) else None
     )
-    return Affine(whole.payload, whole.scale, zero, sums if known else None, packed)
+    return Affine(payload, scale, zero, sums if known else None, packed)
 
 
 def stores_last(form: FrozenForm, summed: tuple[int, ...] | None) -> bool:

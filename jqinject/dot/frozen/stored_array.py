@@ -6,16 +6,19 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import integers_of, quant_tensor_of
+from jqinject.dot.kernels.integer import Affine
 
 
 class StoredArray:
     """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything."""
+
+    is_stored: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -45,6 +48,14 @@ class StoredArray:
         found, form = self.quant_tensor(dtype), self.form
         between = "zero_point" in form.names and not form.whole_zero_point
         return found.value if between or form.in_turn is not None else found
+
+    def integers(self, summed: tuple[int, ...] | None = None) -> Affine:
+        """The integers of a form that `has_integers`, for a contraction, with two axes for one if there are groups.
+
+        Args:
+            summed: the axes that the contraction sums over; None for those of the stored sums.
+        """
+        return integers_of(self.numbers, self.form, summed)
 
     @property
     def fitted_form(self) -> FrozenForm:

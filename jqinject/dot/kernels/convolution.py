@@ -16,9 +16,38 @@ from jqinject.dot.geometry.patches import Window
 from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.kernel_table import integer_convolution
-from jqinject.ops.sharding import sharded_as, sharded_beside
+from jqinject.ops.sharding import sharded_as
 
 Spec = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Where scales and zero points may vary in a convolution of integers.
+
+    Attributes:
+        examples: the axis of the left operand along which its scale may; None if there may be one alone.
+        channels: the axis of the right operand along which its scales and zero points may.
+        shifted: whether the right operand may have zero points, or unsigned bytes.
+    """
+
+    examples: int | None
+    channels: int
+    shifted: bool = True
+
+    def fit(self, lhs: Any, rhs: Any) -> bool:
+        """Whether the scales and zero points of two tensors of integers vary along these axes alone."""
+        examples = -1 if self.examples is None else self.examples
+        return (
+            lhs.zero_point.size == 1
+            and varies_only_along(rhs.zero_point, rhs.ndim, self.channels)
+            and varies_only_along(lhs.scale, lhs.ndim, examples)
+            and varies_only_along(rhs.scale, rhs.ndim, self.channels)
+        )
+
+    def take(self, lhs: Affine, rhs: Affine) -> bool:
+        """Whether such integers are convolved."""
+        return self.shifted or (rhs.zero_point is None and rhs.payload.dtype != jnp.uint8)
 
 
 @dataclass(frozen=True)
@@ -89,6 +118,11 @@ class Convolution:
         )
 
     @property
+    def filters(self) -> Filters:
+        """Where scales may vary: along examples and output features."""
+        return Filters(self.specs[0][0], self.channel_axis)
+
+    @property
     def channel_axis(self) -> int:
         """The axis of the right operand that becomes the output's features."""
         return self.specs[1][0]
@@ -120,7 +154,7 @@ class Convolution:
         zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
         y = self._summed(lhs.payload, rhs.payload, zero, rhs.zero_point, rhs.sums)
         for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
-            y = y.astype(jnp.float32) * sharded_beside(scale, y)
+            y = y.astype(jnp.float32) * sharded_as(scale, y)
         return y.astype(self.dtype)
 
     def _summed(
@@ -185,7 +219,7 @@ class Convolution:
             if rhs_sums is None:
                 axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
                 rhs_sums = jnp.sum(rhs, axis=axes, keepdims=True, dtype=accumulator)
-            y = y - lhs_zero.astype(accumulator) * sharded_beside(self._of_rhs(rhs_sums), y)
+            y = y - lhs_zero.astype(accumulator) * sharded_as(self._of_rhs(rhs_sums), y)
         if rhs_zero is None:
             return y
         groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
@@ -197,7 +231,7 @@ class Convolution:
             seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
         repeated = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
         seen = sharded_as(repeated, y)
-        return y - sharded_beside(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
+        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
         plain = _ByXla(self, accumulator)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, varies_only_along
-from jqinject.ops.sharding import sharded_beside
+from jqinject.ops.sharding import sharded_as
 from jqinject.quant_tensor import FloatQuantTensor
 
 
@@ -32,7 +32,7 @@ def float8_product(
         preferred_element_type=jnp.float32,
         out_sharding=out_sharding,
     )
-    return (y * (sharded_beside(of_left, y) * sharded_beside(of_right, y))).astype(dtype)
+    return (y * (sharded_as(of_left, y) * sharded_as(of_right, y))).astype(dtype)
 
 
 def has_output_scales(lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimensions) -> bool:

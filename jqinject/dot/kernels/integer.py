@@ -17,7 +17,7 @@ from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.groups import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
-from jqinject.ops.sharding import sharded_beside
+from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -126,11 +126,6 @@ def affine_of(x: IntQuantTensor) -> Affine:
     just_rounded = isinstance(integers, jax.core.Tracer) and not x.is_stored
     integers = settled(integers) if just_rounded else integers
     return Affine(integers, x.scale, x.zero_point if x.has_zero_point else None)
-
-
-def integer_operand(x: IntQuantTensor) -> IntegerOperand:
-    """The integers of a tensor of at most 8 bits, and its value for the gradient."""
-    return IntegerOperand(affine_of(x), x.value, x.dtype)
 
 
 def affine_dot_general(
@@ -276,4 +271,4 @@ def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y:
         "axes that are summed over go along in front where something varies along them"
     )
     alone = jax.typeof(y).sharding.mesh.empty and jax.typeof(expanded).sharding.mesh.empty
-    return expanded if alone else sharded_beside(expanded, y)
+    return expanded if alone else sharded_as(expanded, y)

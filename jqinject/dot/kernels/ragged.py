@@ -79,7 +79,16 @@ class Ragged:
             lhs, rhs, group_sizes, self.numbers, self.precision, preferred_element_type=self.dtype
         )
 
-    def holds_sums(self, lhs: Affine, rhs: Affine) -> bool:
+    def fit(self, lhs: Any, rhs: Any) -> bool:
+        """Whether no scale and no zero point of two tensors varies along a summed axis."""
+        return not any(
+            full_rank(metadata, x.ndim).shape[axis] > 1
+            for x, summed in ((lhs, self.lhs_contract), (rhs, self.rhs_contract))
+            for metadata in (x.scale, x.zero_point)
+            for axis in summed
+        )
+
+    def take(self, lhs: Affine, rhs: Affine) -> bool:
         """Whether int32 holds every sum of products of these integers."""
         lengths = tuple(lhs.payload.shape[axis] for axis in self.lhs_contract)
         dtypes = ((x.payload.dtype, x.zero_point is not None) for x in (lhs, rhs))

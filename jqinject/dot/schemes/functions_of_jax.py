@@ -11,18 +11,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
-from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.integer import integer_operand
 from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_conv import scheme_conv
 from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
+from jqinject.dot.tensors.contract import contract, output_dtype
 from jqinject.dot.tensors.decision import ContractionKind
-from jqinject.dot.tensors.quantized_dot import contract_tensors, output_dtype
-from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
-from jqinject.quant_tensor import as_array, is_quantized
+from jqinject.quant_tensor import is_quantized
 
 
 def _contraction_of(config: Any, key: jax.Array | None, where: str) -> Contraction:
@@ -90,13 +87,18 @@ def dot_general(
     if config is not None:
         refuse_tensors(lhs, rhs)
         _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
-    dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-    dtype = output_dtype(lhs, rhs, preferred_element_type)
-    if config is not None:
-        by_scheme = _contraction_of(config, key, "dot_general")
-        return scheme_dot_general(by_scheme, DotProduct(dims, np.dtype(dtype), out_sharding), lhs, rhs)
-    checked_accumulator(accumulator_dtype)
-    return contract_tensors(lhs, rhs, dims, dtype, contraction, accumulator_dtype, out_sharding)
+        dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
+        dot = DotProduct(dims, np.dtype(output_dtype(lhs, rhs, preferred_element_type)), out_sharding)
+        return scheme_dot_general(_contraction_of(config, key, "dot_general"), dot, lhs, rhs)
+    return contract(
+        lhs,
+        rhs,
+        dimension_numbers,
+        numbers=contraction,
+        out_dtype=preferred_element_type,
+        out_sharding=out_sharding,
+        accumulator_dtype=accumulator_dtype,
+    )
 
 
 def einsum(
@@ -201,9 +203,7 @@ def conv_general_dilated(
         by_scheme.scheme = by_scheme.scheme.of_convolution()
         convolution = replace(convolution, accumulator_dtype=by_scheme.scheme.fprop.accumulator_dtype)
         return scheme_conv(by_scheme, convolution, lhs, rhs)
-    if convolves_integers(convolution, lhs, rhs, contraction):
-        return integer_conv(convolution, integer_operand(lhs), integer_operand(rhs))
-    return convolution.numbers(as_array(lhs), as_array(rhs), convolution.dtype)
+    return contract(lhs, rhs, convolution, numbers=contraction)
 
 
 def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:

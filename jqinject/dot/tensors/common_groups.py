@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.kernels.groups import LEAST_GROUP
-from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
+from jqinject.dot.kernels.integer import Affine, affine_of, has_integers
 from jqinject.quant_tensor import (
     Groups,
     grouped_integers,
@@ -107,44 +106,3 @@ def _cut(found: Affine, groups: Groups) -> Affine:
 
     zero = None if found.zero_point is None else apart(found.zero_point)
     return Affine(groups.split(found.payload), apart(found.scale), zero)
-
-
-class GroupedOperands(NamedTuple):
-    """Two operands with a summed axis cut in two, alike.
-
-    Attributes:
-        lhs, rhs: the operands.
-        dims: of their contraction.
-    """
-
-    lhs: IntegerOperand
-    rhs: IntegerOperand
-    dims: Dimensions
-
-
-def operands_in_groups(
-    lhs: Any, rhs: Any, dims: Dimensions, least: int = LEAST_GROUP
-) -> GroupedOperands | None:
-    """Two tensors of integers as operands in groups; None if neither has scales for groups, or they do not fit.
-
-    Args:
-        lhs, rhs: the tensors; the right one has the groups, or only the left one has.
-        dims: of the contraction, without groups.
-        least: the smallest size of a group.
-    """
-    if grouped_integers(rhs):
-        rhs = in_pieces(rhs)
-    groups = rhs.groups if grouped_integers(rhs) else None
-    whole: Any = rhs if groups is None else rhs.grouped
-    if not has_integers(whole):
-        return None
-    if groups is None and not grouped_integers(lhs):
-        return None
-    found = in_common_groups(lhs, affine_of(whole), groups, dims)
-    if found is None or found.groups[0].size < least:
-        return None
-    of_lhs, of_rhs = found.groups
-    wide = wide_dimensions(dims, of_lhs.dim % dims.lhs_ndim, of_rhs.dim % dims.rhs_ndim)
-    value = None if whole.is_stored else of_rhs.split(rhs.value)
-    left = IntegerOperand(found.x, of_lhs.split(lhs.value), lhs.dtype)
-    return GroupedOperands(left, IntegerOperand(found.weight, value, rhs.dtype), wide)

@@ -20,6 +20,7 @@ from jqinject.quant_tensor import (
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
+OTHER_IS_FLOAT = "the other operand is float"
 
 
 @dataclass(frozen=True)
@@ -63,44 +64,11 @@ def decide(a: LabelledTensor, b: LabelledTensor, out: Labels, groups: bool = Fal
     return Decision(kind)
 
 
-def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: ContractionKind = "auto") -> str:
-    """Which numbers are contracted: "int", "fp8" or "float".
-
-    Args:
-        lhs, rhs: QuantTensors or arrays.
-        dims: of the contraction.
-        asked: "auto" takes integers or 8-bit floats if both operands have them.
-
-    Raises:
-        ValueError: `asked` is unknown, or the operands do not have those numbers.
-    """
-    if asked not in KINDS:
-        raise ValueError(f"contraction must be one of {', '.join(map(repr, KINDS))}; got {asked!r}")
-    if asked == "float":
-        return "float"
+def decide_along(lhs: Any, rhs: Any, dims: Dimensions) -> Decision:
+    """As `decide`, for the operands of a `dot_general`; scales of integers may vary along any summed axis."""
     labels = Labelling.of(dims)
-    operands = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-    found = decide(*operands, labels.out, groups=True).kind
-    if asked not in ("auto", found):
-        raise ValueError(
-            f"contraction={asked!r} needs {_NEEDS[asked]}; got {describe(lhs)} and {describe(rhs)}.\n"
-            f"  cure: quantize both so, or contraction={'auto'!r}"
-        )
-    return found
-
-
-_NEEDS = {
-    "int": "two IntQuantTensors of at most 8 bits, known before the program runs",
-    "fp8": "two FloatQuantTensors in 8-bit formats of hardware, whose scales do not vary along what is summed over",
-}
-
-
-def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
-    """Whether two operands of a dense layer (last axis with first axis) can be contracted as 8-bit floats."""
-    if not (on_minifloats(lhs) and on_minifloats(rhs)) or lhs.ndim == 0:
-        return False
-    dims = Dimensions.of(lhs.ndim, rhs.ndim, (((lhs.ndim - 1,), (0,)), ((), ())))
-    return contraction_kind(lhs, rhs, dims) == "fp8"
+    sides = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
+    return decide(*sides, labels.out, groups=True)
 
 
 def varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:
@@ -126,7 +94,7 @@ def _why_not(a: Any, b: Any) -> str:
     """Why quantized operands are contracted as floats; empty if neither is quantized."""
     quantized = [is_quantized(x) for x in (a, b)]
     if not all(quantized):
-        return "the other operand is float" if any(quantized) else ""
+        return OTHER_IS_FLOAT if any(quantized) else ""
     return "they have no payload in common that backends contract"
 
 

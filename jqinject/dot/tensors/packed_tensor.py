@@ -126,7 +126,7 @@ def shape_alone(x: Any) -> Any:
 
 def array_of(x: Any) -> jax.Array:
     """A tensor as an array; zeros for one of which only the shape is kept, as nobody reads its numbers."""
-    return x.array if isinstance(x, ShapeAlone) else as_array(x)
+    return x.array if isinstance(x, ShapeAlone | IntegerOperand) else as_array(x)
 
 
 def floats_of(x: Any) -> jax.Array:

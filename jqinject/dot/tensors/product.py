@@ -20,7 +20,7 @@ from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups
 from jqinject.dot.tensors.packed_tensor import float32_of
 from jqinject.dot.tensors.scaled_product import scaled_product
 from jqinject.dot.tensors.two_levels import first_level, levels_of
-from jqinject.ops.sharding import sharded_beside
+from jqinject.ops.sharding import sharded_as
 from jqinject.quant_tensor import is_quantized, on_minifloats
 
 
@@ -148,7 +148,7 @@ def _of_floats(
         made = tuple(out[permutation.index(axis)] for axis in range(len(out)))
         scale = scale_beside(payload, made)
         assert scale is not None, "it does not vary along what is summed over"
-        y = (y * sharded_beside(scale, y)).astype(dtype)
+        y = (y * sharded_as(scale, y)).astype(dtype)
     return _in_order(y, permutation)
 
 

@@ -1,4 +1,4 @@
-"""A ragged contraction of six operands, by their dequantized values."""
+"""The derivative of a ragged contraction: integers or values forward, backward the values of six operands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, value_of
 from jqinject.dot.tensors.packed_tensor import array_of, unpacked_tensor
@@ -20,11 +21,8 @@ from jqinject.dot.tensors.six_operands import (
 )
 from jqinject.ops.ste import backward_only, first_order
 
-WHAT = "a ragged contraction by a scheme"
-NO_SECOND_DERIVATIVE = (
-    f"{WHAT} has no second derivative: rounding has none.\n"
-    "  cure: differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
-)
+BY_SCHEME = "a ragged contraction by a scheme"
+INTEGERS = "a ragged contraction of integers"
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class _Static:
         again: the operands that a backward product quantizes for itself; None where it takes the forward product's.
         summed: which axes of the gradient the backward products sum over.
         stored: whether the right operand gets no gradient.
+        what: the contraction, for errors.
     """
 
     ragged: Ragged
@@ -46,6 +45,35 @@ class _Static:
     again: tuple[Labels | None, Labels | None]
     summed: tuple[Labels, Labels]
     stored: bool
+    what: str
+
+    @property
+    def no_second_derivative(self) -> str:
+        """The error of differentiating twice."""
+        return (
+            f"{self.what} has no second derivative: rounding has none.\n"
+            "  cure: differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
+        )
+
+
+def contract_ragged_integers(
+    ragged: Ragged, lhs: IntegerOperand, rhs: IntegerOperand, group_sizes: jax.Array
+) -> jax.Array:
+    """The contraction of integers, with gradients straight through to their floats.
+
+    Args:
+        ragged: the contraction.
+        lhs, rhs: the operands; a stored right one gets no gradient.
+        group_sizes: how many rows each expert gets.
+    """
+    left: Labels = tuple(("lhs", axis) for axis in range(ragged.lhs_ndim))
+    right: Labels = tuple(("rhs", axis) for axis in range(ragged.rhs_ndim))
+    static = _Static(
+        ragged, (left, right, ()), (left, right), (None, None), ((), ()), rhs.value is None, INTEGERS
+    )
+    kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
+    with backward_only(INTEGERS):
+        return _contract(static, lhs.value, rhs.value, (None, None), group_sizes, kept)
 
 
 def contract_ragged(
@@ -71,8 +99,8 @@ def contract_ragged(
     values, kept = operands_of(lhs.tensor, rhs.tensor, dgrad, wgrad)
     of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
     given, again = (lhs.labels, rhs.labels), (of_dgrad, of_wgrad)
-    static = _Static(ragged, labels, given, again, summed, values[1] is None)
-    with backward_only(WHAT):
+    static = _Static(ragged, labels, given, again, summed, values[1] is None, BY_SCHEME)
+    with backward_only(BY_SCHEME):
         return _contract(static, *values, (dgrad.slot, wgrad.slot), group_sizes, kept)
 
 
@@ -84,6 +112,9 @@ def _forward(
     group_sizes: jax.Array,
     kept: KeptOperands,
 ) -> jax.Array:
+    if isinstance(kept.lhs, IntegerOperand) and isinstance(kept.rhs, IntegerOperand):
+        assert kept.lhs.integers is not None and kept.rhs.integers is not None, "of a forward pass"
+        return static.ragged.integers(kept.lhs.integers, kept.rhs.integers, group_sizes)
     left, right = (
         _value(unpacked_tensor(x), given, labels)
         for x, given, labels in zip((kept.lhs, kept.rhs), static.given, static.labels[:2], strict=True)
@@ -103,7 +134,7 @@ def _fwd(
     group_sizes: jax.Array,
     kept: KeptOperands,
 ) -> Any:
-    *_, kept = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
+    *_, kept = first_order((lhs, rhs, kept), static.no_second_derivative)
     y = _forward(static, lhs, rhs, slots, group_sizes, kept)
     return y, (slots, group_sizes, kept.without_unused().for_backward())
 
@@ -111,10 +142,10 @@ def _fwd(
 def _bwd(static: _Static, residuals: Any, g: jax.Array) -> Any:
     slots, group_sizes, bits = residuals
     kept, (of_lhs, of_rhs, of_out) = KeptOperands.from_forward(bits), static.labels
-    g = first_order(g, NO_SECOND_DERIVATIVE)
-    found: list[Any] = []
+    g = first_order(g, static.no_second_derivative)
+    found: list[Any] = [None, None]
     seen: list[Any] = [None, None]
-    for number in (0, 1):
+    for number in (0,) if static.stored else (0, 1):
         made: Any = g
         if kept.quantizers[number] is not None:
 
@@ -129,8 +160,8 @@ def _bwd(static: _Static, residuals: Any, g: jax.Array) -> Any:
         else:
             other = _value(kept.others[number], again, wanted)
         like = array_of((kept.lhs, kept.rhs)[number])
-        found.append(_gradient(static, number, like, other, group_sizes, made))
-    return found[0], None if static.stored else found[1], tuple(seen), None, None
+        found[number] = _gradient(static, number, like, other, group_sizes, made)
+    return *found, tuple(seen), None, None
 
 
 _contract.defvjp(_fwd, _bwd)

@@ -218,7 +218,9 @@ def operands_of(
     if (on_minifloats(rhs) or on_integers(rhs)) and rhs.is_stored:
         values[1] = None
     for place, x in enumerate(values):
-        if isinstance(x, QuantTensor | IntegerOperand):
+        if isinstance(x, QuantTensor):
+            values[place] = x.carrier
+        elif isinstance(x, IntegerOperand):
             values[place] = x.value
     for place, x in enumerate(tensors):
         if is_quantized(x):

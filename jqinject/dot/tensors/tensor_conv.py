@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.kernels.convolution import Convolution, varies_only_along
+from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.convolution_gradients import is_plain, of_lhs_gradient, of_rhs_gradient
 from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers
-from jqinject.dot.tensors.decision import KINDS, ContractionKind, describe
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.dot.tensors.packed_tensor import array_of, floats_of, unpacked_tensor
 from jqinject.dot.tensors.six_operands import UNCHANGED, BackwardProduct, KeptOperands, operands_of
@@ -23,37 +22,6 @@ NO_SECOND_DERIVATIVE = (
     "a quantized convolution has no second derivative: rounding has none.\n"
     "  cure: differentiate it once, or use jax.lax.conv_general_dilated where it is differentiated twice"
 )
-
-
-def convolves_integers(conv: Convolution, lhs: Any, rhs: Any, contraction: ContractionKind = "auto") -> bool:
-    """Whether two operands are convolved as integers.
-
-    Raises:
-        ValueError: they should be and cannot; or `contraction` is unknown.
-    """
-    if contraction not in KINDS:
-        raise ValueError(f"contraction must be one of {', '.join(map(repr, KINDS))}; got {contraction!r}")
-    if contraction == "fp8":
-        raise ValueError(
-            "a convolution has no contraction of 8-bit floats.\n  cure: contraction='auto', which contracts the "
-            "dequantized floats"
-        )
-    can = (
-        has_integers(lhs)
-        and has_integers(rhs)
-        and lhs.zero_point.size == 1
-        and varies_only_along(rhs.zero_point, rhs.ndim, conv.channel_axis)
-        and varies_only_along(lhs.scale, lhs.ndim, conv.specs[0][0])
-        and varies_only_along(rhs.scale, rhs.ndim, conv.channel_axis)
-    )
-    if contraction == "int" and not can:
-        raise ValueError(
-            "contraction='int' of a convolution needs two IntQuantTensors of at most 8 bits: the left one with one "
-            "zero point, and one scale or one for each example; the right one with one scale or one for each output "
-            f"feature, and zero points likewise; got {describe(lhs)} and {describe(rhs)}."
-            "\n  cure: contraction='auto'"
-        )
-    return can and contraction != "float"
 
 
 def integer_conv(conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand) -> jax.Array:
@@ -94,13 +62,18 @@ class _Static:
     stored: bool
 
 
+def _on_integers(conv: Convolution, lhs: Any, rhs: Any) -> bool:
+    """Whether two operands are convolved as integers."""
+    return has_integers(lhs) and has_integers(rhs) and conv.filters.fit(lhs, rhs)
+
+
 def _forward(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
 ) -> jax.Array:
     conv, left, right = static.conv, unpacked_tensor(kept.lhs), unpacked_tensor(kept.rhs)
     if all([isinstance(x, IntegerOperand) for x in (left, right)]):
         return conv.of_integers(left.integers, right.integers)
-    if convolves_integers(conv, left, right):
+    if _on_integers(conv, left, right):
         return conv.of_integers(affine_of(left), affine_of(right))
     left, right = as_array(left), as_array(right)
     dtype = jnp.promote_types(left.dtype, right.dtype)
@@ -155,14 +128,14 @@ def _gradients(
     shapes = tuple(left.shape), tuple(right.shape), tuple(g.shape)
     dgrad = of_lhs_gradient(conv, shapes, left.dtype) if is_plain(conv) else None
     wgrad = of_rhs_gradient(conv, shapes, right.dtype) if is_plain(conv) else None
-    if dgrad is not None and convolves_integers(dgrad, of_lhs, w):
+    if dgrad is not None and _on_integers(dgrad, of_lhs, w):
         turned = affine_of(w)
         turned = turned._replace(payload=jnp.flip(turned.payload, dgrad.specs[1][2:]))
         dx = dgrad.of_integers(affine_of(of_lhs), turned)
     else:
         kernel = as_array(w).astype(right.dtype)
         dx = _float_gradients(conv, array_of(left), kernel, as_array(of_lhs).astype(g.dtype))[0]
-    if wgrad is not None and convolves_integers(wgrad, x, of_rhs):
+    if wgrad is not None and _on_integers(wgrad, x, of_rhs):
         dw = wgrad.of_integers(affine_of(x), affine_of(of_rhs))
     else:
         image = as_array(x).astype(left.dtype)

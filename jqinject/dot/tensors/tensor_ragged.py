@@ -1,4 +1,4 @@
-"""The ragged contraction of two operands, forward as integers, and its gradients."""
+"""The ragged contraction of two operands, in the numbers that the table chooses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from typing import Any
 
 import jax
 
-from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers, integer_operand
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.contract import choose
 from jqinject.dot.tensors.decision import ContractionKind, describe
-from jqinject.ops.ste import backward_only, first_order
-from jqinject.quant_tensor import IntQuantTensor, as_array
-from jqinject.quant_tensor.shaping import full_rank
-
-WHAT = "a ragged contraction of integers"
-NO_SECOND_DERIVATIVE = (
-    f"{WHAT} has no second derivative: rounding has none.\n"
-    "  cure: differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
-)
+from jqinject.dot.tensors.ragged_operands import contract_ragged_integers
+from jqinject.quant_tensor import as_array
 
 
 def ragged_dot_general(
@@ -59,12 +52,9 @@ def ragged_dot_general(
     """
     dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
     ragged = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision)
-    wanted = contraction in ("auto", "int") and group_sizes.ndim == 1
-    if ragged is not None and wanted and _fits(ragged, lhs, rhs):
-        with backward_only(WHAT):
-            left = integer_operand(lhs)
-            right = _stored(rhs) if rhs.is_stored else integer_operand(rhs)
-            return _contract(ragged, left.value, right.value, group_sizes, (left, right))
+    choice = choose(lhs, rhs, ragged if group_sizes.ndim == 1 else None, contraction)
+    if ragged is not None and choice.integers is not None:
+        return contract_ragged_integers(ragged, *choice.operands(), group_sizes)
     if contraction in ("int", "fp8"):
         raise ValueError(
             f"contraction={contraction!r} of a ragged contraction needs two IntQuantTensors of at most 8 bits whose "
@@ -79,46 +69,3 @@ def ragged_dot_general(
         precision,
         preferred_element_type=preferred_element_type,
     )
-
-
-def _fits(ragged: Ragged, lhs: Any, rhs: Any) -> bool:
-    for x, summed in ((lhs, ragged.lhs_contract), (rhs, ragged.rhs_contract)):
-        if not has_integers(x):
-            return False
-        for metadata in (x.scale, x.zero_point):
-            if any(full_rank(metadata, x.ndim).shape[axis] > 1 for axis in summed):
-                return False
-    return ragged.holds_sums(affine_of(lhs), affine_of(rhs))
-
-
-def _stored(x: IntQuantTensor) -> IntegerOperand:
-    return IntegerOperand(affine_of(x), None, x.dtype)
-
-
-def _forward(
-    ragged: Ragged, lhs: jax.Array, rhs: jax.Array | None, group_sizes: jax.Array, kept: Any
-) -> jax.Array:
-    left, right = kept
-    return ragged.integers(left.integers, right.integers, group_sizes)
-
-
-_contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
-
-
-def _fwd(
-    ragged: Ragged, lhs: jax.Array, rhs: jax.Array | None, group_sizes: jax.Array, kept: Any
-) -> tuple[jax.Array, Any]:
-    *_, (left, right) = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
-    y = _forward(ragged, lhs, rhs, group_sizes, (left, right))
-    return y, (left.for_backward(), right.for_backward(), group_sizes)
-
-
-def _bwd(ragged: Ragged, residuals: tuple[IntegerOperand, IntegerOperand, jax.Array], g: jax.Array) -> Any:
-    left, right, group_sizes = residuals
-    g = first_order(g, NO_SECOND_DERIVATIVE)
-    _, pull = jax.vjp(lambda a, b: ragged.floats(a, b, group_sizes), left.floats, right.floats)
-    dx, dw = pull(g)
-    return dx, None if right.value is None else dw, None, None
-
-
-_contract.defvjp(_fwd, _bwd)

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from jqinject.core._protocols import number_format
+from jqinject.dot.tensors.contract import NOT_KEPT
 from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.layer_numbers import LayerReport
@@ -133,6 +134,7 @@ def report_of(
             by_layer[name],
             program.operations[name],
             any(site.startswith(f"{name}.") for site in quantized_sites),
+            program.reasons.get(name, ""),
         )
         for name in layers
     }
@@ -193,7 +195,9 @@ def _without_weight(name: str, layer: Any) -> LayerReport:
     return LayerReport(path=name, layer=type(layer).__name__, contraction="none", program="", weight_bytes=0)
 
 
-def _entry(name: str, layer: Any, found: list[Contraction], operations: int, in_program: bool) -> LayerReport:
+def _entry(
+    name: str, layer: Any, found: list[Contraction], operations: int, in_program: bool, reason: str
+) -> LayerReport:
     kinds = sorted({contraction.kind for contraction in found})
     return LayerReport(
         path=name,
@@ -201,7 +205,9 @@ def _entry(name: str, layer: Any, found: list[Contraction], operations: int, in_
         contraction=" and ".join(kinds) or "none",
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=_weight_bytes(layer),
-        note="; ".join(filter(None, (_note(layer, kinds, in_program), _crossing(layer), _transform(layer)))),
+        note="; ".join(
+            filter(None, (_note(layer, kinds, in_program, reason), _crossing(layer), _transform(layer)))
+        ),
         operations=operations,
     )
 
@@ -215,7 +221,7 @@ def _weight_bytes(layer: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
-def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
+def _note(layer: Any, kinds: list[str], in_program: bool, reason: str) -> str:
     if not kinds:
         if isinstance(layer, nnx.Embed):
             return "looks up rows"
@@ -224,7 +230,7 @@ def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
         return ""
     op = op_of_weight(layer)
     if isinstance(layer, QuantWeightLayer) and op is None:
-        return _note_of_ours(layer)
+        return _note_of_ours(layer, reason)
     if op is None:
         return "fake-quantized by the program around it: see op_quant" if in_program else "is not quantized"
     missing = [side for side, has in zip(("input", "weight"), op.module.quantizes, strict=True) if not has]
@@ -241,7 +247,13 @@ def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
 _NO_UNITS = "this backend has no such product and takes floats"
 
 
-def _note_of_ours(layer: QuantWeightLayer) -> str:
+def _note_of_ours(layer: QuantWeightLayer, reason: str) -> str:
+    """Why a layer contracts floats.
+
+    Args:
+        layer: the layer.
+        reason: that of the table of contractions; empty where it was not asked or has none.
+    """
     quantized = layer.frozen is not None or (
         layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
     )
@@ -261,9 +273,11 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
         return f"no 8-bit floats: {_NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
     if _has_groups(layer) and layer.contraction == "auto":
         return "a scale for each group: contracted dequantized, or group by group as integers with contraction='int'"
-    if layer.frozen is None and layer.contraction == "auto":
+    if layer.frozen is None and layer.contraction == "auto" and reason in ("", NOT_KEPT):
         return "quantized in float until it is frozen (or with contraction='int')"
-    return "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"
+    return (
+        reason or "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"
+    )
 
 
 def _has_groups(layer: QuantWeightLayer) -> bool:

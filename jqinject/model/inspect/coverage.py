@@ -192,7 +192,7 @@ class _Gathered:
                 row = used_weight(replace(one, times=0) if number else one, name, self.weights, call)
                 self.rows.append(row)
                 if not row.weight and name not in self.whys:
-                    use = call.uses.get((id(one.equation), name))
+                    use = call.uses.get((one.equation, name))
                     known = self.weights.all.get(name)
                     self.whys[name] = (
                         "it is not one of the arrays of the model: hold it in an nnx.Param"

@@ -25,7 +25,6 @@ PARTS = {
     "pure_callback": "a function outside of the program (pure_callback)",
     "custom_jvp_call": f"{CUSTOM} (custom_jvp)",
     "custom_vjp_call": f"{CUSTOM} (custom_vjp)",
-    "custom_vjp_call_jaxpr": f"{CUSTOM} (custom_vjp)",
 }
 
 

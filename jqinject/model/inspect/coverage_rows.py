@@ -26,6 +26,7 @@ from jqinject.program import (
     program_of_call,
     sites_of_program,
 )
+from jqinject.program.jaxpr import Body, Equation
 
 BIG = 1024
 
@@ -104,15 +105,15 @@ class TracedCall:
 
     Attributes:
         flow: of the program as the model was written.
-        uses: where the interpreter reaches weights: (id of the equation, path of the parameter) -> use.
-        products: id of the equation -> contraction of activations.
+        uses: where the interpreter reaches weights: (equation, path of the parameter) -> use.
+        products: equation -> contraction of activations.
         kinds: weight -> kinds of its contractions in the program as it runs.
         program: holds the equations.
     """
 
     flow: WeightFlow
-    uses: Mapping[tuple[int, str], WeightUse]
-    products: Mapping[int, ActivationProduct]
+    uses: Mapping[tuple[Equation, str], WeightUse]
+    products: Mapping[Equation, ActivationProduct]
     kinds: Mapping[str, frozenset[str]]
     program: Program
 
@@ -138,12 +139,11 @@ def traced(model: nnx.Module, call: Call, policy: Policy, weights: ModelWeights)
         ARGUMENT if not path or path[0] != 0 else Flow(sources=frozenset({name} if name else ()))
         for name, path in zip(names, program.paths, strict=True)
     ]
-    constants = [_constant(value) for value in program.closed.consts]
-    flow = WeightFlow(program.closed.jaxpr, flows, constants)
+    flow = WeightFlow(program.body, flows, _constant)
     return TracedCall(
         flow,
-        {(id(use.equation), dotted(use.weight_path)): use for use in found.uses},
-        {id(product.equation): product for product in found.products},
+        {(use.equation, dotted(use.weight_path)): use for use in found.uses},
+        {product.equation: product for product in found.products},
         _kinds(model, call, flows),
         program,
     )
@@ -167,9 +167,9 @@ def _kinds(model: nnx.Module, call: Call, flows: Sequence[Flow]) -> dict[str, fr
         copy, copied = split.merged(jax.tree.unflatten(tree, leaves), arrays)
         return jax.tree.leaves(copied(copy))
 
-    closed = jax.make_jaxpr(run)(leaves, split.arrays)
+    body = Body.of(jax.make_jaxpr(run)(leaves, split.arrays))
     found: dict[str, frozenset[str]] = {}
-    for one in WeightFlow(closed.jaxpr, each).found:
+    for one in WeightFlow(body, each).found:
         for name in one.sources if one.kind != "none" else ():
             found[name] = found.get(name, frozenset()) | {one.kind}
     return found
@@ -177,7 +177,7 @@ def _kinds(model: nnx.Module, call: Call, flows: Sequence[Flow]) -> dict[str, fr
 
 def used_weight(one: Contracted, name: str, weights: ModelWeights, call: TracedCall) -> ContractedWeight:
     """The entry of a contraction with a weight, or of a look-up."""
-    use = call.uses.get((id(one.equation), name))
+    use = call.uses.get((one.equation, name))
     number = weights.format_of(name) if _is_reached(one, name, use, weights) else None
     beside = weights.input_format(name) if use is None else weights.format_at(use.beside)
     if use is None and name in weights.at_sites:
@@ -217,10 +217,10 @@ def _is_reached(one: Contracted, name: str, use: WeightUse | None, weights: Mode
 
 
 def activation_entry(
-    one: Contracted, weights: ModelWeights, products: Mapping[int, ActivationProduct]
+    one: Contracted, weights: ModelWeights, products: Mapping[Equation, ActivationProduct]
 ) -> ActivationContraction:
     """The entry of a contraction of two activations."""
-    product = products.get(id(one.equation))
+    product = products.get(one.equation)
     lhs = rhs = None
     notes: tuple[str, ...] = ()
     if product is not None:

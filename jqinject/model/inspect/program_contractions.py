@@ -11,7 +11,9 @@ import jax
 from flax import nnx
 
 from jqinject.model.inspect.operation_counts import operations_by
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
+from jqinject.program.jaxpr import Body
 
 # A number, not the path: a path may contain characters with a meaning in XLA's text.
 MARK = "jqinject_layer({})"
@@ -66,10 +68,12 @@ class Program:
     Attributes:
         contractions: of the compiled program.
         operations: path of a layer or parameter -> multiply-accumulates of its contractions.
+        reasons: path of a layer -> why the table of contractions chose floats for a payload.
     """
 
     contractions: tuple[Contraction, ...]
     operations: dict[str, int]
+    reasons: dict[str, str]
 
 
 def program_of(
@@ -85,6 +89,7 @@ def program_of(
     """
     split = SplitCall(model, call)
     numbers = {name: number for number, name in enumerate(layers)}
+    reasons: dict[str, str] = {}
 
     def run(state: Any, arrays: Any) -> Any:
         copy, copied_call = split.merged(state, arrays)
@@ -92,17 +97,19 @@ def program_of(
             name = ".".join(map(str, path))
             if name in numbers:
                 intercept(node, _UnderName(MARK.format(numbers[name])))
+                if isinstance(node, QuantWeightLayer):
+                    intercept(node, _Reason(reasons, name), "_choice")
         return copied_call(copy)
 
     traced = jax.jit(run).trace(split.state, split.arrays)
     names = {f"layer({number}": name for name, number in numbers.items()}
     names |= {f"weight({name_in_scope(path)}": name for path, name in parameters.items()}
     operations = dict.fromkeys(names.values(), 0)
-    for mark, count in operations_by(traced.jaxpr.jaxpr, MARKED).items():
+    for mark, count in operations_by(Body.of(traced.jaxpr), MARKED).items():
         if mark in names:
             operations[names[mark]] += count
     text = traced.lower().compile().as_text()
-    return Program(tuple(_read(text or "", names)), operations)
+    return Program(tuple(_read(text or "", names)), operations, reasons)
 
 
 @final
@@ -115,6 +122,20 @@ class _UnderName(Around):
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with jax.named_scope(self.name):
             return call(*args, **kwargs)
+
+
+@final
+class _Reason(Around):
+    """Notes why the table of contractions chose floats."""
+
+    def __init__(self, reasons: dict[str, str], name: str) -> None:
+        self.reasons, self.name = reasons, name
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        choice = call(*args, **kwargs)
+        if choice is not None and choice.why:
+            self.reasons[self.name] = choice.why
+        return choice
 
 
 def _read(text: str, layers: Mapping[str, str]) -> Iterator[Contraction]:

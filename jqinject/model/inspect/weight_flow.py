@@ -7,15 +7,14 @@ interpreter does not reach can be named. Next: `coverage_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.extend import core
-
 from jqinject.dot import DEQUANTIZE
-from jqinject.model.inspect.operation_counts import COUNTS, times_run
-from jqinject.program import name_of_function, only_moves, operation_of, path_in, runs_inside, scan_counts
+from jqinject.model.inspect.operation_counts import COUNTS
+from jqinject.program import only_moves, operation_of, path_in, runs_inside
+from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Contracted:
         inside: the operation that it is inside of and that quantizers do not reach into; "" if there is none.
     """
 
-    equation: Any
+    equation: Equation
     sources: frozenset[str]
     operation: str
     path: str
@@ -70,7 +69,7 @@ class Contracted:
     @property
     def operations(self) -> int:
         """Multiply-adds of all its runs; 0 for a look-up."""
-        counts = COUNTS.get(self.equation.primitive.name)
+        counts = COUNTS.get(self.equation.name)
         return 0 if counts is None else self.times * counts(self.equation)
 
     @property
@@ -78,7 +77,7 @@ class Contracted:
         """ "int", "fp8" or "float", by the dtypes of the operands; "none" for a look-up."""
         if self.operation == "take":
             return "none"
-        names = [str(var.aval.dtype) for var in self.equation.invars[:2]]
+        names = [str(x.dtype) for x in self.equation.inputs[:2]]
         if all("int" in name for name in names):
             return "int"
         return "fp8" if all(name.startswith("float8") for name in names) else "float"
@@ -92,11 +91,11 @@ class Place:
     times: int = 1
     inside: str = ""
 
-    def within(self, equation: Any) -> Place:
+    def within(self, equation: Equation) -> Place:
         """Inside a part of the program."""
-        name = equation.primitive.name
-        path = path_in(equation.source_info.name_stack) or self.path
-        times = self.times * times_run(equation)
+        name = equation.name
+        path = path_in(equation.scopes) or self.path
+        times = self.times * equation.times
         return Place(path, times, self.inside or ("" if runs_inside(name) else name))
 
 
@@ -108,38 +107,39 @@ class WeightFlow:
         read: the arrays that some operation reads.
 
     Args:
-        jaxpr: the program.
-        inputs: of its inputs and its constants.
+        body: the program.
+        inputs: of its inputs.
+        constant: the flow of a constant.
     """
 
-    def __init__(self, jaxpr: Any, inputs: Sequence[Flow], constants: Sequence[Flow] = ()) -> None:
+    def __init__(
+        self, body: Body, inputs: Sequence[Flow], constant: Callable[[Any], Flow] = lambda value: Flow()
+    ) -> None:
         self.found: list[Contracted] = []
         self.read: set[str] = set()
-        self._run(jaxpr, inputs, Place(), constants)
+        self._constant = constant
+        self._run(body, inputs, Place())
 
-    def _run(
-        self, jaxpr: Any, inputs: Sequence[Flow], place: Place, constants: Sequence[Flow] = ()
-    ) -> list[Flow]:
-        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        env: dict[Any, Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
-        env.update(zip(jaxpr.constvars, constants, strict=False))
-        for equation in jaxpr.eqns:
-            taken = [_flow(env, var) for var in equation.invars]
+    def _run(self, body: Body, inputs: Sequence[Flow], place: Place) -> list[Flow]:
+        def rule(equation: Equation, taken: list[Flow]) -> list[Flow]:
             self.read.update(*(x.sources for x in taken))
-            env.update(zip(equation.outvars, self._outputs(equation, taken, place), strict=True))
-        return [_flow(env, var) for var in jaxpr.outvars]
+            return self._outputs(equation, taken, place)
 
-    def _outputs(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
-        name, count = equation.primitive.name, len(equation.outvars)
-        if name_of_function(equation) == DEQUANTIZE:
+        return body.run(inputs, rule, self._constant)
+
+    def _outputs(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
+        name, count = equation.name, len(equation.outputs)
+        if equation.function == DEQUANTIZE:
             return [_all(inputs)] * count
-        if name in ("cond", "while", "scan"):
-            return {"cond": self._branches, "while": self._while, "scan": self._scan}[name](
-                equation, inputs, place.within(equation)
-            )
+        if equation.branches:
+            return self._branches(equation, inputs, place.within(equation))
+        if equation.loop:
+            return self._while(equation.loop, inputs, place.within(equation))
+        if equation.scan:
+            return self._scan(equation.scan, inputs, place.within(equation))
         if name in OPAQUE:
             return [self._opaque(equation, inputs, place)] * count
-        body = _body(equation, len(inputs))
+        body = equation.body
         if body is not None:
             return self._run(body, inputs, place.within(equation))
         if name in COUNTS:
@@ -150,10 +150,10 @@ class WeightFlow:
 
     # --- single operations
 
-    def _contraction(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
+    def _contraction(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
         lhs, rhs = inputs[:2]
         if not (lhs.depends or rhs.depends):
-            return _changed(inputs, equation.primitive.name)
+            return _changed(inputs, equation.name)
         weights = [x for x in (lhs, rhs) if x.sources and not x.depends]
         weights = weights or [x for x in (lhs, rhs) if x.sources]
         if len(weights) == 1:
@@ -162,35 +162,35 @@ class WeightFlow:
             self._note(equation, ARGUMENT, place)
         return ARGUMENT
 
-    def _opaque(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
+    def _opaque(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
         """An operation that is not looked into: what it does with a weight and with activations is a contraction."""
         weights = _all([x for x in inputs if not x.depends])
         if weights.sources and any(x.depends for x in inputs):
-            self._note(equation, weights, replace(place, inside=place.inside or equation.primitive.name))
-        return _changed(inputs, equation.primitive.name)
+            self._note(equation, weights, replace(place, inside=place.inside or equation.name))
+        return _changed(inputs, equation.name)
 
-    def _moved(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
+    def _moved(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
         x, others = inputs[0], inputs[1:]
         if not any(other.depends for other in others):
             return x if x.sources else _all(inputs)  # indices into a table are a weight's numbers
-        if x.sources and not x.depends and equation.primitive.name == "gather":
+        if x.sources and not x.depends and equation.name == "gather":
             self._note(equation, x, place)
         return replace(x, depends=True)
 
-    def _note(self, equation: Any, weight: Flow, place: Place) -> None:
-        path = path_in(equation.source_info.name_stack) or place.path
-        operation = operation_of(equation.primitive.name).name
+    def _note(self, equation: Equation, weight: Flow, place: Place) -> None:
+        path = path_in(equation.scopes) or place.path
+        operation = operation_of(equation.name).name
         self.found.append(
             Contracted(equation, weight.sources, operation, path, place.times, weight.through, place.inside)
         )
 
     # --- programs within
 
-    def _branches(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
+    def _branches(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
         outputs: list[list[Flow]] = []
         runs: list[list[Contracted]] = []
         outer = self.found
-        for branch in equation.params["branches"]:
+        for branch in equation.branches:
             self.found = []
             outputs.append(self._run(branch, inputs[1:], place))
             runs.append(self.found)
@@ -202,33 +202,27 @@ class WeightFlow:
         found = [_all(flows) for flows in zip(*outputs, strict=True)]
         return [replace(x, depends=True) for x in found] if inputs[0].depends else found
 
-    def _while(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
-        before, held = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-        body, consts = equation.params["body_jaxpr"], inputs[before : before + held]
-        carry = self._settled(body, consts, inputs[before + held :], [])
-        self._run(equation.params["cond_jaxpr"], [*inputs[:before], *carry], place)
-        return self._run(body, [*consts, *carry], place)
+    def _while(self, loop: While, inputs: list[Flow], place: Place) -> list[Flow]:
+        before, constants, carry = loop.split(inputs)
+        carry = self._settled(loop.body, constants, carry, [])
+        self._run(loop.condition, [*before, *carry], place)
+        return self._run(loop.body, [*constants, *carry], place)
 
-    def _scan(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
-        consts, carries = scan_counts(equation)
-        body, held, xs = equation.params["jaxpr"], inputs[:consts], inputs[consts + carries :]
-        carry = self._settled(body, held, inputs[consts : consts + carries], xs)
-        return self._run(body, [*held, *carry, *xs], place)
+    def _scan(self, scan: Scan, inputs: list[Flow], place: Place) -> list[Flow]:
+        constants, carry, xs = scan.split(inputs)
+        carry = self._settled(scan.body, constants, carry, xs)
+        return self._run(scan.body, [*constants, *carry, *xs], place)
 
-    def _settled(self, body: Any, held: list[Flow], carry: list[Flow], xs: list[Flow]) -> list[Flow]:
+    def _settled(self, body: Body, constants: list[Flow], carry: list[Flow], xs: list[Flow]) -> list[Flow]:
         """Carried values, as they are in any iteration."""
         outer, self.found = self.found, []
-        while True:
-            after = self._run(body, [*held, *carry, *xs], Place())[: len(carry)]
-            joined = [a.joined(b) for a, b in zip(carry, after, strict=True)]
-            if joined == carry:
-                self.found = outer
-                return carry
-            carry = joined
 
+        def step(carry: list[Flow]) -> list[Flow]:
+            return self._run(body, [*constants, *carry, *xs], Place())[: len(carry)]
 
-def _flow(env: Mapping[Any, Flow], var: Any) -> Flow:
-    return Flow() if isinstance(var, core.Literal) else env.get(var, Flow())
+        carry = settled(step, carry, Flow.joined)
+        self.found = outer
+        return carry
 
 
 def _all(inputs: Sequence[Flow]) -> Flow:
@@ -244,13 +238,3 @@ def _changed(inputs: Sequence[Flow], name: str) -> Flow:
     if found.depends:
         return ARGUMENT
     return replace(found, through=found.through or name) if found.sources else found
-
-
-def _body(equation: Any, inputs: int) -> Any:
-    """The program that an operation runs on its inputs; None if it has none."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "program"):
-        found = equation.params.get(name)
-        inner = getattr(found, "jaxpr", found)
-        if inner is not None and len(getattr(inner, "invars", ())) == inputs:
-            return found
-    return None

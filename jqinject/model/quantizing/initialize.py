@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.dot.schemes.contraction import Contraction, Recorder
 from jqinject.model.frozen_ops import op_slot
 from jqinject.nn.base.dot_layer import stack_of_layer
-from jqinject.proxy.assembly import walk
+from jqinject.program.tracing.trace import node_at
 
 Path = tuple[Any, ...]
 
@@ -72,5 +72,5 @@ def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
 
 def _is_stacked(model: nnx.Module, path: Path) -> bool:
     """Whether the layer that holds a contraction is a stack of layers."""
-    layer = walk(model, path[:-1])
+    layer = node_at(model, path[:-1])
     return op_slot(layer) is not None and bool(stack_of_layer(layer))

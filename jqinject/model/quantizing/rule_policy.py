@@ -279,7 +279,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
 
 def _contracted(site: Site, op: Any) -> jax.Array:
     """The contraction at a site, of arrays of its shapes."""
-    lhs, rhs, *rest = (jnp.zeros(x.aval.shape, x.aval.dtype) for x in site.equation.invars)
+    lhs, rhs, *rest = (jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs)
     return contract_by(op, site, lhs, rhs, rest=rest)
 
 

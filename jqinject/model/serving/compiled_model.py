@@ -14,6 +14,7 @@ from jqinject.model.serving.held_state import HeldArrays, StateLayout
 from jqinject.model.serving.packing import PackedArrays
 from jqinject.model.serving.signature import Signature, places_of, with_arrays
 from jqinject.program import CALL, Call, Method, checked_method
+from jqinject.program.jaxpr import Body
 
 Model = TypeVar("Model", bound=nnx.Module)
 Shapes = Literal["any", "given"]
@@ -192,7 +193,7 @@ class CompiledModel(Generic[Model]):
                 stacklevel=2,
             )
 
-    def _program(self, call: Call, held: HeldArrays) -> Any:
+    def _program(self, call: Call, held: HeldArrays) -> Body:
         """The program of a call, with all state among its inputs and its outputs."""
 
         def run(read: Any, changing: Any, arrays: Any) -> Any:
@@ -200,7 +201,7 @@ class CompiledModel(Generic[Model]):
             call.frame.filled(arrays, ())(model)
             return self._layout.leaves(model)
 
-        return jax.make_jaxpr(run)(held.read, held.changing, call.arrays).jaxpr
+        return Body.of(jax.make_jaxpr(run)(held.read, held.changing, call.arrays))
 
 
 def _shardings(changing: Any) -> Any:

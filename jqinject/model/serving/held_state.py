@@ -14,6 +14,7 @@ from jqinject.dot import is_low_bit_cache
 from jqinject.model.serving.unchanged import unchanged_inputs
 from jqinject.model.static_ranges import listed
 from jqinject.model.walk import dotted
+from jqinject.program.jaxpr import Body
 
 Arrays = tuple[Any, ...]
 MODES = ("deterministic", "use_running_average")
@@ -135,7 +136,7 @@ class StateLayout:
                     "  cure: a model of the same sizes; or jqinject.compiled(model, ...) of this one"
                 )
 
-    def refuse_changes(self, program: Any, places: Sequence[int]) -> None:
+    def refuse_changes(self, program: Body, places: Sequence[int]) -> None:
         """Refuse a call that changes what it may only read.
 
         Args:
@@ -145,7 +146,7 @@ class StateLayout:
         Raises:
             ValueError: some are; names them.
         """
-        first = len(program.outvars) - len(self.paths[1])
+        first = len(program.outputs) - len(self.paths[1])
         same = unchanged_inputs(program)[first:]
         names = dict.fromkeys(self.paths[1][place] for place in places if same[place] != place)
         if names:

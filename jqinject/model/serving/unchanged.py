@@ -2,83 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal
+from jqinject.program.jaxpr import Body, Equation, Scan, While
 
-from jqinject.program import scan_counts
-
-INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-"""What the primitives that run a program once call it: `jit`, `remat`, `custom_jvp_call`, `closed_call`."""
+Number = int | None
+"""That of the input which a value is; None if it is computed."""
 
 
-def unchanged_inputs(jaxpr: Any) -> list[int | None]:
+def unchanged_inputs(body: Body) -> list[Number]:
     """For each output of a program, the number of the input that it is; None if it is computed.
 
     Args:
-        jaxpr: a program, without its constants.
+        body: a program.
 
     Example:
         >>> import jax
         >>> looped = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda c, _: ((c[0], c[1] + 1), None), (w, x), length=2))
-        >>> unchanged_inputs(looped(1.0, 2.0).jaxpr)
+        >>> unchanged_inputs(Body.of(looped(1.0, 2.0)))
         [0, None]
     """
-    makers = {id(out): (equation, at) for equation in jaxpr.eqns for at, out in enumerate(equation.outvars)}
-    numbers = {id(var): number for number, var in enumerate(jaxpr.invars)}
-
-    def found(var: Any) -> int | None:
-        while not isinstance(var, Literal):
-            if id(var) in numbers:
-                return numbers[id(var)]
-            if id(var) not in makers:
-                return None  # a constant
-            equation, at = makers[id(var)]
-            source = _source(equation, at)
-            if source is None:
-                return None
-            var = equation.invars[source]
-        return None
-
-    return [found(var) for var in jaxpr.outvars]
+    return _run(body, range(len(body.inputs)))
 
 
-def _source(equation: Any, at: int) -> int | None:
-    """The operand of an equation that its output number `at` is; None if it is computed."""
-    name, params = equation.primitive.name, equation.params
-    if name == "scan":
-        return _of_scan(equation, at)
-    if name == "while":
-        constants = params["cond_nconsts"] + params["body_nconsts"]
-        inner = unchanged_inputs(_open(params["body_jaxpr"]))[at]
-        return constants + at if inner == params["body_nconsts"] + at else None
-    if name == "cond":
-        found = {unchanged_inputs(_open(branch))[at] for branch in params["branches"]}
-        one = found.pop()
-        return None if found or one is None else one + 1  # the first operand is the index
-    for program in _programs(params):
-        inner = unchanged_inputs(program)[at] if len(program.outvars) == len(equation.outvars) else None
-        return inner if len(program.invars) == len(equation.invars) else None
-    return None
+def _run(body: Body, inputs: Sequence[Number]) -> list[Number]:
+    return body.run(inputs, _passed, _constant)
 
 
-def _of_scan(equation: Any, at: int) -> int | None:
-    """As `_source`: of a carry that stays, and of slices that are put together again as they were taken apart."""
-    constants, carried = scan_counts(equation)
-    inner = unchanged_inputs(_open(equation.params["jaxpr"]))[at]
-    if inner is None:
-        return None
-    if at < carried:
-        return inner if inner == constants + at else None
-    return inner if inner >= constants + carried else None
+def _constant(value: Any) -> None:
+    """A constant is no input."""
 
 
-def _programs(params: Any) -> Iterator[Any]:
-    for name in INNER:
-        if name in params:
-            yield _open(params[name])
+def _passed(equation: Equation, inputs: list[Number]) -> list[Number]:
+    """What an operation makes of values: those that it only passes on stay."""
+    if equation.scan:
+        return _of_scan(equation.scan, inputs)
+    if equation.loop:
+        return _of_while(equation.loop, inputs)
+    if equation.branches:
+        outputs = zip(*(_run(branch, inputs[1:]) for branch in equation.branches), strict=True)
+        return [each[0] if len(set(each)) == 1 else None for each in outputs]
+    body, count = equation.body, len(equation.outputs)
+    return [None] * count if body is None or len(body.outputs) != count else _run(body, inputs)
 
 
-def _open(program: Any) -> Any:
-    return getattr(program, "jaxpr", program)
+def _of_while(loop: While, inputs: list[Number]) -> list[Number]:
+    _, constants, carry = loop.split(inputs)
+    inside = enumerate(unchanged_inputs(loop.body), len(constants))
+    return [x if place == source else None for x, (place, source) in zip(carry, inside, strict=True)]
+
+
+def _of_scan(scan: Scan, inputs: list[Number]) -> list[Number]:
+    """Of a carry that stays, and of slices that are put together again as they were taken apart."""
+    slices = scan.constants + scan.carries
+    outputs: list[Number] = []
+    for place, source in enumerate(unchanged_inputs(scan.body)):
+        is_carry = place < scan.carries
+        same = source is not None and (source == scan.constants + place if is_carry else source >= slices)
+        outputs.append(inputs[source] if same and source is not None else None)
+    return outputs

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import einsum, has_integers
+from jqinject.dot.geometry.dimensions import varying_pairs
+from jqinject.dot.geometry.equation import Equation
 from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.proxy import ActQuantProxyFromInjector
@@ -170,22 +172,10 @@ def _kind(lhs: Any, rhs: Any, asked: ContractionKind, equation: str) -> Contract
     both = on_integers(lhs) and on_integers(rhs)
     if not both or lhs.training or rhs.training or not (has_integers(lhs) and has_integers(rhs)):
         return "float"
+    dims = Equation.parse(equation, lhs.shape, rhs.shape).dimensions()
+    left, right = ((x.scale.shape, x.zero_point.shape) for x in (lhs, rhs))
     # A scale that varies along what is summed over would cut the sum into single numbers.
-    return "float" if _varies_along_sum(lhs, rhs, equation) else "int"
-
-
-def _varies_along_sum(lhs: Any, rhs: Any, equation: str) -> bool:
-    inputs, _, out = equation.partition("->")
-    for x, labels in zip((lhs, rhs), inputs.split(","), strict=True):
-        for label_from_right, label in enumerate(reversed(labels)):
-            summed = label.isalpha() and label not in out
-            if summed and any(_size(m, label_from_right) != 1 for m in (x.scale, x.zero_point)):
-                return True
-    return False
-
-
-def _size(metadata: jax.Array, from_right: int) -> int:
-    return metadata.shape[-1 - from_right] if metadata.ndim > from_right else 1
+    return "float" if varying_pairs(dims, left, right) else "int"
 
 
 def _check(query: Any, key: Any, value: Any, call: AttentionCall) -> None:

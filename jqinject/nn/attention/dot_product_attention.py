@@ -174,15 +174,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         self.pre_process_v = pre_process_v
         self.contraction: ContractionKind = checked_contraction("QuantScaledDotProductAttention", contraction)
         self.return_quant_tensor = return_quant_tensor
-        arguments = {
-            "softmax_input_quant": softmax_input_quant,
-            "attn_output_weights_quant": attn_output_weights_quant,
-            "q_scaled_quant": q_scaled_quant,
-            "k_transposed_quant": k_transposed_quant,
-            "v_quant": v_quant,
-            "sdpa_output_quant": sdpa_output_quant,
-        }
-        hold_proxies(self, arguments, overrides, rngs)
+        hold_proxies(self, locals(), overrides, rngs)
         if return_quant_tensor and not is_on(self.sdpa_output_quant):
             raise ValueError(
                 "QuantScaledDotProductAttention(return_quant_tensor=True) needs sdpa_output_quant to have a scale to "

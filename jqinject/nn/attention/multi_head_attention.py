@@ -196,23 +196,9 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         contraction: ContractionKind = "auto",
         **overrides: Unpack[QuantMultiHeadAttentionOverrides],
     ) -> None:
-        nnx.MultiHeadAttention.__init__(self, **flax_arguments(nnx.MultiHeadAttention, locals()))
-        arguments = {
-            "in_proj_input_quant": in_proj_input_quant,
-            "in_proj_weight_quant": in_proj_weight_quant,
-            "in_proj_bias_quant": in_proj_bias_quant,
-            "softmax_input_quant": softmax_input_quant,
-            "attn_output_weights_quant": attn_output_weights_quant,
-            "q_scaled_quant": q_scaled_quant,
-            "k_transposed_quant": k_transposed_quant,
-            "v_quant": v_quant,
-            "out_proj_input_quant": out_proj_input_quant,
-            "out_proj_weight_quant": out_proj_weight_quant,
-            "out_proj_bias_quant": out_proj_bias_quant,
-            "out_proj_output_quant": out_proj_output_quant,
-            "in_proj_grad_quant": in_proj_grad_quant,
-            "out_proj_grad_quant": out_proj_grad_quant,
-        }
+        given = locals()
+        nnx.MultiHeadAttention.__init__(self, **flax_arguments(nnx.MultiHeadAttention, given))
+        arguments = {name: quantizer for name, quantizer in given.items() if name.endswith("_quant")}
         self._init_quantizers(arguments, overrides, packed_in_proj, return_quant_tensor, contraction, rngs)
 
     def _init_quantizers(

@@ -15,7 +15,7 @@ from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector, write
-from jqinject.proxy.assembly import borrowed_paths, variables_of, walk
+from jqinject.proxy.assembly import borrowed_paths, variables_of
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
 
@@ -281,10 +281,17 @@ def rescaled_state(proxy: QuantProxyFromInjector, factors: np.ndarray | None) ->
     learned = {owners[path] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
     state: RescaledState = []
     for path in sorted(learned, key=str):
-        changes = _changes(walk(quantizer, path), channels, ".".join(("tensor_quant", *map(str, path))))
+        changes = _changes(_at(quantizer, path), channels, ".".join(("tensor_quant", *map(str, path))))
         own = ((below[-1], v) for below, v in variables.items() if owners[below] == path)
         state += [(v, changes.get(name, v.get_value())) for name, v in own]
     return state
+
+
+def _at(node: Any, path: tuple[Any, ...]) -> Any:
+    """Return what lies at a path of attributes and keys."""
+    for key in path:
+        node = vars(node)[key] if isinstance(key, str) and isinstance(node, nnx.Pytree) else node[key]
+    return node
 
 
 def _changes(component: Any, channels: ChannelFactors | None, name: str) -> dict[str, jax.Array]:

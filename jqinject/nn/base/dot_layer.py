@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.dot import (
-    Affine,
-    IntegerOperand,
     QConvGeneralDilated,
     QDotGeneral,
     QEinsum,
     Scheme,
-    affine_of,
-    contract_integers,
     contraction_output,
-    float8_dot_general,
-    has_integers,
 )
-from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
-from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
-from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
-from jqinject.dot.tensors.decision import contraction_kind
+from jqinject.dot.tensors.contract import ChosenKernel, contract_as
 from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import (
-    FloatQuantTensor,
-    Groups,
     IntQuantTensor,
     QuantTensor,
     as_array,
-    in_pieces,
     on_integers,
-    on_minifloats,
 )
 
 SchemeLike: TypeAlias = type[Scheme] | Binding | None
@@ -188,43 +172,18 @@ def _last_with_first(ndim: int) -> Placed:
 
 
 @dataclass
-class PayloadContraction(ABC):
-    """Abstract: replaces `lax.dot_general` in the forward of a Flax layer.
-
-    The layer calls it with plain arrays, promoted to its dtype; scales and formats are known here.
+class PayloadContraction:
+    """Replaces `lax.dot_general` in the forward of a Flax layer, which calls it with arrays promoted to its dtype.
 
     Attributes:
+        choice: the row of the table for input and kernel.
+        grad_dtype: dtype of the gradient's payload, or None.
         token: the call's token for the scale of the gradient; None without.
     """
 
-    token: jax.Array | None = field(default=None, kw_only=True)
-
-    @abstractmethod
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The contraction; gradients go to the arrays, `precision` is that of the format."""
-
-
-@dataclass
-class Float8Contraction(PayloadContraction):
-    """Contracts 8-bit floats.
-
-    Attributes:
-        x: the input.
-        weight: the kernel.
-        grad_dtype: dtype of the gradient's payload, or None.
-    """
-
-    x: FloatQuantTensor
-    weight: FloatQuantTensor
-    grad_dtype: Any
+    choice: ChosenKernel
+    grad_dtype: Any = None
+    token: jax.Array | None = None
 
     def __call__(
         self,
@@ -235,86 +194,19 @@ class Float8Contraction(PayloadContraction):
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """See `PayloadContraction`."""
-        dtype = preferred_element_type or lhs.dtype
-        y, self.token = float8_dot_general(
-            self.x.with_value(lhs),
-            self.weight if self.weight.is_stored else self.weight.with_value(rhs),
-            dimension_numbers,
+        """The contraction; gradients go to the arrays."""
+        dims: Any = self.choice.where  # if it is called with the arrays of both unchanged
+        if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
+            dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
+        y, self.token = contract_as(
+            self.choice,
+            dims,
+            preferred_element_type or lhs.dtype,
+            (lhs, rhs),
             grad_dtype=self.grad_dtype,
-            preferred_element_type=dtype,
             out_sharding=out_sharding,
         )
         return y
-
-
-@dataclass
-class IntegerContraction(PayloadContraction):
-    """Contracts integers; those in groups group by group, which are summed in float32.
-
-    Attributes:
-        x: the integers of the input.
-        weight: those of the kernel.
-        dims: of the contraction, if called with the arrays of both unchanged.
-        groups: how a summed axis of input and kernel is cut in two in their integers; None if it is not.
-        stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
-    """
-
-    x: Affine
-    weight: Affine
-    dims: Dimensions
-    groups: tuple[Groups, Groups] | None = None
-    stored: Any = None
-
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """See `PayloadContraction`."""
-        dtype = preferred_element_type or lhs.dtype
-        dims = self.dims
-        if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
-            dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
-        if self.groups is not None:
-            of_input, of_weight = self.groups
-            dims = wide_dimensions(dims, of_input.dim % lhs.ndim, of_weight.dim % rhs.ndim)
-            lhs, rhs = of_input.split(lhs), rhs if self.stored is not None else of_weight.split(rhs)
-        value, stored = (rhs, rhs.dtype) if self.stored is None else (None, self.stored)
-        left, right = IntegerOperand(self.x, lhs, lhs.dtype), IntegerOperand(self.weight, value, stored)
-        return contract_integers(left, right, dims, dtype, out_sharding=out_sharding)
-
-
-@dataclass
-class StoredContraction(PayloadContraction):
-    """Contracts floats with a frozen kernel, as it is stored.
-
-    Attributes:
-        numbers: of the kernel, as stored.
-        form: theirs.
-    """
-
-    numbers: Mapping[str, jax.Array]
-    form: FrozenForm
-
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """See `PayloadContraction`."""
-        dtype = preferred_element_type or lhs.dtype
-        dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
-        static = StoredDot(self.form, dims, np.dtype(dtype), out_sharding)
-        return stored_dot_general(lhs, self.numbers, static)
 
 
 class QuantDotLayer(QuantWeightLayer[Out]):
@@ -333,49 +225,15 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         """The input features."""
         return (0,)
 
+    contraction_class = PayloadContraction
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
+
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
-
-    # --- payloads
-
-    def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        if not on_minifloats(x):
-            return None
-        placed, proxy = self._placed(x.shape), self.grad_quant
-        if placed is None or contraction_kind(x, weight, placed.dims) != "fp8":
-            return None
-        return Float8Contraction(x, weight, None if proxy is None else proxy.q_dtype)
-
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not (has_integers(x, in_groups=True) and has_integers(weight, in_groups=True)):
-            return None
-        placed, frozen = self._placed(x.shape), self.frozen
-        if placed is None:
-            return None
-        summed, in_groups = placed.dims.rhs_contract, weight.is_grouped
-        if frozen is None and in_groups:
-            weight = in_pieces(weight)
-        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight, summed)
-        if integers is None:
-            return None
-        stored = None if frozen is None else frozen.form.value_dtype
-        made = weight.groups if in_groups else None
-        groups = made if frozen is None else frozen.form.contracted_groups
-        if groups is None and not x.is_grouped:
-            return IntegerContraction(affine_of(x), integers, placed.dims, None, stored)
-        found = in_common_groups(x, integers, groups, placed.dims)
-        if found is None or (found.groups[0].size < LEAST_GROUP and self.contraction != "int"):
-            return None
-        return IntegerContraction(found.x, found.weight, placed.dims, found.groups, stored)
-
-    def _stored_contraction(self, x: Any, weight: Any) -> Any:
-        frozen = self.frozen
-        if frozen is None or self.contraction == "float" or self._placed(x.shape) is None:
-            return None
-        if not reads_stored(frozen.form, x.dtype):
-            return None
-        return StoredContraction(frozen.numbers, frozen.form)
 
     # --- scales of bias and output
 

@@ -160,8 +160,7 @@ def _rows(injector: Any, slot: Slot, slots: Sequence[Slot]) -> list[Override]:
     read = {node.name: node for node in explain(injector).walk()}
     rows = []
     for name, keyword in keywords_of(slot, slots, requested_names(injector)).items():
-        facts = NAMES.get(name)
-        type_, meaning = facts or ("", OWN_NAME)
+        type_, meaning = NAMES.get(name, ("", OWN_NAME))
         node = read.get(name)
         now = _declared(injector, name) if node is None else _now(node)
         rows.append(Override(keyword, name, type_, now, meaning, node is not None))

@@ -345,7 +345,8 @@ def hold_proxies(
 
     Args:
         layer: a layer under construction, or a layer of Flax that was just declared to be one of ours.
-        arguments: what the user gave for each slot; `act_quant` is another name of `input_quant`.
+        arguments: what the user gave for each slot, as in the `locals()` of `__init__`; `act_quant` is another name of
+            `input_quant`.
         overrides: the user's further keywords.
         rngs: for quantizers that draw random numbers.
         slots: its places for quantizers; None for all that its class declares.
@@ -374,12 +375,12 @@ def hold_proxies(
 
 
 def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given for each slot, under its first name; `contraction` is none."""
+    """What was given for each slot, under its first name; other arguments are for no slot."""
     chosen: dict[str, Any] = {}
     for slot in slots:
         chosen[slot.name] = None
     for name, quantizer in arguments.items():
-        if quantizer is None or name == "contraction":
+        if quantizer is None or not name.endswith("_quant"):
             continue
         if name == "act_quant" and ACT not in slots:
             name = "input_quant"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot import Affine, affine_of
+from jqinject.dot.tensors.contract import ChosenKernel, choose
 from jqinject.dot.tensors.decision import KINDS, describe
 from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
@@ -25,8 +26,9 @@ from jqinject.quant_tensor import (
     as_array,
     is_quantized,
     on_integers,
-    on_minifloats,
 )
+
+_VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
 
 
 def checked_contraction(layer: str, contraction: ContractionKind) -> ContractionKind:
@@ -67,6 +69,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
+        contraction_class: what takes its place where payloads are contracted.
+        reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
     output_quant: Any = OUTPUT
@@ -81,6 +85,8 @@ class QuantWeightLayer(WeightAxes[Out]):
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
+    contraction_class: ClassVar[Any]
+    reads_input: ClassVar[bool] = False
 
     def _init_quantizers(
         self,
@@ -92,8 +98,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
-                `input_quant`, and `contraction` is "auto" if it is missing.
+            arguments: what the user gave for each slot, as in the `locals()` of `__init__`; `act_quant` is another
+                name of `input_quant`, and `contraction` is "auto" if it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
@@ -247,25 +253,35 @@ class QuantWeightLayer(WeightAxes[Out]):
             attributes.get, ("input_quant", "grad_quant", "output_quant")
         )
         x = inputs if input_quant is None else input_quant(inputs)
-        weight, frozen = self._quantized_weight(x), self.frozen
+        frozen = self.frozen
+        weight = self._quantized_weight(x) if frozen is None else None
         bias = self.bias
         if bias is not None:
             bias = bias[...] if attributes.get("bias_quant") is None else self._quantized_bias(x, weight)
         quantized = isinstance(weight, QuantTensor)
-        # Training contracts floats, which costs less than integers made anew at every step.
+        # A shortcut past the table, whose rows for payloads need one that is kept.
         floats = frozen is None and not (
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
-        contraction = None if floats and self.contraction == "auto" else self._payload_contraction(x, weight)
+        choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
+        contraction = None
+        if choice is not None and choice.kernel != "floats":
+            of_payload = grad_quant is not None and choice.kernel == "float8"
+            contraction = self.contraction_class(choice, grad_quant.q_dtype if of_payload else None)
+        if frozen is not None and (contraction is None or self.return_quant_tensor):
+            weight = frozen.quant_tensor()
         parameters = {} if contraction is None else self._injected(contraction)
+        # Where 8-bit floats are contracted, the arrays only receive the gradients.
+        float8 = contraction is not None and contraction.choice.kernel == "float8"
+        array_of = _CARRIER if float8 and not self.reads_input else _VALUE
         if contraction is not None and frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
-            parameters[self.weight_name] = _unallocated(weight.shape, weight.dtype)
+            parameters[self.weight_name] = _unallocated(frozen.shape, frozen.dtype)
             parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
         else:
-            parameters[self.weight_name] = weight.value if quantized else weight
+            parameters[self.weight_name] = array_of(weight) if quantized or frozen is not None else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
-        array = x.value if isinstance(x, QuantTensor) else x
+        array = array_of(x) if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
@@ -278,34 +294,36 @@ class QuantWeightLayer(WeightAxes[Out]):
         """The attributes that make the parent's forward contract so."""
         return {self.contraction_name: contraction}
 
-    def _payload_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts the payloads instead of the parent's function; None to contract floats.
+    def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
+        """The row of the table for input and weight; None where the parent's function contracts floats in any case.
 
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, kind = self.contraction, "fp8" if on_minifloats(weight) else "int"
-        without_payload = not all(is_quantized(y) and y.kept_payload is not None for y in (weight, x))
-        if asked == "auto" and kind == "int" and self.frozen is None and without_payload:
-            # Evaluation contracts what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie
-            # fall on the other side, and a deep network carries that on. In training they are floats: see the call.
+        asked = self.contraction
+        if asked == "float":
             return None
         if not self._contracts_as_flax():
             self._check_function(asked)
             return None
-        if asked == "float":
-            return self._stored_contraction(x, weight)
-        found = None
-        if asked in ("auto", kind):
-            contract = self._float8_contraction if kind == "fp8" else self._integer_contraction
-            found = contract(x, weight)
-        if found is None and asked != "auto":
+        proxy, frozen = vars(self).get("weight_quant"), self.frozen
+        operand = weight if frozen is None else frozen
+        if frozen is None and proxy is not None and not proxy.quant_metadata.whole_zero_points:
+            operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
+        placed = self._placed(np.shape(x))
+        choice = choose(x, operand, None if placed is None else placed.dims, asked, rounded=False)
+        if asked not in ("auto", choice.numbers):
+            weight = weight if frozen is None else frozen.quant_tensor()
             raise ValueError(
                 f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
-        return self._stored_contraction(x, weight) if found is None else found
+        return choice
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        """The contraction with an input of this shape, whose `dims` the table asks for; None if there is none."""
+        return None
 
     def _check_function(self, contraction: ContractionKind) -> None:
         if contraction in ("int", "fp8") and not self._contracts_as_flax():
@@ -318,25 +336,6 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
         return vars(self).get(self.contraction_name, self._flax_contraction) is self._flax_contraction
-
-    def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts 8-bit floats; None if the layer or its operands have none."""
-        return None
-
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts integers; None if the layer or its operands have none that can be contracted."""
-        return None
-
-    def _stored_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts floats with a frozen weight as it is stored; None where it has to be dequantized."""
-        return None
-
-    def _made_integers(self, weight: Any) -> Affine | None:
-        """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
-        proxy = vars(self).get("weight_quant")
-        if proxy is not None and not proxy.quant_metadata.whole_zero_points:
-            return None
-        return affine_of(weight.grouped if weight.is_grouped else weight)
 
 
 def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

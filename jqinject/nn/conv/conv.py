@@ -149,16 +149,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
             kernel_metadata=kernel_metadata,
             bias_metadata=bias_metadata,
         )
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        arguments = by_scheme(self, scheme, arguments, rngs)
+        arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:

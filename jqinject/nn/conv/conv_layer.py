@@ -1,18 +1,18 @@
 """What convolutions and transposed convolutions share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot import Affine, IntegerOperand, affine_of, has_integers, integer_conv
-from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot import Affine, affine_of, integer_conv
+from jqinject.dot.kernels.convolution import Convolution, Filters
+from jqinject.dot.tensors.contract import ChosenKernel
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.sharding import asked, with_sharding
-from jqinject.quant_tensor import IntQuantTensor
 
 
 @dataclass
@@ -20,15 +20,13 @@ class IntegerConvolution:
     """In the place of `lax.conv_general_dilated`: convolves integers.
 
     Attributes:
-        x: the input, with one scale and one zero point.
-        weight: the integers of the kernel.
-        stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
+        choice: the row of the table for input and kernel.
+        grad_dtype, token: None, as there are no 8-bit floats.
     """
 
-    token: ClassVar[None] = None
-    x: IntQuantTensor
-    weight: Affine
-    stored: Any = None
+    choice: ChosenKernel
+    grad_dtype: None = None
+    token: None = None
 
     def __call__(
         self,
@@ -46,19 +44,28 @@ class IntegerConvolution:
         dtype = preferred_element_type or lhs.dtype
         options["out_sharding"] = asked(out_sharding, lhs, rhs)
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
-        value, stored = (rhs, rhs.dtype) if self.stored is None else (None, self.stored)
-        left = IntegerOperand(self._integers(lhs), lhs, lhs.dtype)
-        right = IntegerOperand(self.weight, value, stored)
+        left, right = self.choice.operands((lhs, rhs))
+        left = replace(left, integers=self._integers(left.integers, lhs))
         return with_sharding(integer_conv(convolution, left, right), out_sharding)
 
-    def _integers(self, lhs: jax.Array) -> Affine:
+    def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
-        scale, zero = self.x.scale.reshape(()), self.x.zero_point.reshape(())
-        if lhs.size == self.x.size:
-            left = affine_of(self.x)
-            no_zero = left.zero_point is None
-            return Affine(left.payload.reshape(lhs.shape), scale, None if no_zero else zero)
-        return affine_of(self.x.set(value=lhs, scale=scale, zero_point=zero))
+        x = self.choice.lhs
+        scale, zero = x.scale.reshape(()), x.zero_point.reshape(())
+        if lhs.size == x.size:
+            no_zero = integers.zero_point is None
+            return Affine(integers.payload.reshape(lhs.shape), scale, None if no_zero else zero)
+        return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
+
+
+class PlacedFilters(NamedTuple):
+    """As `Placed` of a `dot_general`.
+
+    Attributes:
+        dims: where scales may vary.
+    """
+
+    dims: Filters
 
 
 class QuantConvLayer(QuantWeightLayer[Out]):
@@ -77,19 +84,12 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         """A kernel has the axes of the window, and one each for input and output channels."""
         return len(self.kernel_shape)
 
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not (has_integers(x) and has_integers(weight)):
-            return None
-        frozen = self.frozen
-        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)
-        if integers is None:
-            return None
-        one_input_scale = x.scale.size == x.zero_point.size == 1
-        whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
-        plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
-        if not (one_input_scale and whole_filters and plain_weight):
-            return None
-        return IntegerConvolution(x, integers, None if frozen is None else frozen.form.value_dtype)
+    contraction_class = IntegerConvolution
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        channel = self.output_channel_dim
+        assert isinstance(channel, int), "a kernel has its output channels along one axis"
+        return PlacedFilters(Filters(None, channel, shifted=False)) if self.mask is None else None
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.

@@ -22,7 +22,7 @@ from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, on_integers
+from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @final
@@ -127,16 +127,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         **overrides: Unpack[QuantConvTransposeOverrides],
     ) -> None:
         nnx.ConvTranspose.__init__(self, **flax_arguments(nnx.ConvTranspose, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""
@@ -162,12 +153,14 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        return None if self.transpose_kernel else super()._placed(shape)
+
+    def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        if not (on_integers(x) and on_integers(weight)):
-            return None
-        explicit = asked(True, x.value, weight.scale)
-        return None if self.transpose_kernel or explicit else super()._integer_contraction(x, weight)
+        array = as_array(x)
+        explicit = asked(True, array, self.frozen.numbers["scale"] if weight is None else as_array(weight))
+        return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         convolve = vars(parameter_view).get(self.contraction_name)

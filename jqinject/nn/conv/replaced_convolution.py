@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
+
+from jqinject.program.jaxpr import Body, Equation
 
 ARGUMENTS = (
     "window_strides",
@@ -18,7 +19,6 @@ ARGUMENTS = (
     "batch_group_count",
     "preferred_element_type",
 )
-INLINED = ("jit", "pjit")
 
 
 def with_convolution(
@@ -34,44 +34,29 @@ def with_convolution(
     Raises:
         ValueError: it does not convolve, or where no other function can take its place.
     """
-    program = jax.make_jaxpr(forward)(*arrays)
-    if not _convolves(program.jaxpr):
+    body = Body.of(jax.make_jaxpr(forward)(*arrays))
+    if not _convolves(body):
         raise ValueError(
             "a convolution in low bits was to take the place of the layer's own, and none is in the open or in a "
             "jax.jit function.\n  cure: a forward that calls jax.lax.conv_general_dilated or conv_transpose"
         )
-    (out,) = _evaluated(program.jaxpr, program.consts, jax.tree.leaves(arrays), convolve)
+    (out,) = _evaluated(body, jax.tree.leaves(arrays), convolve)
     return out
 
 
-def _evaluated(
-    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], convolve: Callable[..., jax.Array]
-) -> list[Any]:
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, inputs, strict=True))
+def _evaluated(body: Body, inputs: Sequence[Any], convolve: Callable[..., jax.Array]) -> list[Any]:
+    def step(eqn: Equation, values: list[Any]) -> list[Any]:
+        if eqn.name == "conv_general_dilated":
+            return [convolve(*values, **{name: eqn.params[name] for name in ARGUMENTS})]
+        if eqn.name == "jit" and _convolves(eqn.bodies[0]):
+            return _evaluated(eqn.bodies[0], values, convolve)
+        return eqn.bind(values)
 
-    def read(var: Any) -> Any:
-        return var.val if isinstance(var, core.Literal) else env[var]
-
-    for eqn in jaxpr.eqns:
-        values = [read(var) for var in eqn.invars]
-        if eqn.primitive.name == "conv_general_dilated":
-            outputs = [convolve(*values, **{name: eqn.params[name] for name in ARGUMENTS})]
-        elif eqn.primitive.name in INLINED and _convolves(eqn.params["jaxpr"].jaxpr):
-            inner = eqn.params["jaxpr"]
-            outputs = _evaluated(inner.jaxpr, inner.consts, values, convolve)
-        else:
-            bound = eqn.primitive.get_bind_params(eqn.params)
-            functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
-            outputs = eqn.primitive.bind(*functions, *values, **parameters)
-            outputs = outputs if eqn.primitive.multiple_results else [outputs]
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(var) for var in jaxpr.outvars]
+    return body.run(inputs, step, lambda value: value)
 
 
-def _convolves(jaxpr: Any) -> bool:
+def _convolves(body: Body) -> bool:
     return any(
-        eqn.primitive.name == "conv_general_dilated"
-        or (eqn.primitive.name in INLINED and _convolves(eqn.params["jaxpr"].jaxpr))
-        for eqn in jaxpr.eqns
+        eqn.name == "conv_general_dilated" or (eqn.name == "jit" and _convolves(eqn.bodies[0]))
+        for eqn in body.equations
     )

@@ -9,9 +9,9 @@ import jax
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.dot import Affine, FrozenParam
+from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import integers_of, quant_tensor_of
+from jqinject.dot.frozen.stored_array import StoredArray
 from jqinject.dot.frozen.stored_weight import StoredWeight
 
 
@@ -46,7 +46,7 @@ class WeightView(FrozenParam):
         raise self._refusal(variable_state.get_raw_value())
 
 
-class FrozenWeight(StoredWeight):
+class FrozenWeight(StoredArray, StoredWeight):
     """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
 
     State: `value`, the payload in its `StoredForm`; `scale`, float32, or a byte each for groups; and if
@@ -63,18 +63,22 @@ class FrozenWeight(StoredWeight):
     zero_point: Frozen | None = None
     sums: Frozen | None = None
     scale_factor: Frozen | None = None
-    form: FrozenForm
 
     def __init__(
         self, numbers: Mapping[str, jax.Array], form: FrozenForm, metadata: Mapping[str, Any]
     ) -> None:
-        self.form = form
+        self._form = form
         # The payload has its sharding from the weight, with or without a mesh.
         known = {**metadata, "eager_sharding": False}
         of_value, of_scale = form.metadata(known, numbers["scale"].shape)
         of_each = {"value": of_value, "scale": of_scale}
         for name, array in numbers.items():
             setattr(self, name, Frozen(array, **of_each.get(name, {})))
+
+    @property
+    def form(self) -> FrozenForm:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is static in the numbers."""
+        return self._form
 
     @property
     def numbers(self) -> dict[str, jax.Array]:
@@ -84,19 +88,6 @@ class FrozenWeight(StoredWeight):
             found[name] = getattr(self, name).get_raw_value()
         return found
 
-    def integers(self, weight: Any, summed: tuple[int, ...] | None = None) -> Affine | None:
-        """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
-
-        Args:
-            weight: what `quant_tensor` returned.
-            summed: the axes that the contraction sums over; None for those of the stored sums.
-        """
-        return integers_of(self.numbers, self.form, weight, summed)
-
-    def quant_tensor(self) -> Any:
-        """The weight as a QuantTensor, dequantized when its value is read."""
-        return quant_tensor_of(self.numbers, self.form)
-
     def view(self) -> WeightView:
         """The weight as the float parameter answered, dequantized when it is read."""
         metadata = self.value.get_metadata()
@@ -105,8 +96,3 @@ class FrozenWeight(StoredWeight):
             spec = self.form.partition_spec(jax.sharding.PartitionSpec(*names), self.value.shape)
             metadata["out_sharding"] = tuple(spec)
         return WeightView.holding(self.numbers, self.form, metadata)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the weight, with the axes in front that layers are stacked along."""
-        return self.form.fitted(self.value.shape).shape

@@ -28,31 +28,6 @@ from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
-class PayloadEinsum:
-    """In the place of `jnp.einsum`, for a plain contraction: contracts payloads.
-
-    Args:
-        contraction: what contracts them instead of `lax.dot_general`.
-    """
-
-    def __init__(self, contraction: Any) -> None:
-        self.contraction = contraction
-
-    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        equation: str,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        *,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The einsum; gradients go to the arrays."""
-        contraction = partial(self.contraction, preferred_element_type=preferred_element_type)
-        return einsum_by(contraction, equation, lhs, rhs, out_sharding)
-
-
 @final
 class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     """`nnx.Einsum` with quantizers: y = einsum(x_q, W_q) + b_q.
@@ -98,7 +73,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
 
     takes_batch_norm = False
 
-    contraction_name = "einsum_op"
     _flax_forward = staticmethod(nnx.Einsum.__call__)
     contraction_name = "einsum_op"
     _flax_contraction = staticmethod(jnp.einsum)
@@ -153,16 +127,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     ) -> None:
         kernel_shape = tuple(kernel_shape)
         nnx.Einsum.__init__(self, **flax_arguments(nnx.Einsum, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        arguments = by_scheme(self, scheme, arguments, rngs)
+        arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -259,4 +224,16 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         return Placed(equation.dimensions(), equation.permutation())
 
     def _injected(self, contraction: Any) -> dict[str, Any]:
-        return {self.contraction_name: PayloadEinsum(contraction)}
+        def contract(
+            equation: str,
+            lhs: jax.Array,
+            rhs: jax.Array,
+            *,
+            precision: Any = None,
+            preferred_element_type: Any = None,
+            out_sharding: Any = None,
+        ) -> jax.Array:
+            by = partial(contraction, preferred_element_type=preferred_element_type)
+            return einsum_by(by, equation, lhs, rhs, out_sharding)
+
+        return {self.contraction_name: contract}

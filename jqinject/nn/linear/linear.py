@@ -67,10 +67,6 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
     """
 
     _flax_forward = staticmethod(nnx.Linear.__call__)
-    contraction_needs = {
-        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
-        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
-    }
 
     if TYPE_CHECKING:
 
@@ -131,16 +127,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
             kernel_metadata=kernel_metadata,
             bias_metadata=bias_metadata,
         )
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        arguments = by_scheme(self, scheme, arguments, rngs)
+        arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -66,10 +66,6 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
     """
 
     _flax_forward = staticmethod(nnx.LinearGeneral.__call__)
-    contraction_needs = {
-        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
-        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
-    }
 
     if TYPE_CHECKING:
 
@@ -117,16 +113,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         **overrides: Unpack[QuantLinearGeneralOverrides],
     ) -> None:
         nnx.LinearGeneral.__init__(self, **flax_arguments(nnx.LinearGeneral, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        arguments = by_scheme(self, scheme, arguments, rngs)
+        arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     @property

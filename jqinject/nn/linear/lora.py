@@ -63,13 +63,10 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     """
 
     takes_batch_norm = False
+    reads_input = True  # A does
 
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
-    contraction_needs = {
-        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
-        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
-    }
 
     if TYPE_CHECKING:
 
@@ -122,16 +119,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
         **overrides: Unpack[QuantLoRALinearOverrides],
     ) -> None:
         nnx.LoRALinear.__init__(self, **flax_arguments(nnx.LoRALinear, locals()))
-        arguments = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant,
-            "input_quant": input_quant,
-            "output_quant": output_quant,
-            "act_quant": act_quant,
-            "grad_quant": grad_quant,
-            "contraction": contraction,
-        }
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""

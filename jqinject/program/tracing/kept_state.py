@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from jqinject.core import LostStateWarning
+from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
 from jqinject.program.weights.moves import only_moves
 from jqinject.quant_tensor import is_concrete
@@ -61,19 +61,19 @@ class KeptState:
         """`x`, known as a new value of the state that the mark names."""
         return replace(x, state=StateVersion(name.removeprefix(MARK), next(self._numbers)), twins={})
 
-    def followed(self, eqn: Any, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
+    def followed(self, eqn: Equation, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
         """The outputs of an operation; if it only moves numbers of state, with the places of these numbers."""
         state = inputs[0].state if inputs else None
         others = [x.array for x in inputs[1:]]
-        moves = state is not None and len(outputs) == 1 and only_moves(eqn.primitive.name)
+        moves = state is not None and len(outputs) == 1 and only_moves(eqn.name)
         if state is None or not moves or not is_concrete(*others):
             return outputs
         shape, places = shape_of(inputs[0]), state.places
         before = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) if places is None else places
-        parameters = {**eqn.params, "new_dtype": before.dtype} if "new_dtype" in eqn.params else eqn.params
+        moved = eqn.replaced(new_dtype=before.dtype) if "new_dtype" in eqn.params else eqn
         with jax.ensure_compile_time_eval():
-            after = np.asarray(eqn.primitive.bind(before, *others, **parameters))
-        return [replace(outputs[0], state=state._replace(places=after), twins={})]
+            (after,) = moved.bind([before, *others])
+        return [replace(outputs[0], state=state._replace(places=np.asarray(after)), twins={})]
 
     def put(self, text: str, value: Any, places: Any = None) -> None:
         """Keep a value.
@@ -168,30 +168,11 @@ class KeptState:
                 stacklevel=4,
             )
 
-    def check_unchanged_part(self, eqn: Any) -> None:
+    def check_unchanged_part(self, eqn: Equation) -> None:
         """Note the state that a part of the program which runs as it is throws away."""
-        for inner in _programs_in(eqn):
-            self.lost |= _thrown_away_in(inner)
-
-
-def _programs_in(eqn: Any) -> Iterator[Any]:
-    for given in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-        jaxpr = getattr(given, "jaxpr", given)
-        if hasattr(jaxpr, "eqns"):
-            yield jaxpr
-
-
-def _thrown_away_in(jaxpr: Any) -> set[str]:
-    used = {var for eqn in jaxpr.eqns for var in eqn.invars if not isinstance(var, core.Literal)}
-    used |= {var for var in jaxpr.outvars if not isinstance(var, core.Literal)}
-    found: set[str] = set()
-    for eqn in jaxpr.eqns:
-        name = eqn.params.get("name", "") if eqn.primitive.name == "name" else ""
-        if name.startswith(MARK) and eqn.outvars[0] not in used:
-            found.add(name.removeprefix(MARK))
-        for inner in _programs_in(eqn):
-            found |= _thrown_away_in(inner)
-    return found
+        inner = (one for body in eqn.bodies for one in body.everywhere())
+        labels = (one.label for one in inner if one.is_read == (False,))
+        self.lost.update(label.removeprefix(MARK) for label in labels if label.startswith(MARK))
 
 
 def strong(x: Any) -> Any:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
+from jqinject.program.jaxpr import Body
 from jqinject.program.linen_parameters import dequantized_for_linen
 from jqinject.program.tracing.call import Call, SplitCall
 from jqinject.program.tracing.class_swap import change_class, original_class
@@ -26,7 +27,7 @@ class Program(NamedTuple):
     """A traced call.
 
     Attributes:
-        closed: the program: state and array arguments in; outputs, then the new state, out.
+        body: the program: state and array arguments in; outputs, then the new state, out.
         inputs: its inputs, as tracked values.
         paths: of its inputs in the state, as in `new_state`; () for the arguments.
         output_tree: the structure of the outputs.
@@ -34,7 +35,7 @@ class Program(NamedTuple):
             on for the modules among the arguments.
     """
 
-    closed: Any
+    body: Body
     inputs: list[Tracked]
     output_tree: Any
     new_state: list[tuple[Path, Any]]
@@ -47,14 +48,12 @@ class Program(NamedTuple):
             values: the outputs of the program.
             kept: state that parts of the program threw away.
         """
-        jaxpr = self.closed.jaxpr
-        known = set(jaxpr.invars)
-        first = len(jaxpr.outvars) - len(self.new_state)
-        rows = zip(self.new_state, jaxpr.outvars[first:], values[first:], strict=True)
+        first = len(values) - len(self.new_state)
+        rows = zip(self.new_state, self.body.returns_input[first:], values[first:], strict=True)
         return [
             (path, variable, value)
-            for (path, variable), var, value in rows
-            if var not in known or label(path) in kept.newest
+            for (path, variable), is_input, value in rows
+            if not is_input or label(path) in kept.newest
         ]
 
 
@@ -117,7 +116,7 @@ def trace(
     ]
     paths = [_keys(path) for path, _ in flat]
     new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
-    return Program(closed, inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
+    return Program(Body.of(closed), inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
 
 
 def _value(leaf: Any) -> Any:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site
 from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
-from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
+from jqinject.program.weights.equation_contraction import Contracted, contracted
 from jqinject.program.weights.operand_quantizer import Wanted, check_turned, free_axes, summed_axes, wanted
 from jqinject.program.weights.parameters import (
     as_activation,
@@ -19,7 +20,6 @@ from jqinject.program.weights.parameters import (
     note_use,
     weight_among,
 )
-from jqinject.program.weights.stored_numbers import stored_product
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import as_array
 
@@ -33,10 +33,10 @@ def contraction(
     operation: Operation,
     path: str,
     inputs: Sequence[Tracked],
-    evaluate: Evaluate,
-    eqn: Any,
+    eqn: Equation,
 ) -> list[Tracked]:
     """Run a contraction on quantized operands."""
+    evaluate: Evaluate = eqn.bind
     lhs, rhs = inputs[:2]
     among = weight_among(lhs, rhs)
     weight = among if run.policy.follows_parameters else None
@@ -74,7 +74,7 @@ class _Contraction:
 
     run: Any
     operation: Operation
-    eqn: Any
+    eqn: Equation
     choice: Choice | None
     name: str
     operands: tuple[Tracked, Tracked]
@@ -114,7 +114,9 @@ class _Contraction:
                     run, choice, self.name, self.operation, self.eqn, given, self.weight, self.rest
                 )
             else:
-                found = _contracted(run, choice, self.eqn, self.name, taken, self.rest, self.evaluate)
+                numbers = "auto" if choice is None else choice.contraction
+                grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{self.name}_grad"))
+                found = contracted(self.eqn, numbers, taken, self.rest, self.evaluate, grad_dtype)
         return self._updated(_with_gradient(run, choice, self.name, found))
 
     def _floats(self, place: int) -> Any:
@@ -177,34 +179,12 @@ class _Contraction:
         return value + update.astype(value.dtype)
 
 
-def _contracted(
-    run: Any,
-    choice: Choice | None,
-    eqn: Any,
-    name: str,
-    taken: Sequence[Tracked],
-    rest: list[Any],
-    evaluate: Callable[[list[Any]], list[Any]],
-) -> Contracted:
-    """The contraction, by the operands' payloads or by their floats."""
-    left, right = (x.value for x in taken)
-    if contracts_payloads(choice, left, right):
-        grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{name}_grad"))
-        found = contract_float8(eqn, choice, left, right, grad_dtype)
-        return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
-    asked = "auto" if choice is None else choice.contraction
-    value = stored_product(eqn, asked, taken)
-    if value is None:
-        (value,) = evaluate([*(x.array for x in taken), *rest])
-    return Contracted(value)
-
-
 def _by_scheme(
     run: Any,
     choice: Choice,
     name: str,
     operation: Operation,
-    eqn: Any,
+    eqn: Equation,
     operands: Sequence[Tracked],
     weight: int | None,
     rest: Sequence[Any],
@@ -214,7 +194,7 @@ def _by_scheme(
     Raises:
         ValueError: a scheme does not say how such a contraction is done.
     """
-    kind = eqn.primitive.name
+    kind = eqn.name
     if kind not in BY_SCHEME or (weight == 0 and kind != "dot_general"):
         path = dotted(operands[weight].weight_path) if weight is not None else name
         what = (
@@ -247,7 +227,7 @@ def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted
 def _update(
     run: Any,
     name: str,
-    eqn: Any,
+    eqn: Equation,
     x: Any,
     operands: Sequence[Tracked],
     rest: list[Any],
@@ -271,9 +251,9 @@ def _operand(run: Any, x: Tracked, own: Wanted | None, name: str) -> Tracked:
     return x if own is None else run.quantized(x, own.quantizer, name, own.axes, **own.overrides)
 
 
-def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:
+def _is_flattened(run: Any, operation: Operation, eqn: Equation, rhs: Tracked) -> bool:
     """Whether the weight has several output axes, which devices expect as one."""
-    if eqn.primitive.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
+    if eqn.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
         return False
     (_, summed), (_, batch) = eqn.params["dimension_numbers"]
     several = (
@@ -282,11 +262,11 @@ def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> boo
     return tuple(summed) == (0,) and not batch and several
 
 
-def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
+def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
     """The contraction with a two-axis weight, its output reshaped to the original shape."""
 
     def evaluate(values: list[Any]) -> list[Any]:
-        out = eqn.primitive.bind(*values, **eqn.params)
+        (out,) = eqn.bind(values)
         return [out.reshape(*out.shape[:-1], *outputs)]
 
     return evaluate

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jqinject.program.jaxpr import Equation
+
 CONVOLUTION = (
     "window_strides",
     "padding",
@@ -14,11 +16,11 @@ CONVOLUTION = (
 )
 
 
-def arguments_of(eqn: Any) -> dict[str, Any]:
+def arguments_of(eqn: Equation) -> dict[str, Any]:
     """What says which contraction of its kind an equation is."""
-    if eqn.primitive.name == "ragged_dot_general":
+    if eqn.name == "ragged_dot_general":
         return {name: eqn.params[name] for name in ("ragged_dot_dimension_numbers", "precision")}
-    convolution = eqn.primitive.name == "conv_general_dilated"
+    convolution = eqn.name == "conv_general_dilated"
     names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
     return {name: eqn.params[name] for name in names}
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jqinject.program.jaxpr import Equation
 from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.program.weights.moves import Move
 
@@ -51,7 +52,13 @@ class LowRank:
         return self.scale * (self.a * self.b).sum(-1)
 
     def contracted(
-        self, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any], shape: tuple[int, ...], run: Evaluate
+        self,
+        eqn: Equation,
+        x: jax.Array,
+        place: int,
+        rest: Sequence[Any],
+        shape: tuple[int, ...],
+        run: Evaluate,
     ) -> jax.Array:
         """The contraction of an array with the update.
 
@@ -64,7 +71,7 @@ class LowRank:
             run: runs the equation.
         """
         low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
-        found = FACTORED.get(eqn.primitive.name, _not_factored)(low, eqn, x, place, rest)
+        found = FACTORED.get(eqn.name, _not_factored)(low, eqn, x, place, rest)
         if found is None:  # grouped convolutions, for example
             update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
             operands = (x, update) if place == 1 else (update, x)
@@ -73,7 +80,7 @@ class LowRank:
         return low.scale * found
 
 
-def _not_factored(low: LowRank, eqn: Any, x: Any, place: int, rest: Sequence[Any]) -> None:
+def _not_factored(low: LowRank, eqn: Equation, x: Any, place: int, rest: Sequence[Any]) -> None:
     """None: the update is multiplied out."""
     return
 
@@ -82,7 +89,7 @@ def _varies(factor: jax.Array, axis: int) -> bool:
     return factor.shape[axis] > 1
 
 
-def _dot(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array:
+def _dot(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array:
     """First with the factor that varies along the summed axes, then with the other one."""
     contracted, batch = eqn.params["dimension_numbers"]
     ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
@@ -102,7 +109,7 @@ def _dot(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) 
     inner = jnp.einsum(x, of_x, first, of_first, between, **_options(eqn, specs[0], between))
     present = [label for label in out if label in {*between, *of_second}]
     y = jnp.einsum(inner, between, second, of_second, present, **_options(eqn, specs[1], present))
-    shape = eqn.outvars[0].aval.shape
+    shape = eqn.outputs[0].shape
     sizes = [n if label in present else 1 for n, label in zip(shape, out, strict=True)]
     return jnp.broadcast_to(y.reshape(sizes), shape)
 
@@ -114,7 +121,7 @@ def _labelled(factor: jax.Array, rank: int) -> tuple[jax.Array, list[int]]:
 
 
 def _specs(
-    eqn: Any, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
+    eqn: Equation, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """The mesh axes of each label, of the array and of the output; nothing if the program does not say the output's."""
     wanted = eqn.params.get("out_sharding")
@@ -125,7 +132,7 @@ def _specs(
     return dict(zip(of_x, given, strict=True)), dict(zip(out, padded, strict=True))
 
 
-def _options(eqn: Any, specs: dict[int, Any], labels: Sequence[int]) -> dict[str, Any]:
+def _options(eqn: Equation, specs: dict[int, Any], labels: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"precision": eqn.params["precision"]}
     wanted = eqn.params.get("out_sharding")
     if wanted is not None:
@@ -134,7 +141,7 @@ def _options(eqn: Any, specs: dict[int, Any], labels: Sequence[int]) -> dict[str
     return found
 
 
-def _conv(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
+def _conv(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
     """A convolution with the first factor, then a product along the features with the second."""
     numbers = eqn.params["dimension_numbers"]
     channel, ndim = numbers.rhs_spec[0], low.a.ndim - 1
@@ -151,7 +158,7 @@ def _conv(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any])
     return jnp.moveaxis(y, -1, features)
 
 
-def _ragged(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
+def _ragged(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
     """Rows in groups, each group with its own matrices."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (summed, batch), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor.shaping import matching_blocks, reshape_metadata
 
 Shape = tuple[int, ...]
@@ -48,14 +49,14 @@ class Move:
         return tuple(sorted({place for axis in axes for place in self.where(axis)}))
 
 
-def moves_of(eqn: Any, values: Sequence[Any]) -> list[Move] | None:
+def moves_of(eqn: Equation, values: Sequence[Any]) -> list[Move] | None:
     """The move of each output of an operation on a weight; None if it does more than move the weight's numbers.
 
     Args:
         eqn: its equation; the weight is the first operand.
         values: the operands; of the weight only the shape is read.
     """
-    found = MOVES.get(eqn.primitive.name)
+    found = MOVES.get(eqn.name)
     made = None if found is None else found(eqn, values)
     return made if made is None or isinstance(made, list) else [made]
 
@@ -98,7 +99,7 @@ class Axes:
         return frozenset(number for number, own in enumerate(self.places) if not {*own}.isdisjoint(axes))
 
 
-def _cast(eqn: Any, values: Sequence[Any]) -> Move | None:
+def _cast(eqn: Equation, values: Sequence[Any]) -> Move | None:
     dtype = eqn.params["new_dtype"]
     return Move(_same, _same, dtype) if jnp.issubdtype(dtype, jnp.floating) else None
 
@@ -107,16 +108,16 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _unchanged(eqn: Any, values: Sequence[Any]) -> Move:
+def _unchanged(eqn: Equation, values: Sequence[Any]) -> Move:
     return Move(_same, _same)
 
 
-def _placed(eqn: Any, values: Sequence[Any]) -> Move:
+def _placed(eqn: Equation, values: Sequence[Any]) -> Move:
     """An operation about where the numbers are, which the scales need not follow."""
-    return Move(lambda x: eqn.primitive.bind(x, **eqn.params), _same)
+    return Move(_bound(eqn), _same)
 
 
-def _reshard(eqn: Any, values: Sequence[Any]) -> Move:
+def _reshard(eqn: Equation, values: Sequence[Any]) -> Move:
     """A change of an explicit sharding, which scales follow, but for their axes of size 1."""
     wanted = eqn.params["dst_sharding"]
 
@@ -128,7 +129,7 @@ def _reshard(eqn: Any, values: Sequence[Any]) -> Move:
     return Move(_bound(eqn), follow)
 
 
-def _transpose(eqn: Any, values: Sequence[Any]) -> Move:
+def _transpose(eqn: Equation, values: Sequence[Any]) -> Move:
     order = eqn.params["permutation"]
     places = {axis: place for place, axis in enumerate(order)}
 
@@ -138,7 +139,7 @@ def _transpose(eqn: Any, values: Sequence[Any]) -> Move:
     return Move(permuted, permuted, where=lambda axis: (places[axis],))
 
 
-def _reshape(eqn: Any, values: Sequence[Any]) -> Move | None:
+def _reshape(eqn: Equation, values: Sequence[Any]) -> Move | None:
     if eqn.params["dimensions"] is not None:
         return None
     old, new = tuple(values[0].shape), tuple(eqn.params["new_sizes"])
@@ -164,11 +165,11 @@ def _where_reshaped(old: Shape, new: Shape) -> list[Shape]:
     return found
 
 
-def _bound(eqn: Any) -> Function:
-    return lambda x: eqn.primitive.bind(x, **eqn.params)
+def _bound(eqn: Equation) -> Function:
+    return lambda x: eqn.bind([x])[0]
 
 
-def _squeeze(eqn: Any, values: Sequence[Any]) -> Move:
+def _squeeze(eqn: Equation, values: Sequence[Any]) -> Move:
     dims = eqn.params["dimensions"]
     left = [axis for axis in range(len(values[0].shape)) if axis not in dims]
 
@@ -178,7 +179,7 @@ def _squeeze(eqn: Any, values: Sequence[Any]) -> Move:
     return Move(squeezed, squeezed, where=lambda axis: (left.index(axis),) if axis in left else ())
 
 
-def _broadcast(eqn: Any, values: Sequence[Any]) -> Move:
+def _broadcast(eqn: Equation, values: Sequence[Any]) -> Move:
     shape, places = eqn.params["shape"], eqn.params["broadcast_dimensions"]
 
     def partial(x: Any) -> Any:
@@ -188,7 +189,7 @@ def _broadcast(eqn: Any, values: Sequence[Any]) -> Move:
     return Move(_bound(eqn), partial, where=lambda axis: (places[axis],))
 
 
-def _slice(eqn: Any, values: Sequence[Any]) -> Move:
+def _slice(eqn: Equation, values: Sequence[Any]) -> Move:
     start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(start)
     return _sliced(values[0].shape, start, limit, strides)
@@ -213,7 +214,7 @@ def _where_sliced(shape: Shape, sizes: Sequence[int]) -> Callable[[int], Shape]:
     return lambda axis: () if sizes[axis] == 1 < shape[axis] else (axis,)
 
 
-def _split(eqn: Any, values: Sequence[Any]) -> list[Move]:
+def _split(eqn: Equation, values: Sequence[Any]) -> list[Move]:
     shape, axis = values[0].shape, eqn.params["axis"]
     moves, begin = [], 0
     for size in eqn.params["sizes"]:
@@ -224,7 +225,7 @@ def _split(eqn: Any, values: Sequence[Any]) -> list[Move]:
     return moves
 
 
-def _dynamic_slice(eqn: Any, values: Sequence[Any]) -> Move:
+def _dynamic_slice(eqn: Equation, values: Sequence[Any]) -> Move:
     starts, sizes = values[1:], eqn.params["slice_sizes"]
 
     def partial(x: Any) -> Any:
@@ -236,17 +237,17 @@ def _dynamic_slice(eqn: Any, values: Sequence[Any]) -> Move:
     return Move(lambda x: lax.dynamic_slice(x, starts, sizes), partial, where=where)
 
 
-def _reverse(eqn: Any, values: Sequence[Any]) -> Move:
+def _reverse(eqn: Equation, values: Sequence[Any]) -> Move:
     dims = eqn.params["dimensions"]
     return Move(lambda x: lax.rev(x, dims), lambda x: lax.rev(x, dims), picks=frozenset(dims))
 
 
-def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
+def _gather(eqn: Equation, values: Sequence[Any]) -> Move | None:
     numbers, indices = eqn.params["dimension_numbers"], values[1]
     if numbers.operand_batching_dims:
         return None
     indexed = {*numbers.start_index_map, *numbers.collapsed_slice_dims}
-    out = eqn.outvars[0].aval.shape
+    out = eqn.outputs[0].shape
 
     def gathered(x: Any, sizes: Sequence[int]) -> Any:
         kept = {
@@ -278,7 +279,7 @@ def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
     return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial, None, frozenset(indexed), where)
 
 
-MOVES: dict[str, Callable[[Any, Sequence[Any]], Move | list[Move] | None]] = {
+MOVES: dict[str, Callable[[Equation, Sequence[Any]], Move | list[Move] | None]] = {
     "convert_element_type": _cast,
     "transpose": _transpose,
     "reshape": _reshape,
@@ -290,7 +291,6 @@ MOVES: dict[str, Callable[[Any, Sequence[Any]], Move | list[Move] | None]] = {
     "rev": _reverse,
     "gather": _gather,
     "copy": _unchanged,
-    "copy_p": _unchanged,
     "name": _unchanged,
     **dict.fromkeys(("sharding_constraint", "layout_constraint", "pvary", "mesh_cast"), _placed),
     "reshard": _reshard,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import NO_AXES, Choice, SummedAxes, other_axes
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.quantized_rows import has_row_scales
@@ -28,7 +29,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(
-    run: Any, x: Tracked, other: Tracked, choice: Choice | None, eqn: Any, place: int
+    run: Any, x: Tracked, other: Tracked, choice: Choice | None, eqn: Equation, place: int
 ) -> Wanted | None:
     """The quantizer of an operand at a contraction; None if it is left as it is.
 
@@ -100,16 +101,16 @@ def _declared(choice: Choice, x: Tracked, other: Tracked, place: int) -> Any:
     return own or (None if choice.inputs is None else x.pending or choice.inputs)
 
 
-def transformed_axes(eqn: Any, place: int) -> Axes:
+def transformed_axes(eqn: Equation, place: int) -> Axes:
     """The axes of a contraction's operand that a transform takes: those summed over; of an image, its channels."""
-    if eqn.primitive.name == "conv_general_dilated":
+    if eqn.name == "conv_general_dilated":
         return (eqn.params["dimension_numbers"].lhs_spec[1],)
     return summed_axes(eqn)[place]
 
 
-def free_axes(eqn: Any, place: int, ndim: int) -> Axes:
+def free_axes(eqn: Equation, place: int, ndim: int) -> Axes:
     """The axes of a contraction's operand that its output has, and the other operand does not."""
-    name, params = eqn.primitive.name, eqn.params
+    name, params = eqn.name, eqn.params
     if name == "conv_general_dilated":
         numbers = params["dimension_numbers"]
         return ((numbers.lhs_spec, numbers.rhs_spec)[place][0],)
@@ -122,13 +123,13 @@ def free_axes(eqn: Any, place: int, ndim: int) -> Axes:
     return other_axes((*contracted[place], *batch[place]), ndim)
 
 
-def summed_axes(eqn: Any) -> tuple[Axes, Axes]:
+def summed_axes(eqn: Equation) -> tuple[Axes, Axes]:
     """The axes of both operands of a contraction that share a scale because they are summed over."""
-    if eqn.primitive.name == "ragged_dot_general":
+    if eqn.name == "ragged_dot_general":
         (left, right), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
         return tuple(left), tuple(right)
     numbers = eqn.params["dimension_numbers"]
-    if eqn.primitive.name == "dot_general":
+    if eqn.name == "dot_general":
         (left, right), _ = numbers
         return tuple(left), tuple(right)
     # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
@@ -101,13 +102,13 @@ def _output(
 
 
 def follow(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], eqn: Equation
 ) -> list[Tracked] | None:
     """The outputs of an operation that only moves a parameter's numbers; None for any other.
 
     Arguments as for `handlers.handle`.
     """
-    if eqn is None or not run.policy.follows_parameters or not inputs or not _is_followed(inputs[0]):
+    if not run.policy.follows_parameters or not inputs or not _is_followed(inputs[0]):
         return None
     x, others = inputs[0], inputs[1:]
     moves = moves_of(eqn, [x.value, *(other.array for other in others)])
@@ -121,10 +122,10 @@ def follow(
             _note_lookup(run, choice, name, x, eqn)
     values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
-        values = evaluate([replace(x, chosen=None).array, *(other.array for other in others)])
+        values = eqn.bind([replace(x, chosen=None).array, *(other.array for other in others)])
     originals: Sequence[Any] = (None,) * len(moves)
     if x.unrounded is not None:
-        originals = evaluate([x.unrounded, *(other.array for other in others)])
+        originals = eqn.bind([x.unrounded, *(other.array for other in others)])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
     stored, beside = stored_in(x), [other.array for other in others]
     found = [
@@ -152,7 +153,7 @@ def _is_followed(x: Tracked) -> bool:
     return bool(x.weight_path or x.cache) and x.is_float and known
 
 
-def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:
+def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Equation) -> None:
     if x.axes is not None:
         looked_up = eqn.params["dimension_numbers"].start_index_map
         others = [axis for axis in range(len(shape_of(x))) if axis not in looked_up]
@@ -166,7 +167,7 @@ def note_use(
     operation: str,
     x: Tracked,
     shared: Sequence[int],
-    eqn: Any,
+    eqn: Equation,
     beside: Tracked | None = None,
     free: Sequence[int] = (),
     *,

@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jqinject.dot import FrozenForm
-from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
+from jqinject.dot import FrozenForm, FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.tensors.contract import choose, contract_as
+from jqinject.dot.tensors.decision import ContractionKind
+from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Tracked, dtype_of
 
 
@@ -36,7 +38,7 @@ class StoredNumbers:
         """Behind the value that the numbers dequantize to."""
         return cls(value, numbers, form, tuple(range(len(value.shape))))
 
-    def moved(self, eqn: Any, value: Any, others: Sequence[Any]) -> StoredNumbers | None:
+    def moved(self, eqn: Equation, value: Any, others: Sequence[Any]) -> StoredNumbers | None:
         """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
 
         Args:
@@ -44,9 +46,9 @@ class StoredNumbers:
             value: the output.
             others: its operands but for the first.
         """
-        if eqn.primitive.name == "convert_element_type":
+        if eqn.name == "convert_element_type":
             return replace(self, value=value)
-        if eqn.primitive.name == "transpose":
+        if eqn.name == "transpose":
             order = tuple(self.order[axis] for axis in eqn.params["permutation"])
             return replace(self, value=value, order=order)
         pick = _pick(eqn, tuple(self.value.shape), others)
@@ -90,7 +92,7 @@ class StoredNumbers:
         return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
 
 
-def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[Any], Any] | None:
+def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[Any], Any] | None:
     """Picks the layers of a stack that an operation picks, or all where it drops an axis of size 1; None for others.
 
     Args:
@@ -98,7 +100,7 @@ def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[
         shape: of the stack.
         others: the operands but for the stack.
     """
-    name, given = eqn.primitive.name, eqn.params
+    name, given = eqn.name, eqn.params
     if name == "slice" and given["strides"] is None:
         start, limit = given["start_indices"], given["limit_indices"]
         whole = not any(start[1:]) and limit[1:] == shape[1:]
@@ -110,21 +112,20 @@ def _pick(eqn: Any, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[
     return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None
 
 
-def stored_product(eqn: Any, asked: str, operands: Sequence[Tracked]) -> Any:
-    """The contraction of floats with a frozen parameter by `stored_dot_general`; None if it is none of these.
+def stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
+    """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
 
     Args:
         eqn: its equation.
-        asked: which numbers the rule wants to be contracted.
+        numbers: which numbers the rule wants to be contracted.
         operands: two.
     """
     place = next((place for place in (1, 0) if stored_in(operands[place]) is not None), None)
-    if eqn.primitive.name != "dot_general" or asked == "float" or place is None:
+    if eqn.name != "dot_general" or numbers == "float" or place is None:
         return None
     x, held = operands[1 - place].array, stored_in(operands[place])
     assert held is not None, "looked for above"
-    same = np.dtype(dtype_of(x)) == np.dtype(dtype_of(held.value))
-    if not same or not reads_stored(held.form, x.dtype):
+    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(held.value)):
         return None
     contracted, batch = eqn.params["dimension_numbers"]
     own = [tuple(held.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
@@ -134,10 +135,11 @@ def stored_product(eqn: Any, asked: str, operands: Sequence[Tracked]) -> Any:
     sharding = eqn.params.get("out_sharding")
     if sharding is not None and order != tuple(range(len(order))):
         return None
-    static = StoredDot(
-        held.form, dims, np.dtype(eqn.outvars[0].aval.dtype), sharding, eqn.params.get("precision")
-    )
-    return jax.lax.transpose(stored_dot_general(x, held.numbers, static), order)
+    choice = choose(x, FrozenParam.holding(held.numbers, held.form, {}), dims, numbers)
+    if choice.kernel != "stored":
+        return None
+    how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
+    return jax.lax.transpose(contract_as(choice, dims, eqn.outputs[0].dtype, **how)[0], order)
 
 
 def stored_in(x: Tracked) -> StoredNumbers | None:

@@ -5,7 +5,6 @@ language models.
 """
 
 from jqinject import core
-from jqinject.inject import ExtendedInjector
 from jqinject.quant import enums
 from jqinject.quant.fragments import (
     DynamicPerGroup,
@@ -211,7 +210,7 @@ class SignedTernaryActPerTensorConst(NarrowIntQuant, PerTensorConstScaling2bit, 
     max_val = 1.0
 
 
-class _To8bit(ExtendedInjector):
+class _To8bit(TruncQuantSolver):
     """8-bit integers from integers of more bits."""
 
     bit_width = 8
@@ -219,7 +218,7 @@ class _To8bit(ExtendedInjector):
     bit_width_impl_type = enums.BitWidthImplType.CONST
 
 
-class TruncTo8bit(_To8bit, TruncQuantSolver):
+class TruncTo8bit(_To8bit):
     """The 8 most significant bits: `floor(q / 2**(b - 8))`.
 
     Example:
@@ -250,9 +249,7 @@ class RoundTo8bit(TruncTo8bit):
     float_to_int_impl_type = enums.FloatToIntImplType.ROUND
 
 
-class ShiftRoundSaturateTo8bit(
-    _To8bit, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit, TruncQuantSolver
-):
+class ShiftRoundSaturateTo8bit(_To8bit, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit):
     """Shifted right by a learned number of bits that starts from the 99.999th percentile of |q|, rounded, saturated."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.ROUND

@@ -30,6 +30,10 @@ from jqinject.quant.fragments import (
 from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, WeightQuantSolver
 
 
+class MaxStatsWeight(NarrowIntQuant, MaxStatsScaling, WeightQuantSolver):
+    """Narrow signed weights, scale = max |w| / largest integer; a fragment says of which elements and which scales."""
+
+
 class Int8WeightPerTensorFloat(NarrowIntQuant, MaxStatsScaling, PerTensorFloatScaling8bit, WeightQuantSolver):
     """8-bit narrow signed weights, scale = max |w| / 127 of the whole tensor, recomputed at every forward.
 
@@ -42,9 +46,7 @@ class Int8WeightPerTensorFloat(NarrowIntQuant, MaxStatsScaling, PerTensorFloatSc
     """
 
 
-class Int8WeightPerChannelFloat(
-    NarrowIntQuant, MaxStatsScaling, PerChannelFloatScaling8bit, WeightQuantSolver
-):
+class Int8WeightPerChannelFloat(PerChannelFloatScaling8bit, MaxStatsWeight):
     """8-bit narrow signed weights, scale = max |w| / 127 of each output channel, recomputed at every forward.
 
     Example:
@@ -163,10 +165,6 @@ class Int8WeightPerChannelFloatHQO(HQOSymmetricScale, Int8WeightPerChannelFloat)
     """8-bit narrow signed weights, a learned scale of each output channel from half-quadratic optimization."""
 
 
-class MaxStatsWeight(NarrowIntQuant, MaxStatsScaling, WeightQuantSolver):
-    """Narrow signed weights, scale = max |w| / largest integer; a fragment says of which elements and which scales."""
-
-
 class Int8WeightPerTensorFixedPoint(PerTensorPoTScaling8bit, MaxStatsWeight):
     """8-bit narrow signed weights, scale = 2^ceil(log2(max |w|)) / 128 of the whole tensor."""
 
@@ -183,9 +181,7 @@ class Int8ActPerTensorFixedPoint(
     """8-bit signed activations, a learned power-of-two scale that starts from the 99.999th percentile of |x|."""
 
 
-class Int8ActPerTensorFixedPointMinMaxInit(
-    IntQuant, ParamMinMaxInitScaling, PerTensorPoTScaling8bit, ActQuantSolver
-):
+class Int8ActPerTensorFixedPointMinMaxInit(PerTensorPoTScaling8bit, Int8ActPerTensorFloatMinMaxInit):
     """8-bit signed activations, a learned power-of-two scale that starts from `min_val` and `max_val`."""
 
 

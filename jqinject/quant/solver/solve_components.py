@@ -180,6 +180,7 @@ class MinMaxScalingInit:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class HeScalingInit:
     """The mean over the tracked weights of sqrt(2 / fan_in).
 
@@ -198,19 +199,17 @@ class HeScalingInit:
         0.5
     """
 
-    def __init__(
-        self, tracked_parameter_list: Sequence[Any], output_channel_dim: int | tuple[int, ...] = 0
-    ) -> None:
-        fans = [
-            math.prod(weight.shape)
-            // max(math.prod(weight.shape[axis] for axis in as_tuple(output_channel_dim)), 1)
-            for weight in tracked_parameter_list
-        ]
-        self.scaling_init = sum(math.sqrt(2.0 / max(fan, 1)) for fan in fans) / len(fans)
+    tracked_parameter_list: Sequence[Any]
+    output_channel_dim: int | tuple[int, ...] = 0
 
     def __call__(self) -> float:
         """The start value."""
-        return self.scaling_init
+        deviations = []
+        for weight in self.tracked_parameter_list:
+            channels = math.prod(weight.shape[axis] for axis in as_tuple(self.output_channel_dim))
+            fan_in = math.prod(weight.shape) // max(channels, 1)
+            deviations.append(math.sqrt(2.0 / max(fan_in, 1)))
+        return sum(deviations) / len(deviations)
 
 
 # Where a scale comes from, and which values it may take.
@@ -356,15 +355,13 @@ class ActChoices(ExtendedInjector):
     @choices(*ACT_SCALING_IMPL.values())
     def scaling_impl(scaling_impl_type=None, scaling_per_output=None):
         """`scaling_impl` of activations from `scaling_impl_type`."""
-        if scaling_impl_type is None:
-            return None
-        if enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
+        if scaling_impl_type is not None and enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
             raise ValueError(
                 "an activation's groups have no scales of their own to keep (how many there are depends on the "
                 "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "
                 "scaling_impl = RuntimeDynamicGroupStatsScaling, as MXInt8Act and Int8DynamicActPerGroupFloat declare"
             )
-        return pick("scaling_impl_type", scaling_impl_type, ACT_SCALING_IMPL)
+        return scaling_impl_type and pick("scaling_impl_type", scaling_impl_type, ACT_SCALING_IMPL)
 
 
 class BlockChoices(ExtendedInjector):

@@ -254,11 +254,8 @@ class WeightShapes(ExtendedInjector):
     ):
         """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes two."""
         if group_size is None:
-            return (
-                this.group_size
-                if enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
-                else None
-            )
+            needs_size = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
+            return this.group_size if needs_size else None
         size, width = block_of(group_size, "a group-wise weight quantizer")
         if upstream_shape is not None or quantized_shape != weight_shape_of(module):
             check_groups_of_scales(quantized_shape, size, group_dim)
@@ -299,11 +296,8 @@ class ActShapes(ExtendedInjector):
     def channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
         """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
         per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
-        return (
-            this.per_channel_broadcastable_shape
-            if per_channel and scaling_stats_permute_dims is None
-            else None
-        )
+        by_shape = per_channel and scaling_stats_permute_dims is None
+        return this.per_channel_broadcastable_shape if by_shape else None
 
 
 class BiasShapes(ExtendedInjector):

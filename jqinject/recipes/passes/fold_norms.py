@@ -173,7 +173,7 @@ class _Folding:
         site = sink.site
         step = self.change.traced.flat.steps[site.step]
         weight = self.gains.value_of(site.weight)
-        contracted, _ = step.equation.params["dimension_numbers"]
+        contracted, _ = step.params["dimension_numbers"]
         axis = contracted[1 - site.place][tuple(contracted[site.place]).index(sink.axis)]
         shape = self.change.links.shapes[site.other]
         sizes = [1] * len(shape)

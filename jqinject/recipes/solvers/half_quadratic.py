@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core.statistics.half_quadratic import Rounds, half_quadratic, shrink_lp
+from jqinject.core.statistics.half_quadratic import half_quadratic, shrink_lp
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.ordering import positive
 from jqinject.recipes.solvers.solver import Problem, Solution
@@ -74,8 +74,8 @@ class HQO:
         # A grid may have room for zero points that its quantizer never uses.
         shifted = not problem.sharing.whole_zero_points and bool(jnp.any(grid.zero_point != 0))
         norm = NORM_OF_ZERO_POINTS if shifted else NORM_OF_SCALES
-        rounds = Rounds(self.beta, self.kappa, norm if self.lp_norm is None else self.lp_norm, self.steps)
-        search = _Search(weights, grid, problem.sharing.places(weights.shape), rounds)
+        norm = norm if self.lp_norm is None else self.lp_norm
+        search = _Search(weights, grid, problem.sharing.places(weights.shape), self, norm)
         found = search.zero_points() if shifted else search.scales()
         return Solution(found.nearest(weights), found.scale, found.zero_point)
 
@@ -88,13 +88,15 @@ class _Search:
         weights: `(stack, rows, columns)`.
         grid: that the quantizer measures, with a scale for each number.
         places: for each number, which scale it has.
-        rounds: the parameters.
+        solver: with the parameters.
+        lp_norm: p of the error norm.
     """
 
     weights: jax.Array
     grid: MatrixGrid
     places: np.ndarray
-    rounds: Rounds
+    solver: HQO
+    lp_norm: float
 
     def zero_points(self) -> MatrixGrid:
         """The grid with the zero points that are found."""
@@ -131,19 +133,20 @@ class _Search:
         return self._best(self._first(self.grid.scale, own, count), at, following)
 
     def _best(self, start: jax.Array, at: Any, following: Any) -> MatrixGrid:
-        own, count = self._numbered()
+        solver, (own, count) = self.solver, self._numbered()
 
         def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
             grid = at(candidate)
             values = grid.nearest(self.weights)
             error = self.weights - values
-            rest = self.weights - shrink_lp(error, beta[own].reshape(error.shape), self.rounds.lp_norm)
+            rest = self.weights - shrink_lp(error, beta[own].reshape(error.shape), self.lp_norm)
             total = jax.ops.segment_sum(jnp.abs(error).reshape(-1), own, count)
             return total, following(grid, rest, values)
 
         @jax.jit
         def run(start: jax.Array) -> jax.Array:
-            return half_quadratic(start, jnp.full_like(start, self.rounds.beta), self.rounds, fitted)[0]
+            beta = jnp.full_like(start, solver.beta)
+            return half_quadratic(start, beta, solver.kappa, solver.steps, fitted)[0]
 
         return at(run(start))
 

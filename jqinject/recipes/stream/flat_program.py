@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
-from jqinject.program import bind, is_einsum, operation_of, path_in, scan_counts
+from jqinject.program import operation_of, path_in
+from jqinject.program.jaxpr import Body, Equation, Scan
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-# The parameter of each equation that holds the program which it calls.
-INLINED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-}
 
 Slot = int
 
@@ -50,10 +39,21 @@ class Step:
     outputs: tuple[Slot, ...]
     name: str
     path: str
-    equation: Any = None
+    equation: Equation | None = None
     turn: tuple[int, ...] = ()
     kind: str = ""
     number: int = 0
+
+    @property
+    def contraction(self) -> Equation:
+        """The equation of a contraction."""
+        assert self.equation is not None, "slices and stacks are no contractions"
+        return self.equation
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Those of its equation; none for a slice or a stack."""
+        return {} if self.equation is None else self.equation.params
 
 
 @dataclass
@@ -99,92 +99,67 @@ class FlatProgram:
         return found | dict.fromkeys(self.outputs, len(self.steps))
 
 
-def flatten(closed: Any) -> FlatProgram:
-    """A closed jaxpr as a flat program.
-
-    Args:
-        closed: of a traced call.
-    """
+def flatten(body: Body) -> FlatProgram:
+    """The body of a traced call as a flat program."""
     flat = FlatProgram()
-    flat.inputs = tuple(flat.new_slot() for _ in closed.jaxpr.invars)
-    flat.outputs = tuple(_inline(flat, closed.jaxpr, closed.consts, flat.inputs, ""))
+    flat.inputs = tuple(flat.new_slot() for _ in body.inputs)
+    flat.outputs = tuple(_inline(flat, body, flat.inputs, ""))
     return flat
 
 
 def _inline(
-    flat: FlatProgram,
-    jaxpr: Any,
-    consts: Sequence[Any],
-    inputs: Sequence[Slot],
-    path: str,
-    turn: tuple[int, ...] = (),
+    flat: FlatProgram, body: Body, inputs: Sequence[Slot], path: str, turn: tuple[int, ...] = ()
 ) -> list[Slot]:
-    env: dict[Any, Slot] = dict(zip(jaxpr.invars, inputs, strict=True))
-    env |= {var: flat.constant(value) for var, value in zip(jaxpr.constvars, consts, strict=True)}
+    def steps(eqn: Equation, inputs: list[Slot]) -> list[Slot]:
+        where = path_in(eqn.scopes) or path
+        if eqn.call:
+            return _inline(flat, eqn.call, inputs, where, turn)
+        if eqn.scan and contracts(eqn.scan.body):
+            return _unroll(flat, eqn.scan, inputs, where, turn)
+        return _step(flat, eqn, inputs, where, turn)
 
-    def read(var: Any) -> Slot:
-        if isinstance(var, core.Literal):
-            return flat.constant(jnp.asarray(var.val, var.aval.dtype))  # pyright: ignore
-        return env[var]
-
-    for eqn in jaxpr.eqns:
-        where = path_in(eqn.source_info.name_stack) or path
-        outputs = _equation(flat, eqn, [read(var) for var in eqn.invars], where, turn)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(var) for var in jaxpr.outvars]
+    return body.run(inputs, steps, flat.constant)
 
 
-def _equation(
-    flat: FlatProgram, eqn: Any, inputs: list[Slot], path: str, turn: tuple[int, ...]
+def _step(
+    flat: FlatProgram, eqn: Equation, inputs: list[Slot], path: str, turn: tuple[int, ...]
 ) -> list[Slot]:
-    name = eqn.primitive.name
-    if name in INLINED:
-        inner = eqn.params[INLINED[name]]
-        jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-        return _inline(flat, jaxpr, consts, inputs, path, turn)
-    if name == "scan" and contracts(eqn.params["jaxpr"].jaxpr):
-        return _unroll(flat, eqn, inputs, path, turn)
-
     def run(*values: Any) -> list[Any]:
-        return bind(eqn, values)
+        return eqn.bind(values)
 
     kind, number = "", 0
-    if name in CONTRACTIONS:
-        kind = "einsum" if name == "dot_general" and is_einsum(eqn) else operation_of(name).name
+    if eqn.name in CONTRACTIONS:
+        kind = operation_of("einsum" if eqn.is_einsum else eqn.name).name
         number = flat.contractions[path, kind]
         flat.contractions[path, kind] += 1
     said = {"path": path, "equation": eqn, "turn": turn, "kind": kind, "number": number}
-    return flat.add(run, inputs, len(eqn.outvars), name=name, **said)
+    return flat.add(run, inputs, len(eqn.outputs), name=eqn.name, **said)
 
 
-def contracts(jaxpr: Any) -> bool:
-    """Whether a program, or one inside it, contracts anything."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in CONTRACTIONS:
-            return True
-        inner = eqn.params.get(INLINED.get(eqn.primitive.name, "jaxpr"))
-        program = getattr(inner, "jaxpr", inner)
-        if hasattr(program, "eqns") and contracts(program):
-            return True
-    return False
+def contracts(body: Body) -> bool:
+    """Whether a program, or one that it runs on its operands, contracts anything."""
+    return any(
+        eqn.name in CONTRACTIONS or (eqn.body is not None and contracts(eqn.body)) for eqn in body.equations
+    )
 
 
-def _unroll(flat: FlatProgram, eqn: Any, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
+def _unroll(
+    flat: FlatProgram, scan: Scan, inputs: list[Slot], path: str, turn: tuple[int, ...]
+) -> list[Slot]:
     """Every step of a loop: each has its own weights, cut from those of the stack."""
-    count, carries = scan_counts(eqn)
-    closed, length = eqn.params["jaxpr"], eqn.params["length"]
-    fixed, carry, stacked = inputs[:count], inputs[count : count + carries], inputs[count + carries :]
-    order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
+    fixed, carry, stacked = scan.split(inputs)
+    steps = range(scan.options["length"])
     made: dict[int, list[Slot]] = {}
     before = flat.contractions
-    for index in order:
+    for index in reversed(steps) if scan.options["reverse"] else steps:
         flat.contractions = before.copy()
         each = [
             flat.add(_slice_at(index), [slot], 1, name="slice_of_stack", path=path)[0] for slot in stacked
         ]
-        outputs = _inline(flat, closed.jaxpr, closed.consts, [*fixed, *carry, *each], path, (*turn, index))
-        carry, made[index] = outputs[:carries], outputs[carries:]
-    columns = [[made[index][place] for index in range(length)] for place in range(len(eqn.outvars) - carries)]
+        outputs = _inline(flat, scan.body, [*fixed, *carry, *each], path, (*turn, index))
+        carry, made[index] = outputs[: scan.carries], outputs[scan.carries :]
+    count = len(scan.body.outputs) - scan.carries
+    columns = [[made[index][place] for index in steps] for place in range(count)]
     return [*carry, *(flat.add(_stack, column, 1, name="stack", path=path)[0] for column in columns)]
 
 

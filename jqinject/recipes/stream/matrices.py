@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.program.jaxpr import Equation
+
 Axes = tuple[int, ...]
 
 
@@ -108,15 +110,15 @@ class RaggedMatrices:
 Matrices = DotMatrices | ConvolutionMatrices | RaggedMatrices
 
 
-def matrices_of(eqn: Any, place: int) -> Matrices | str:
+def matrices_of(eqn: Equation, place: int) -> Matrices | str:
     """How a contraction is a product of matrices, or a sentence that says why it is none.
 
     Args:
         eqn: its equation.
         place: which operand is the weight.
     """
-    weight, other = (tuple(eqn.invars[which].aval.shape) for which in (place, 1 - place))
-    name, params = eqn.primitive.name, eqn.params
+    weight, other = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
+    name, params = eqn.name, eqn.params
     if name == "dot_general":
         contracted, batch = params["dimension_numbers"]
         layouts = (
@@ -134,7 +136,7 @@ def matrices_of(eqn: Any, place: int) -> Matrices | str:
     return RaggedMatrices(Moved.of(weight, tuple(numbers.rhs_group_dimensions), tuple(right)))
 
 
-def _of_convolution(eqn: Any, place: int, weight: Axes) -> Matrices | str:
+def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
     params = eqn.params
     if place != 1:
         return "the parameter is what is convolved, not the kernel"

@@ -19,7 +19,6 @@ CASTS = (
     "convert_element_type",
     "stop_gradient",
     "copy",
-    "copy_p",
     "name",
     "reduce_precision",
     "optimization_barrier",
@@ -185,7 +184,7 @@ def _look(
         reason = "which of the parameter's numbers are contracted depends on the input"
         found.left_out.append(LeftOut(name, path, reason))
         return
-    matrices = matrices_of(step.equation, place)
+    matrices = matrices_of(step.contraction, place)
     places = _places(flat, slot, owner[slot], shape, made_by)
     if isinstance(matrices, str) or isinstance(places, str):
         reason = matrices if isinstance(matrices, str) else str(places)

@@ -100,7 +100,7 @@ class Stream:
         key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))
         if key not in self._known:
             program = program_of_call(self._model, self._policy, call)
-            flat = flatten(program.closed)
+            flat = flatten(program.body)
             parameters, state = {}, set()
             for slot, given in zip(flat.inputs, program.inputs, strict=True):
                 if given.is_activation:

@@ -61,7 +61,7 @@ def scores_of(
         step = flat.steps[product.step]
         if step.name != "dot_general" or product.name in found or not _leads_to_softmax(flat, links, step):
             continue
-        summed = step.equation.params["dimension_numbers"][0]
+        summed = step.params["dimension_numbers"][0]
         if len(summed[0]) == 1:
             channels = links.shapes[step.inputs[0]][summed[0][0]]
             behind = (
@@ -156,5 +156,5 @@ def other_readers(
 def _name_of(flat: FlatProgram, index: int, known: Sequence[Scores]) -> str:
     """The name of a step that is one of the products: in a loop, those of all turns have one equation."""
     here = flat.steps[index]
-    same = (each for each in known if flat.steps[each.product.step].equation is here.equation)
+    same = (each for each in known if flat.steps[each.product.step].equation == here.equation)
     return next((each.product.name for each in same), "")

@@ -66,32 +66,32 @@ class Split(str):
 
 
 def _transposed(step: Step, one: Shape, other: Shape) -> dict[int, int]:
-    return {axis: place for place, axis in enumerate(step.equation.params["permutation"])}
+    return {axis: place for place, axis in enumerate(step.params["permutation"])}
 
 
 def _broadcast(step: Step, one: Shape, other: Shape) -> dict[int, int]:
-    return dict(enumerate(step.equation.params["broadcast_dimensions"]))
+    return dict(enumerate(step.params["broadcast_dimensions"]))
 
 
 def _squeezed(step: Step, one: Shape, other: Shape) -> dict[int, int]:
-    gone = {axis % len(one) for axis in step.equation.params["dimensions"]}
+    gone = {axis % len(one) for axis in step.params["dimensions"]}
     return {axis: place for place, axis in enumerate(axis for axis in range(len(one)) if axis not in gone)}
 
 
 def _expanded(step: Step, one: Shape, other: Shape) -> dict[int, int]:
-    new = {axis % len(other) for axis in step.equation.params["dimensions"]}
+    new = {axis % len(other) for axis in step.params["dimensions"]}
     return dict(enumerate(axis for axis in range(len(other)) if axis not in new))
 
 
 def _gathered(step: Step, one: Shape, other: Shape) -> dict[int, int]:
-    numbers = step.equation.params["dimension_numbers"]
+    numbers = step.params["dimension_numbers"]
     dropped = {*numbers.collapsed_slice_dims, *getattr(numbers, "operand_batching_dims", ())}
     kept = [axis for axis in range(len(one)) if axis not in dropped]
     return dict(zip(kept, numbers.offset_dims, strict=True))
 
 
 def _summed(step: Step, one: Shape, other: Shape) -> dict[int, int]:
-    gone = set(step.equation.params["axes"])
+    gone = set(step.params["axes"])
     return {axis: place for place, axis in enumerate(axis for axis in range(len(one)) if axis not in gone)}
 
 

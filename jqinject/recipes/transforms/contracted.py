@@ -15,7 +15,7 @@ MIXED = "one factor would have to stand in for those of several channels of a co
 
 def dot(walk: Walk, step: Step, index: int) -> None:
     """`dot_general`."""
-    contracted, batch = step.equation.params["dimension_numbers"]
+    contracted, batch = step.params["dimension_numbers"]
     sides = [
         _Side(slot, tuple(contracted[which]), tuple(batch[which]), len(walk.shape(slot)))
         for which, slot in enumerate(step.inputs)
@@ -100,7 +100,7 @@ def _from_result(walk: Walk, step: Step, index: int, sides: list[_Side]) -> None
 
 def convolution(walk: Walk, step: Step, index: int) -> None:
     """`conv_general_dilated`: factors of input and output channels."""
-    params: Any = step.equation.params
+    params: Any = step.params
     spec, groups = params["dimension_numbers"], params["feature_group_count"]
     (x, kernel), made = step.inputs, step.outputs[0]
     outs, ins = (walk.shape(kernel)[axis] for axis in spec.rhs_spec[:2])
@@ -143,7 +143,7 @@ def ragged(walk: Walk, step: Step, index: int) -> None:
     """`ragged_dot_general`, of rows in groups, each with a matrix of its own."""
     x, weight, *rest = step.inputs
     made = step.outputs[0]
-    numbers = step.equation.params["ragged_dot_dimension_numbers"]
+    numbers = step.params["ragged_dot_dimension_numbers"]
     (left, right), (rows_batch, _) = numbers.dot_dimension_numbers
     plain = (tuple(left), tuple(right), tuple(rows_batch)) == ((1,), (1,), ())
     if not plain or any(walk.has(slot) for slot in rest):

@@ -189,7 +189,7 @@ class Gains:
         site = self._sites.get(index)
         if site is None or site.other != slot:
             raise Refused("it is contracted with something that is no parameter")
-        contracted, _ = step.equation.params["dimension_numbers"]
+        contracted, _ = step.params["dimension_numbers"]
         mine, its = contracted[1 - site.place], contracted[site.place]
         if axis not in mine:
             raise Refused("a contraction leaves its channels as they are")

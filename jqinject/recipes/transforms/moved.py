@@ -76,7 +76,7 @@ def moved_by_numpy(step: Step, x: np.ndarray) -> Any:
         step: the move.
         x: what is moved.
     """
-    params = {} if step.equation is None else step.equation.params
+    params = step.params
     if step.name == "reshape" and params.get("dimensions") is None:
         return x.reshape(params["new_sizes"])
     if step.name == "transpose":

@@ -143,7 +143,7 @@ class Regions:
 
 def _columns_of(site: ContractionSite, shape: tuple[int, ...], flat: FlatProgram) -> Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    params: Any = flat.steps[site.step].equation.params
+    params: Any = flat.steps[site.step].params
     if site.operation == "conv_general_dilated":
         axes: Sequence[int] = (params["dimension_numbers"].lhs_spec[1],)
     elif site.operation == "dot_general":

@@ -98,7 +98,7 @@ def varies_by_input(links: Links, fixed: set[Slot], slot: Slot, axis: int = -1, 
         return True
     step, _ = links.made_by[slot]
     if step.name == "broadcast_in_dim":
-        dims = tuple(step.equation.params["broadcast_dimensions"])
+        dims = tuple(step.params["broadcast_dimensions"])
         before, place = links.shapes[step.inputs[0]], axis % len(shape)
         return place in dims and before[dims.index(place)] != 1
     if step.name in (*CASTS, "mul", "div", "add", "sub"):

@@ -80,7 +80,7 @@ def along(axes_of: Callable[[Any], set[int]], *, removed: bool = False) -> Rule:
 
     def rule(walk: Walk, step: Step, index: int) -> None:
         x, made = step.inputs[0], step.outputs[0]
-        axes = axes_of(step.equation.params)
+        axes = axes_of(step.params)
         for slot in step.inputs[1:]:
             if not walk.is_zero(slot) and not walk.is_infinite(slot):
                 for refused in (x, made, slot):

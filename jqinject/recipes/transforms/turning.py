@@ -86,7 +86,7 @@ class Turning:
 
     def _contracted(self, site: ContractionSite) -> tuple[int, ...]:
         """The axes of a site's input that it contracts; none if it is not followed."""
-        params = self.steps[site.step].equation.params
+        params = self.steps[site.step].params
         if site.operation == "dot_general":
             return tuple(params["dimension_numbers"][0][1 - site.place])
         return (
@@ -116,7 +116,7 @@ class Turning:
     def _step(self, step: Step) -> None:
         if step.name == "dot_general":
             return self._dot(step)
-        if step.name == "conv_general_dilated" and is_plain_convolution(step.name, step.equation.params):
+        if step.name == "conv_general_dilated" and is_plain_convolution(step.name, step.params):
             return self._convolution(step)
         squares = step.name in ("square", "integer_pow") or (
             step.name == "mul" and step.inputs[0] == step.inputs[1]
@@ -196,7 +196,7 @@ class Turning:
         if made in self._labels and slot not in self._labels:
             raise Refused("it is a square")
         if slot in self._labels:
-            power = step.equation.params.get("y", 2)
+            power = step.params.get("y", 2)
             if power != 2 or self._labels[slot].squared:
                 raise Refused(f"{step.name} does not commute with a rotation")
             self._give(made, Turned(self._labels[slot].axis, self._labels[slot].block, squared=True))
@@ -204,7 +204,7 @@ class Turning:
     def _sums(self, step: Step) -> bool:
         """Whether a sum over turned channels was seen to stay as it is."""
         label = self._labels.get(step.inputs[0])
-        if label is None or label.axis not in step.equation.params["axes"]:
+        if label is None or label.axis not in step.params["axes"]:
             return False
         if label.squared:
             self._region_found.normalized = True
@@ -213,7 +213,7 @@ class Turning:
         return True
 
     def _dot(self, step: Step) -> None:
-        contracted, batch = step.equation.params["dimension_numbers"]
+        contracted, batch = step.params["dimension_numbers"]
         ranks = [len(self.links.shapes[slot]) for slot in step.inputs]
         free = [
             [axis for axis in range(ranks[which]) if axis not in (*contracted[which], *batch[which])]
@@ -244,7 +244,7 @@ class Turning:
             self._give(step.inputs[which], Turned(axis, label.block))
 
     def _convolution(self, step: Step) -> None:
-        spec, (x, kernel), made = step.equation.params["dimension_numbers"], step.inputs, step.outputs[0]
+        spec, (x, kernel), made = step.params["dimension_numbers"], step.inputs, step.outputs[0]
         for slot, axis, other, place in (
             (x, spec.lhs_spec[1], kernel, spec.rhs_spec[1]),
             (made, spec.out_spec[1], kernel, spec.rhs_spec[0]),
@@ -280,7 +280,7 @@ class Turning:
             return False
         step, _ = self.links.made_by[slot]
         if step.name == "broadcast_in_dim":
-            dims = tuple(step.equation.params["broadcast_dimensions"])
+            dims = tuple(step.params["broadcast_dimensions"])
             shape = self.links.shapes[step.inputs[0]]
             return axis not in dims or shape[dims.index(axis)] == 1
         if step.name in MOVED or step.name in ("dot_general", "reshape") or not step.inputs:

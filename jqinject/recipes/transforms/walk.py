@@ -161,8 +161,8 @@ class Links:
             self.made_by |= {slot: (step, place) for place, slot in enumerate(step.outputs)}
             self.shapes |= dict(zip(step.outputs, self._made(step), strict=True))
             if step.equation is not None:
-                made = zip(step.outputs, step.equation.outvars, strict=True)
-                self.discrete |= {slot for slot, var in made if not _is_inexact(var.aval)}
+                made = zip(step.outputs, step.equation.outputs, strict=True)
+                self.discrete |= {slot for slot, x in made if not jnp.issubdtype(x.dtype, jnp.inexact)}
             if all(slot in self.unowned for slot in step.inputs):
                 self.unowned.update(step.outputs)
             elif any(slot in self.owned for slot in step.inputs) and step.outputs[0] in fixed:
@@ -174,13 +174,9 @@ class Links:
 
     def _made(self, step: Step) -> list[tuple[int, ...]]:
         if step.equation is not None:
-            return [tuple(var.aval.shape) for var in step.equation.outvars]
+            return [tuple(x.shape) for x in step.equation.outputs]
         shape = self.shapes[step.inputs[0]]
         return [shape[1:] if step.name == "slice_of_stack" else (len(step.inputs), *shape)]
-
-
-def _is_inexact(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def _at(step: Step) -> str:

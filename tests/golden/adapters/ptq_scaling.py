@@ -44,9 +44,10 @@ def matrices(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
         if case.get("expect_error"):
             return {"table": hadamard.table_size(size)}
         assert given.take("table") == hadamard.table_size(size)
+    identity = jnp.eye(size)
     return {
-        "matrix": hadamard.matrix(size),
-        "random_matrix": hadamard.with_signs(jnp.asarray(inputs["signs"])),
+        "matrix": hadamard.transform(identity),
+        "random_matrix": Hadamard(signs=tuple(int(sign) for sign in inputs["signs"]))(identity),
         "y": hadamard.transform(jnp.asarray(inputs["x"])),
         "y_transposed": hadamard.transform(jnp.asarray(inputs["x"]), inverse=True),
     }

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend import core
 
-from jqinject.model.inspect.operation_counts import programs_in
 from jqinject.program import path_in, weight_in
+from jqinject.program.jaxpr import Body, Equation
 
 # An array that one of these makes is stored nowhere if what it was made of is.
 VIEWS = frozenset(
     ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "stop_gradient", "name")
 )
-CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"))
 
 
 class Kept(NamedTuple):
@@ -26,103 +26,102 @@ class Kept(NamedTuple):
     in_place: int
 
 
-def by_site(forward: Any, backward: Any, variables: Mapping[int, bool]) -> dict[str, Kept]:
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """The array that an array is a view of.
+
+    Attributes:
+        size: bytes.
+        variable: if it is a variable of the model, whether that is a weight.
+        stored: whether it is anything but a constant of the program.
+    """
+
+    size: int
+    variable: bool | None = None
+    stored: bool = True
+
+
+def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[str, Kept]:
     """What each site reads of the forward pass.
 
     Args:
         forward: a program that returns the residuals.
         backward: a program whose first inputs they are.
-        variables: ids of the forward program's inputs that are the model's variables -> whether they are weights.
+        variables: for each of the first inputs of the forward program, which are the model's variables, whether it is
+            a weight.
     """
     readers = _readers(backward)
-    makers = {id(out): (eqn, place) for eqn in forward.eqns for place, out in enumerate(eqn.outvars)}
-    inputs = set(map(id, forward.invars))
-    seen: set[int] = set()
+    types = itertools.zip_longest(forward.inputs, variables)
+    sources = forward.run([_Source(size_of(x), variable) for x, variable in types], _viewed, _constant)
+    seen: set[_Source] = set()
     found: dict[str, Kept] = {}
-    for kept, read in zip(forward.outvars, backward.invars, strict=False):
-        source = _source(kept, makers)
-        if source is None or id(read) not in readers or id(source) in seen:
+    for place, source in enumerate(sources):
+        if source is None or place not in readers or source in seen or not source.stored:
             continue
-        if id(source) not in makers and id(source) not in inputs:  # a constant of the program
-            continue
-        seen.add(id(source))
-        before, size = found.get(readers[id(read)], Kept(0, 0)), size_of(source.aval)
-        if id(source) not in variables:
-            found[readers[id(read)]] = before._replace(kept=before.kept + size)
-        elif variables[id(source)]:
-            found[readers[id(read)]] = before._replace(in_place=before.in_place + size)
+        seen.add(source)
+        before = found.get(readers[place], Kept(0, 0))
+        if source.variable is None:
+            found[readers[place]] = before._replace(kept=before.kept + source.size)
+        elif source.variable:
+            found[readers[place]] = before._replace(in_place=before.in_place + source.size)
     return found
 
 
-def _source(x: Any, makers: Mapping[int, tuple[Any, int]]) -> Any:
-    """The array that an array is a view of; None for a constant."""
-    while isinstance(x, core.Var):
-        made = makers.get(id(x))
-        if made is None:
-            return x
-        eqn, place = made
-        given = [one for one in eqn.invars if isinstance(one, core.Var)]
-        if not given:
-            return None
-        if eqn.primitive.name in VIEWS:
-            x = given[0]
-            continue
-        through = _passed(eqn, place)
-        if through is x:
-            return x
-        x = through
-    return None
+def _constant(value: Any) -> _Source | None:
+    """Nothing for numbers, of which arrays are made when they are needed."""
+    return _Source(size_of(value), stored=False) if np.ndim(value) else None
 
 
-def _passed(eqn: Any, place: int) -> Any:
-    """The input that a call returns as an output, seen through views; the output itself if it is none."""
-    out = eqn.outvars[place]
-    if eqn.primitive.name not in CALLS:
-        return out
-    inner = next(iter(programs_in(list(eqn.params.values()))), None)
-    if inner is None or len(inner.invars) != len(eqn.invars):
-        return out
-    makers = {id(one): (each, at) for each in inner.eqns for at, one in enumerate(each.outvars)}
-    source = _source(inner.outvars[place], makers)
-    if source is None:
-        return None
-    places = [at for at, one in enumerate(inner.invars) if one is source]
-    return eqn.invars[places[0]] if places else out
+def _viewed(eqn: Equation, inputs: list[_Source | None]) -> list[_Source | None]:
+    """The outputs of an operation: new arrays, unless it is a view, or a call that returns an input."""
+    given = [inputs[place] for place in eqn.variables]
+    if not given:
+        return [None] * len(eqn.outputs)
+    if eqn.name in VIEWS:
+        return [given[0]] * len(eqn.outputs)
+    made: list[_Source | None] = [_Source(size_of(x)) for x in eqn.outputs]
+    if eqn.call is None or eqn.name == "remat2":
+        return made
+    inside = eqn.call.run(inputs, _viewed, _constant)
+    return [x if x is None or x in inputs else new for x, new in zip(inside, made, strict=True)]
 
 
-def _readers(program: Any) -> dict[int, str]:
+def _readers(backward: Body) -> dict[int, str]:
     """Inputs of a backward pass that its outputs depend on -> the site of the first operation that reads them."""
-    live = {id(out) for out in program.outvars if isinstance(out, core.Var)}
-    used = []
-    for eqn in reversed(program.eqns):
-        if any(id(out) in live for out in eqn.outvars):
-            used.append(eqn)
-            live |= {id(one) for one in eqn.invars if isinstance(one, core.Var)}
-    found: dict[int, str] = {id(one): "" for one in program.invars if id(one) in live}
-    named: set[int] = set()
-    for eqn in reversed(used):
-        for one in eqn.invars:
-            if id(one) in found and id(one) not in named:
-                site = _site(eqn, one)
-                if site:
-                    found[id(one)] = site
-                    named.add(id(one))
-    return found
+    found: dict[int, str] = {}
+
+    def read(eqn: Equation, inputs: list[int | None]) -> list[int | None]:
+        for place in inputs:
+            if place is not None:
+                found[place] = found.get(place) or _site(eqn, [x == place for x in inputs])
+        return [None] * len(eqn.outputs)
+
+    returned = backward.used().run(range(len(backward.inputs)), read, lambda value: None)
+    return {**{place: "" for place in returned if place is not None}, **found}
 
 
-def _site(eqn: Any, read: Any) -> str:
-    """The innermost site of an operation that reads an array, also in the programs within it."""
-    for program in programs_in(list(eqn.params.values())):
-        ahead = len(eqn.invars) - len(program.invars)
-        inner = [
-            program.invars[at - ahead] for at, one in enumerate(eqn.invars) if one is read and at >= ahead
-        ]
-        for each in program.eqns:
-            for one in inner:
-                if any(given is one for given in each.invars) and (site := _site(each, one)):
-                    return site
-    stack = eqn.source_info.name_stack
-    return weight_in(stack) or path_in(stack) or ""
+def _site(eqn: Equation, reads: list[bool]) -> str:
+    """The innermost site of an operation that reads an array, also in the programs within it.
+
+    Args:
+        eqn: the operation.
+        reads: which of its operands are the array.
+    """
+    for body in eqn.bodies:
+        sites: list[str] = []
+
+        def read(inner: Equation, inputs: list[bool], sites: list[str] = sites) -> list[bool]:
+            if any(inputs):
+                sites.append(_site(inner, inputs))
+            return [False] * len(inner.outputs)
+
+        ahead = len(reads) - len(
+            body.inputs
+        )  # operands that the body does not have, or others that it has first
+        body.run([False] * -ahead + reads[max(ahead, 0) :], read, lambda value: False)
+        if any(sites):
+            return next(filter(None, sites))
+    return weight_in(eqn.scopes) or path_in(eqn.scopes) or ""
 
 
 def size_of(x: Any) -> int:

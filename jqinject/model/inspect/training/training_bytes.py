@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from jqinject.nn.base.act_layer import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.optim import LowBitMoment
 from jqinject.program import Call, OpQuantizers, mark_modules, name_in_scope
+from jqinject.program.jaxpr import Body
 
 FLOAT32 = 4
 LEAVES = (QuantWeightLayer, QuantActLayer, QuantCheckpoint, OpQuantizers, QuantizedOp)
@@ -267,19 +268,19 @@ class _Steps:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LostStateWarning)  # a traced step updates nothing
-            program = jax.make_jaxpr(forward)(self._trained, self._rest, self._runs.arrays).jaxpr
+            program = Body.of(jax.make_jaxpr(forward)(self._trained, self._rest, self._runs.arrays))
             tree, y = made[-1]
             if not y:
                 raise ValueError(
                     "report(optimizer=...) differentiates the model's outputs, and none is floating-point.\n"
                     "  cure: method=lambda model, x, wanted: loss(model(x), wanted)"
                 )
-            count = len(program.outvars)
+            count = len(program.outputs)
             backward = jax.make_jaxpr(
                 lambda *given: jax.tree.unflatten(tree, given[:count])(list(given[count:]))
-            )(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*(v.aval for v in program.outvars), *y)))
+            )(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*program.outputs, *y)))
         found: dict[str, Kept] = {}
-        for place, kept in by_site(program, backward.jaxpr, self._variables(program.invars)).items():
+        for place, kept in by_site(program, Body.of(backward), self._variables()).items():
             site = self._site(self._names.get(place, place))
             before = found.get(site, Kept(0, 0))
             found[site] = Kept(before.kept + kept.kept, before.in_place + kept.in_place)
@@ -289,11 +290,10 @@ class _Steps:
         """The outermost leaf that a module is, or is in; its own path outside of leaves."""
         return next((leaf for leaf in self._leaves if not leaf or f"{path}.".startswith(f"{leaf}.")), path)
 
-    def _variables(self, inputs: Sequence[Any]) -> dict[int, bool]:
-        """Ids of a program's inputs that are variables -> whether these are weights."""
+    def _variables(self) -> list[bool]:
+        """For each array of the model's variables, in the order of a program's inputs, whether it is a weight."""
         held = jax.tree.leaves((self._trained, self._rest), is_leaf=lambda x: isinstance(x, nnx.Variable))
-        weights = [isinstance(one, nnx.Param | FrozenParam) for one in held for _ in jax.tree.leaves(one)]
-        return {id(one): weight for one, weight in zip(inputs, weights, strict=False)}
+        return [isinstance(one, nnx.Param | FrozenParam) for one in held for _ in jax.tree.leaves(one)]
 
 
 def _is_leaf(node: Any) -> bool:

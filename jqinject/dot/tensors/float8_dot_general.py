@@ -1,4 +1,4 @@
-"""`dot_general` of two QuantTensors, in the numbers that they have in common; the derivative is `six_operands`'."""
+"""`dot_general` of two tensors of 8-bit floats; the derivative is `six_operands`'."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ import numpy as np
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.float8_dot import has_output_scales
-from jqinject.dot.kernels.groups import LEAST_GROUP
-from jqinject.dot.kernels.integer import integer_operand
-from jqinject.dot.tensors.common_groups import operands_in_groups
-from jqinject.dot.tensors.decision import ContractionKind, contraction_kind
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.product import Sums
-from jqinject.dot.tensors.six_operands import Plan, contract_integers, contract_operands
-from jqinject.quant_tensor import (
-    FloatQuantTensor,
-    as_array,
-    grouped_integers,
-    on_minifloats,
-)
+from jqinject.dot.tensors.six_operands import Plan, contract_operands
+from jqinject.quant_tensor import FloatQuantTensor, on_minifloats
 
 _IN_FLOAT32 = Sums(floats="float32")
 
@@ -99,69 +90,3 @@ def float8_dot_general(
     left, right = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
     y, token = contract_operands(plan, left, right)
     return y, jnp.zeros((), jnp.float32) if token is None else token
-
-
-def contract_tensors(
-    lhs: Any,
-    rhs: Any,
-    dims: Dimensions,
-    dtype: Any,
-    contraction: ContractionKind = "auto",
-    accumulator_dtype: Any = None,
-    out_sharding: Any = None,
-) -> jax.Array:
-    """The contraction, in the numbers that `contraction` names.
-
-    Gradients pass straight through to the values of the operands.
-    """
-    if contraction in ("auto", "int"):
-        y = _in_groups(lhs, rhs, dims, dtype, contraction == "int", accumulator_dtype, out_sharding)
-        if y is not None:
-            return y
-    kind = contraction_kind(lhs, rhs, dims, contraction)
-    if kind == "fp8":
-        return float8_dot_general(
-            lhs, rhs, dims.numbers, preferred_element_type=dtype, out_sharding=out_sharding
-        )[0]
-    if kind == "int":
-        left, right = integer_operand(lhs), integer_operand(rhs)
-        return contract_integers(left, right, dims, dtype, accumulator_dtype, out_sharding)
-    return jax.lax.dot_general(
-        as_array(lhs),
-        as_array(rhs),
-        dims.numbers,
-        preferred_element_type=dtype,
-        out_sharding=out_sharding,
-    )
-
-
-def _in_groups(
-    lhs: Any,
-    rhs: Any,
-    dims: Dimensions,
-    dtype: Any,
-    any_size: bool,
-    accumulator_dtype: Any,
-    out_sharding: Any,
-) -> jax.Array | None:
-    """The contraction of integers of which one has scales for groups; None if they cannot be contracted so.
-
-    Args:
-        lhs, rhs, dims, dtype, accumulator_dtype, out_sharding: as for `contract_tensors`.
-        any_size: whether groups of fewer elements than pays are contracted too.
-    """
-    least = 1 if any_size else LEAST_GROUP
-    if grouped_integers(lhs) and not grouped_integers(rhs):
-        swapped = operands_in_groups(rhs, lhs, dims.swapped(), least) if out_sharding is None else None
-        if swapped is not None:
-            y = contract_integers(*swapped, dtype, accumulator_dtype)
-            return y.transpose(dims.swapped().rhs_first)
-    found = operands_in_groups(lhs, rhs, dims, least)
-    return None if found is None else contract_integers(*found, dtype, accumulator_dtype, out_sharding)
-
-
-def output_dtype(lhs: Any, rhs: Any, preferred_element_type: Any) -> Any:
-    """The dtype of a contraction's output: the requested one, or the operands' promoted dtype."""
-    if preferred_element_type is not None:
-        return np.dtype(preferred_element_type)
-    return jnp.promote_types(lhs.dtype, rhs.dtype)

@@ -1,0 +1,456 @@
+"""JAX's equations, which no other file reads: the operations of a traced function, and how values go through them.
+
+A `Body` is a jaxpr with its constants, and an `Equation` is one of its operations. `Body.run` is the only evaluator:
+it hands values from equation to equation by a rule `(equation, inputs) -> outputs`. Values are whatever the rule works
+on: arrays, tracked tensors of the interpreter, slots of a flat program, or facts such as "depends on an argument".
+A rule decides itself what becomes of bodies within: it runs `Equation.call`, `.scan`, `.loop` or `.branches` with the
+same rule. Next: `interpreter`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import flax
+import jax
+import numpy as np
+from jax.extend import core
+from jax.extend.core import Primitive as Primitive
+
+V = TypeVar("V")
+
+# Primitives that run their only body once, on their operands as they are.
+CALLS = frozenset(
+    {
+        *("jit", "closed_call", "core_call", "remat2", "composite"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
+    }
+)
+# Primitives that run bodies several times, or one of them -> the parameters that hold them.
+LOOPS: Mapping[str, tuple[str, ...]] = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+}
+# Primitives whose name depends on the version of JAX, or on how they are bound.
+SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": "copy"}
+EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
+LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
+
+
+class Equation:
+    """One operation of a body. Two views of the same operation are equal.
+
+    Attributes:
+        name: of its primitive.
+        params: of its primitive.
+        is_read: for each output, whether an equation of the body or the body's output reads it.
+    """
+
+    __slots__ = ("_equation", "_inputs", "_outputs", "is_read", "name", "params")
+
+    def __init__(self, equation: Any, is_read: tuple[bool, ...] = ()) -> None:
+        name = equation.primitive.name
+        self._equation, self._inputs, self._outputs = equation, equation.invars, equation.outvars
+        self.name: str = SYNONYMS.get(name, name)
+        self.params: Mapping[str, Any] = equation.params
+        self.is_read = is_read
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equation) and other._equation is self._equation
+
+    def __hash__(self) -> int:
+        return id(self._equation)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The types of its inputs, with shape and dtype."""
+        return [atom.aval for atom in self._inputs]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The types of its outputs, with shape and dtype."""
+        return [var.aval for var in self._outputs]
+
+    @property
+    def variables(self) -> list[int]:
+        """The places of those inputs that are no literals."""
+        return [place for place, atom in enumerate(self._inputs) if not isinstance(atom, core.Literal)]
+
+    def bind(self, values: Sequence[Any]) -> list[Any]:
+        """Run it on arrays, under its own name stack."""
+        # Newer versions of JAX have functions among the parameters.
+        primitive = self._equation.primitive
+        parts = primitive.get_bind_params(self.params)
+        functions, parameters = parts if isinstance(parts, tuple) else ((), parts)
+        scopes = self.scopes
+        with jax.named_scope(scopes) if scopes else contextlib.nullcontext():
+            results = primitive.bind(*functions, *values, **parameters)
+        return list(results) if primitive.multiple_results else [results]
+
+    def replaced(self, **params: Any) -> Equation:
+        """The same operation with other parameters."""
+        return Equation(self._equation.replace(params={**self.params, **params}), self.is_read)
+
+    # --- where it comes from
+
+    @property
+    def scopes(self) -> str:
+        """Its name stack as text, relative to its body."""
+        return str(self._equation.source_info.name_stack)
+
+    @property
+    def line(self) -> tuple[str, int] | None:
+        """The file and line, outside of JAX and Flax, that it stems from; None if unknown."""
+        source = self._equation.source_info.traceback
+        frames = [] if source is None else traceback.walk_tb(source.as_python_traceback())
+        places = [(frame.f_code.co_filename, line) for frame, line in frames]
+        return next((place for place in reversed(places) if not place[0].startswith(LIBRARIES)), None)
+
+    @property
+    def label(self) -> str:
+        """The name that `checkpoint_name` gives a value; empty for any other operation."""
+        return self.params["name"] if self.name == "name" else ""
+
+    @property
+    def function(self) -> str | None:
+        """The name of the compiled function that it calls, also under a custom derivative; None if it calls none."""
+        if self.name == "jit":
+            return self.params["name"]
+        inside = self.bodies[0].equations if self.name == "custom_jvp_call" else []
+        return inside[0].function if len(inside) == 1 else None
+
+    @property
+    def is_einsum(self) -> bool:
+        """Whether it is a `dot_general` that comes from `jnp.einsum`."""
+        return self.name == "dot_general" and EINSUM.search(self.scopes) is not None
+
+    # --- bodies within
+
+    @property
+    def bodies(self) -> list[Body]:
+        """All bodies within: of calls, loops, branches, kernels, rules of reductions."""
+        leaves = jax.tree.leaves(list(self.params.values()), is_leaf=_is_body)
+        return [Body.of(leaf) for leaf in leaves if _is_body(leaf)]
+
+    @property
+    def call(self) -> Body | None:
+        """The body that it runs once, on its operands as they are, if it is one of `CALLS`."""
+        return self.bodies[0] if self.name in CALLS else None
+
+    @property
+    def body(self) -> Body | None:
+        """The first body with as many inputs as it has: that of a call, a scan or a part for each device."""
+        count = len(self._inputs)
+        return next((body for body in self.bodies if len(body.inputs) == count), None)
+
+    @property
+    def scan(self) -> Scan | None:
+        """It as a `lax.scan`; None for any other operation."""
+        if self.name != "scan":
+            return None
+        params = self.params
+        if "num_consts" in params:
+            counts = params["num_consts"], params["num_carry"]
+        else:
+            constants, carry, _ = params["ft_in"].unpack()
+            counts = len(constants.vals), len(carry.vals)
+        options = {name: params[name] for name in ("reverse", "length", "unroll")}
+        return Scan(Body.of(params["jaxpr"]), *counts, options)
+
+    @property
+    def loop(self) -> While | None:
+        """It as a `lax.while_loop`; None for any other operation."""
+        if self.name != "while":
+            return None
+        condition, body = (Body.of(self.params[name]) for name in LOOPS["while"])
+        return While(condition, body, self.params["cond_nconsts"], self.params["body_nconsts"])
+
+    @property
+    def branches(self) -> list[Body]:
+        """The bodies of which a `lax.cond` runs one: the first operand is its number; none for any other operation."""
+        return [Body.of(branch) for branch in self.params["branches"]] if self.name == "cond" else []
+
+    @property
+    def times(self) -> int:
+        """How often it runs its bodies.
+
+        A scan's body runs once per iteration, a kernel once per block, a part for each device once on each device that
+        inputs are split over; others count once.
+        """
+        if self.name == "scan":
+            return self.params["length"]
+        if self.name == "pallas_call":
+            return math.prod(size for size in self.params["grid_mapping"].grid if isinstance(size, int))
+        if self.name == "shard_map":
+            axes = {axis for spec in self.params["in_specs"] for axis in jax.tree.leaves(tuple(spec))}
+            return math.prod(self.params["mesh"].shape[axis] for axis in axes)
+        return 1
+
+    def with_bodies(self, function: Callable[[Body, Sequence[Any]], list[Any]]) -> Equation:
+        """The same operation; if it is a loop or a branch, with its bodies traced anew.
+
+        Args:
+            function: runs a body on arrays.
+        """
+
+        def traced(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(map(traced, part))
+            body = Body.of(part)
+            types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in body.inputs]
+            return jax.make_jaxpr(lambda *values: function(body, values))(*types)
+
+        return self.replaced(**{name: traced(self.params[name]) for name in LOOPS.get(self.name, ())})
+
+    def _is(self, other: Equation, same: dict[Any, Any]) -> bool:
+        """Whether it is another one up to names of variables; note which variables correspond.
+
+        Args:
+            other: of a pattern.
+            same: variable of the pattern -> variable of this body.
+        """
+        if self.name != other.name or len(self._inputs) != len(other._inputs):
+            return False
+        if [x.shape for x in self.outputs] != [x.shape for x in other.outputs]:
+            return False
+        pairs = zip(self._inputs, other._inputs, strict=True)
+        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(other.params):
+            return False
+        same.update(zip(other._outputs, self._outputs, strict=True))
+        return True
+
+    def _has_params(self, params: Mapping[str, Any]) -> bool:
+        # Bodies are traced anew each time, so their text is compared.
+        return params.keys() == self.params.keys() and all(
+            value == self.params[key] or (_is_body(value) and str(value) == str(self.params[key]))
+            for key, value in params.items()
+            if key not in ("jvp_jaxpr_fun", "ctx_mesh")
+        )
+
+
+class Function(Equation):
+    """Several equations as one operation, which is a known function of one value. See `Body.matched`.
+
+    Attributes:
+        length: how many equations it is.
+
+    Args:
+        name: of the function.
+        body: these equations.
+    """
+
+    __slots__ = ("_body", "length")
+
+    def __init__(self, name: str, body: Body) -> None:
+        super().__init__(body.equations[0]._equation, (True,) * len(body.outputs))
+        self.name, self.length, self._body = name, len(body.equations), body
+        self._inputs, self._outputs = body._inputs, body._outputs
+
+    def bind(self, values: Sequence[Any]) -> list[Any]:
+        """See `Equation`."""
+        return self._body.run(values, Equation.bind, lambda value: value)
+
+
+class Body:
+    """A jaxpr with the values of its constants.
+
+    Args:
+        inputs: its variables.
+        outputs: variables or literals.
+        equations: in order.
+        constants: variable -> value.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        equations: Sequence[Equation],
+        constants: Mapping[Any, Any],
+    ) -> None:
+        self.equations = equations
+        self._inputs, self._outputs, self._constants = inputs, outputs, constants
+
+    @classmethod
+    def of(cls, jaxpr: Any) -> Body:
+        """A jaxpr of JAX, closed or open: newer versions have one class for both."""
+        constants: Sequence[Any] = getattr(jaxpr, "consts", ())
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        read = {atom for eqn in jaxpr.eqns for atom in eqn.invars if not isinstance(atom, core.Literal)}
+        read |= {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+        equations = [Equation(eqn, tuple(var in read for var in eqn.outvars)) for eqn in jaxpr.eqns]
+        values = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.constvars, constants, strict=False))
+        return cls(jaxpr.invars, jaxpr.outvars, equations, values)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The types of its inputs, with shape and dtype."""
+        return [var.aval for var in self._inputs]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The types of its outputs, with shape and dtype."""
+        return [atom.aval for atom in self._outputs]
+
+    @property
+    def returns_input(self) -> list[bool]:
+        """For each output, whether it is an input as it came."""
+        inputs = set(self._inputs)
+        return [not isinstance(atom, core.Literal) and atom in inputs for atom in self._outputs]
+
+    def run(
+        self,
+        inputs: Sequence[V],
+        rule: Callable[[Equation, list[V]], Sequence[V]],
+        constant: Callable[[Any], V],
+    ) -> list[V]:
+        """Hand values from equation to equation.
+
+        Args:
+            inputs: their values.
+            rule: an equation and the values of its inputs -> the values of its outputs.
+            constant: an array, or a number as an array of NumPy -> its value.
+
+        Returns:
+            The values of the outputs.
+        """
+        values: dict[Any, V] = dict(zip(self._inputs, inputs, strict=True))
+        values |= {var: constant(array) for var, array in self._constants.items()}
+
+        def read(atom: Any) -> V:
+            if isinstance(atom, core.Literal):
+                # Of NumPy: each array of JAX would be placed on a device, to become a constant of a new program.
+                return constant(np.asarray(atom.val, atom.aval.dtype))  # pyright: ignore
+            return values[atom]
+
+        for equation in self.equations:
+            outputs = rule(equation, [read(atom) for atom in equation._inputs])
+            values.update(zip(equation._outputs, outputs, strict=True))
+        return [read(atom) for atom in self._outputs]
+
+    def used(self) -> Body:
+        """It without the equations that no output depends on."""
+        needed, used = set(self._variables(self._outputs)), []
+        for equation in reversed(self.equations):
+            if not needed.isdisjoint(equation._outputs):
+                used.append(equation)
+                needed.update(self._variables(equation._inputs))
+        return Body(self._inputs, self._outputs, used[::-1], self._constants)
+
+    def everywhere(self) -> Iterator[Equation]:
+        """Its equations, and those of all bodies within."""
+        for equation in self.equations:
+            yield equation
+            for body in equation.bodies:
+                yield from body.everywhere()
+
+    def with_equations(self, equations: Sequence[Equation]) -> Body:
+        """It with some of its equations joined: see `matched`."""
+        return Body(self._inputs, self._outputs, equations, self._constants)
+
+    def matched(self, start: int, place: int, name: str, pattern: Body) -> Function | None:
+        """The equations from one on as a function, if they are those that it is traced to.
+
+        Args:
+            start: index of the first equation.
+            place: which of its inputs is the function's.
+            name: of the function.
+            pattern: the function, traced for one value.
+        """
+        end = start + len(pattern.equations)
+        if pattern._constants or not pattern.equations or end > len(self.equations):
+            return None
+        own = self.equations[start:end]
+        operand = own[0]._inputs[place]
+        same: dict[Any, Any] = {pattern._inputs[0]: operand}
+        if not all(eqn._is(other, same) for eqn, other in zip(own, pattern.equations, strict=True)):
+            return None
+        outputs = [same.get(var) for var in pattern._outputs]
+        inner = {var for eqn in own for var in eqn._outputs}.difference(outputs)
+        later = [*self._outputs, *(atom for eqn in self.equations[end:] for atom in eqn._inputs)]
+        if None in outputs or not inner.isdisjoint(self._variables(later)):
+            return None
+        return Function(name, Body([operand], outputs, own, {}))
+
+    @staticmethod
+    def _variables(atoms: Sequence[Any]) -> list[Any]:
+        return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A loop over slices: its operands are constants, carried values, arrays to slice.
+
+    Attributes:
+        body: from constants, carried values and slices to carried values and slices.
+        constants, carries: how many of the operands are these.
+        options: the arguments `reverse`, `length` and `unroll`.
+    """
+
+    body: Body
+    constants: int
+    carries: int
+    options: Mapping[str, Any]
+
+    def split(self, operands: Sequence[V]) -> tuple[list[V], list[V], list[V]]:
+        """Constants, carried values and arrays to slice."""
+        first, last = self.constants, self.constants + self.carries
+        return list(operands[:first]), list(operands[first:last]), list(operands[last:])
+
+
+@dataclass(frozen=True)
+class While:
+    """A loop of unknown length: its operands are constants of the condition, of the body, and carried values.
+
+    Attributes:
+        condition, body: from their constants and the carried values.
+        condition_constants, constants: how many of the operands are constants of each.
+    """
+
+    condition: Body
+    body: Body
+    condition_constants: int
+    constants: int
+
+    def split(self, operands: Sequence[V]) -> tuple[list[V], list[V], list[V]]:
+        """Constants of the condition, constants of the body, carried values."""
+        first, last = self.condition_constants, self.condition_constants + self.constants
+        return list(operands[:first]), list(operands[first:last]), list(operands[last:])
+
+
+def settled(
+    step: Callable[[list[V]], Sequence[V]], carry: Sequence[V], joined: Callable[[V, V], V]
+) -> list[V]:
+    """Facts about the carried values of a loop that hold in every iteration.
+
+    Args:
+        step: facts before an iteration -> facts after it.
+        carry: before the first one.
+        joined: the fact that holds where one of two does.
+    """
+    before = list(carry)
+    while True:
+        after = [joined(old, new) for old, new in zip(before, step(before), strict=True)]
+        if after == before:
+            return after
+        before = after
+
+
+def _is_body(part: Any) -> bool:
+    return hasattr(part, "eqns")
+
+
+def _is_same(own: Any, atom: Any, same: Mapping[Any, Any]) -> bool:
+    """Whether an operand corresponds to one of a pattern."""
+    if isinstance(atom, core.Literal) or isinstance(own, core.Literal):
+        both = isinstance(atom, core.Literal) and isinstance(own, core.Literal)
+        return both and np.array_equal(atom.val, own.val)
+    return same.get(atom) is own

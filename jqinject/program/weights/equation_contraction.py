@@ -1,0 +1,92 @@
+"""One contraction of a program on the numbers that its operands have: payloads where both have them, else floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jqinject.dot import ragged_dot_general
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.tensors.contract import check_choice, choose, contract_as, keep_integers
+from jqinject.dot.tensors.decision import ContractionKind
+from jqinject.program.jaxpr import Equation
+from jqinject.program.tracked_value import Tracked
+from jqinject.program.weights.equation_arguments import arguments_of
+from jqinject.program.weights.stored_numbers import stored_product
+from jqinject.quant_tensor import is_quantized, on_minifloats
+
+
+class Contracted(NamedTuple):
+    """The output of a contraction.
+
+    Attributes:
+        value: the output.
+        token: whose cotangent is the scale of the output's gradient, if backward its payload is contracted; else None.
+    """
+
+    value: Any
+    token: Any = None
+
+
+def contracted(
+    eqn: Equation,
+    numbers: ContractionKind,
+    operands: Sequence[Tracked],
+    rest: list[Any],
+    evaluate: Callable[[list[Any]], list[Any]],
+    grad_dtype: Any,
+) -> Contracted:
+    """The contraction of an equation, by the payloads of its operands or by their floats.
+
+    Args:
+        eqn: the equation.
+        numbers: which numbers the rule wants to be contracted.
+        operands: the two that are contracted.
+        rest: further operands.
+        evaluate: contracts arrays.
+        grad_dtype: dtype of the gradient's payload, or None.
+    """
+    lhs, rhs = (x.value for x in operands)
+    found = None
+    if is_quantized(lhs) and is_quantized(rhs):
+        found = _of_payloads(eqn, numbers, lhs, rhs, rest, grad_dtype)
+    if found is not None:
+        return found
+    value = stored_product(eqn, numbers, operands)
+    if value is None:
+        (value,) = evaluate([*(x.array for x in operands), *rest])
+    return Contracted(value)
+
+
+def _of_payloads(
+    eqn: Equation, numbers: ContractionKind, lhs: Any, rhs: Any, rest: list[Any], grad_dtype: Any
+) -> Contracted | None:
+    """The contraction of two QuantTensors by their payloads; None if the table says floats."""
+    name, dtype, params = eqn.name, eqn.outputs[0].dtype, eqn.params
+    if name in ("dot_general", "conv_general_dilated"):
+        sharding = params.get("out_sharding")
+        if name == "dot_general":
+            where: Any = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
+        else:
+            where = Convolution.of(lhs.shape, rhs.shape, **arguments_of(eqn), dtype=np.dtype(dtype))
+        choice = choose(lhs, rhs, where, numbers, rounded=False, swaps=sharding is None)
+        check_choice(choice, where, numbers)
+        how = {"grad_dtype": grad_dtype, "out_sharding": sharding}
+        return None if choice.kernel == "floats" else Contracted(*contract_as(choice, where, dtype, **how))
+    plain = params.get("group_offset") is None and params.get("out_sharding") is None
+    if name == "ragged_dot_general" and plain:
+        if numbers == "float" or (numbers == "auto" and not (on_minifloats(lhs) or keep_integers(lhs, rhs))):
+            return None
+        how = {"preferred_element_type": dtype, "precision": params["precision"], "contraction": numbers}
+        return Contracted(
+            ragged_dot_general(lhs, rhs, rest[0], params["ragged_dot_dimension_numbers"], **how)
+        )
+    if numbers in ("int", "fp8"):
+        raise ValueError(
+            f"contraction={numbers!r} of {name} with these parameters is not defined: {params}\n"
+            "  cure: contraction='auto'"
+        )
+    return None
