@@ -237,7 +237,7 @@ def _note(layer: Any, kinds: list[str], in_program: bool, reason: str) -> str:
     if missing:
         return f"the {' and the '.join(missing)} has no bits in the configuration"
     if op.module.countdown is not None:
-        spec = op.module.scheme.scheme
+        spec = op.module.scheme
         return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
     if op.module.scheme is not None:
         return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"
