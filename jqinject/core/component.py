@@ -239,9 +239,6 @@ class Component(metaclass=ComponentMeta):
             held[_HASH] = hash(held[_SEALED])
         return held[_HASH]
 
-    def __copy__(self) -> Component:
-        return self
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Component:
         return self
 
@@ -290,17 +287,11 @@ def node_class(cls: type[Component]) -> type[Component]:
 
     namespace: dict[str, Any] = dict(hidden_methods(inspect.getmembers(cls)))
     namespace |= {name: getattr(nnx.Module, name) for name in _OF_MODULES}
-    namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__, "__copy__": _copied}
+    namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
     namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
     namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     made = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
     type.__setattr__(cls, "_node", made)
-    return made
-
-
-def _copied(self: Any) -> Any:
-    made = object.__new__(type(self))
-    vars(made).update(vars(self))
     return made
 
 

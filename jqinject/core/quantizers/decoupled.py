@@ -104,12 +104,9 @@ class DecoupledRescalingIntQuant(Quantizer):
         grid = int_grid(self.decoupled_int_quant, self.bit_width_impl())
         return grid, self.int_scaling_impl(grid.bit_width)
 
-    def __call__(self, x: jax.Array) -> Quantized:  # type: ignore[override]
-        """`x` quantized; scales and zero points float32."""
-        return self._decoupled(check.float_input(x, "DecoupledRescalingIntQuant"))
-
-    def _decoupled(self, x: jax.Array, *input_format: Any) -> Quantized:
-        """The result; for an input format the pre-scaling has the last word on the integers."""
+    def __call__(self, x: jax.Array, *input_format: Any) -> Quantized:  # type: ignore[override]
+        """`x` quantized; scales and zero points float32. The pre-scaling of an input format limits the integers."""
+        x = check.float_input(x, type(self).__name__)
         x32, rounds, pre_scaling = x.astype(jnp.float32), self.decoupled_int_quant, self.pre_scaling_impl
         grid, steps = self._numbers()
         pre_scale = divide(pre_scaling(x32, *input_format), steps)
@@ -180,19 +177,18 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
     ) -> Quantized:
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
-        x = check.float_input(x, "DecoupledRescalingIntQuantWithInput")
         if input_bit_width is not None and input_is_signed is not None:
             if not self.use_running_average:
                 kept = [jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)]
                 self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(kept))))
-            return self._decoupled(x, input_bit_width, input_is_signed)
+            return super().__call__(x, input_bit_width, input_is_signed)
         known = self.kept_input()
         if known is not None:
-            return self._decoupled(x, *known)
+            return super().__call__(x, *known)
         # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
         bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
-        result = self._decoupled(x, jnp.maximum(bits, 1), sign)
-        return replace(result, value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
+        result = super().__call__(x, jnp.maximum(bits, 1), sign)
+        return replace(result, value=jnp.where(bits > 0, result.value, jnp.nan).astype(result.value.dtype))
 
     def kept_input(self) -> tuple[int, bool] | None:
         """Bits and sign of the input of the last training step; None in a stack or under tracing.
@@ -245,7 +241,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         """Whether an integer of a weight is not 0 with an accumulator of so many bits."""
         copy = nnx.clone(self, graph=True)
         copy.pre_scaling_impl.accumulator_bit_width_impl = BitWidthConst(width)
-        return bool(jnp.any(copy._decoupled(x, bits, signed).value))
+        return bool(jnp.any(copy(x, bits, signed).value))
 
     set_view = set_view
 

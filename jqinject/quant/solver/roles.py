@@ -66,7 +66,6 @@ class TruncQuantSolver(ExtendedInjector, defaults=True):
         "trunc_scaling_impl_type", components.TRUNC_SCALING_IMPL, default="msb"
     )
     trunc_int_scaling_impl = components.selected("restrict_scaling_type", components.POWER_OF_TWO_STEPS)
-    input_view_impl = core.Identity
 
 
 class NoneWeightQuant(WeightQuantSolver):

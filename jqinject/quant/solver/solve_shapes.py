@@ -175,7 +175,11 @@ def block_width(group_size=None):
 
 
 class Shapes(ExtendedInjector):
-    """What statistics reduce, and how they see the tensor, in every role."""
+    """What statistics reduce, and how they see the tensor, in every role that says nothing else."""
+
+    scaling_shape = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
+    permute_dims = value(lambda scaling_stats_permute_dims=None: scaling_stats_permute_dims)
+    input_view_impl = core.Identity
 
     scaling_stats_input_view_shape_impl = of_statistic(
         core.OverTensorView, core.OverOutputChannelView, this.input_view_impl
@@ -188,7 +192,6 @@ class Shapes(ExtendedInjector):
 class WeightShapes(ExtendedInjector):
     """Shapes of weights, from facts of the layer; groups cut the axis of the inputs."""
 
-    scaling_shape = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
     scaling_stats_input_concat_dim = by_output(tensor=0, channel=1, group=this.group_elements_axis)
     # quantized group scales have one more axis than the weight: their channels are those of the scale's shape
     channel_shape = by_output(channel=this.scaling_shape)
@@ -279,7 +282,6 @@ class ActShapes(ExtendedInjector):
 
     scaling_shape = by_output(tensor=(), channel=this.per_channel_broadcastable_shape, group=())
     scaling_per_output_channel_shape = this.per_channel_broadcastable_shape
-    permute_dims = value(lambda scaling_stats_permute_dims=None: scaling_stats_permute_dims)
 
     @value
     def per_channel_broadcastable_shape(activation_channel_shape=None):
@@ -303,12 +305,9 @@ class ActShapes(ExtendedInjector):
 class BiasShapes(ExtendedInjector):
     """Shapes of biases, all of whose axes are channels, so that they need no view."""
 
-    scaling_shape = by_output((), this.scaling_per_output_channel_shape, this.scaling_per_group_shape)
     scaling_stats_input_concat_dim = output_channel_dim = 0
-    permute_dims = value(lambda scaling_stats_permute_dims=None: scaling_stats_permute_dims)
     channel_axes = value(lambda module: len(agreed(module, shape_of_bias, "out_channels")))
     scaling_per_output_channel_shape = value(lambda module: agreed(module, shape_of_bias, "out_channels"))
-    input_view_impl = core.Identity
 
     @value
     def group_dim():
