@@ -40,7 +40,7 @@ NO_STATE_IN_SWITCHED = (
 )
 
 
-class Recorder:
+class AxesRecorder:
     """The axes of the operands whose quantizers keep state, as an abstract call meets them.
 
     Attributes:
@@ -69,7 +69,7 @@ class Contraction(InnerModule):
         recorder: takes the axes of operands in an abstract call; None in any other.
     """
 
-    recorder: Recorder | None = None
+    recorder: AxesRecorder | None = None
     stream: Any
     stateless: tuple[str, str] | None = None
 
@@ -297,7 +297,7 @@ def operands_with_state(
         schemes: its scheme, and that of its first calls if there is one.
         call: calls it, with arrays of the shapes in question.
     """
-    recorder = Recorder()
+    recorder = AxesRecorder()
     if not any(_may_keep_state(scheme) for scheme in schemes):
         return {}
 

@@ -31,7 +31,7 @@ class MissingRngsError(ValueError):
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Refused:
+class RefusedQuantizer:
     """Replaces the quantizer of a backward pass that cannot be: a forward pass alone does not need it.
 
     Attributes:
@@ -54,10 +54,10 @@ def refused_backward(make: Callable[[], BackwardProduct]) -> BackwardProduct:
     try:
         return make()
     except MissingRngsError as error:
-        return BackwardProduct(Refused(str(error)))
+        return BackwardProduct(RefusedQuantizer(str(error)))
 
 
-def misfit(where: str, size: int, length: int) -> Refused:
+def misfit(where: str, size: int, length: int) -> RefusedQuantizer:
     """Refuses a transform whose blocks do not fill the axis that is summed over.
 
     Args:
@@ -65,7 +65,7 @@ def misfit(where: str, size: int, length: int) -> Refused:
         size: of a block.
         length: of the axis.
     """
-    return Refused(
+    return RefusedQuantizer(
         f"{where}: pre_transform turns blocks of {size}, which do not fill the {length} numbers that the product sums "
         "over (rows of a batch).\n  cure: batches whose last axis before the features is a multiple of "
         f"{size}; model.eval() where there is no backward pass; or a scheme without the transform (hadamard=None)"

@@ -15,7 +15,7 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.schemes.contraction import Contraction, Recorder
+from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
     multiplied,
@@ -23,7 +23,7 @@ from jqinject.dot.schemes.product_transforms import (
     transformed,
     transformed_label,
 )
-from jqinject.dot.schemes.random_numbers import Refused, misfit, refused_backward
+from jqinject.dot.schemes.random_numbers import RefusedQuantizer, misfit, refused_backward
 from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
 from jqinject.dot.tensors.decision import decide, described, varies
 from jqinject.dot.tensors.labelled_tensor import (
@@ -219,7 +219,9 @@ def _check_fits(contraction: Contraction, name: str, made: LabelledTensor, summe
         raise payload_does_not_fit(where, what)
 
 
-def _misfit(contraction: Contraction, name: str, x: LabelledTensor, summed: Labels) -> Refused | None:
+def _misfit(
+    contraction: Contraction, name: str, x: LabelledTensor, summed: Labels
+) -> RefusedQuantizer | None:
     """Why the transform of an operand cannot be done: its blocks do not fill the axis; None if they do."""
     transform: Any = transform_of(contraction.scheme[name])
     if transform is None or transform.block_size is None or not summed:
@@ -329,7 +331,7 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         twin = nnx.clone(contraction, graph=True)
-        twin.recorder = Recorder()
+        twin.recorder = AxesRecorder()
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
         operands = _Operands.of(twin, dot, lhs, rhs)
         labels = operands.plan.labels

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.dot.schemes.contraction import Contraction, Recorder
+from jqinject.dot.schemes.contraction import Contraction, AxesRecorder
 from jqinject.model.frozen_ops import op_slot
 from jqinject.nn.base.dot_layer import stack_of_layer
 from jqinject.program.tracing.trace import node_at
@@ -44,13 +44,13 @@ def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
     if not isinstance(model, nnx.Module):
         raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
     graphdef, state = nnx.split(model, graph=True)
-    recorders: dict[Path, Recorder] = {}
+    recorders: dict[Path, AxesRecorder] = {}
 
     def call(state: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         copy = nnx.merge(graphdef, state)
         for path, contraction in _contractions(copy).items():
             # Static, so that copies of the copy, in transformations, have it too.
-            contraction.recorder = recorders[path] = Recorder()
+            contraction.recorder = recorders[path] = AxesRecorder()
         copy(*args, **kwargs)
 
     jax.eval_shape(call, state, args, kwargs)
