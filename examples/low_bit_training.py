@@ -96,7 +96,7 @@ def trained(scheme: type[Scheme] | None, settings: Settings, seed: int, corpus: 
     model = quantized(settings.model(seed), scheme, seed)
     windows = corpus.validation_windows(settings.windows, settings.context)
     if scheme is not None:
-        held_out(model, windows[:1])  # the first call makes the quantizers of operands, and their statistics
+        held_out(model, windows[:1])  # a call in training begins the statistics of operands
     Training(model, settings.schedule(seed), corpus).run()
     model.eval()
     return model, float(held_out(model, windows))

@@ -48,6 +48,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import fold_batch_norm as fold_batch_norm
     from jqinject.model import freeze as freeze
     from jqinject.model import grad as grad
+    from jqinject.model import initialize as initialize
     from jqinject.model import learn_rounding as learn_rounding
     from jqinject.model import load_frozen as load_frozen
     from jqinject.model import load_state as load_state
@@ -93,6 +94,7 @@ __all__ = [
     "fold_batch_norm",
     "freeze",
     "grad",
+    "initialize",
     "learn_rounding",
     "load_frozen",
     "load_state",
@@ -132,6 +134,7 @@ _PLACES = {
     "fold_batch_norm": "jqinject.model",
     "freeze": "jqinject.model",
     "grad": "jqinject.model",
+    "initialize": "jqinject.model",
     "learn_rounding": "jqinject.model",
     "load_frozen": "jqinject.model",
     "load_state": "jqinject.model",

@@ -31,6 +31,7 @@ from jqinject.model.ptq.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.ptq.learned_rounding import learn_rounding as learn_rounding
 from jqinject.model.ptq.round_training import RoundingErrors as RoundingErrors
 from jqinject.model.ptq.sites_left import SitesLeftWarning as SitesLeftWarning
+from jqinject.model.quantizing.initialize import initialize as initialize
 from jqinject.model.quantizing.low_coverage import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule

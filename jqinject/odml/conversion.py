@@ -29,7 +29,6 @@ from jqinject.program import (
     find_sites,
     quantized_class,
 )
-from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor import as_array, is_concrete
 
 
@@ -71,18 +70,9 @@ class Markers(AsWritten):
     def grad_dtype(self, name: str) -> None:
         """Gradients are not marked."""
 
-    def contract(
-        self,
-        site: Site,
-        eqn: Equation,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """The contraction of floats."""
-        return eqn.bind([lhs, rhs, *rest])[0]
+        return site.equation.bind([lhs, rhs, *rest])[0]
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """Nothing is contracted backward."""

@@ -233,10 +233,11 @@ def _change(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax
     inside = above * below
     parts: list[jax.Array] = [] if dx is None else [inside * dx]
     dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
+    # Clamped, which changes nothing: else a compiler that sums the products of stored factors stores more of them.
     if dlow is not None:
-        parts.append((below - inside) * dlow)
+        parts.append(jax.lax.clamp(0.0, below - inside, 1.0) * dlow)
     if dhigh is not None:
-        parts.append((1.0 - below) * dhigh)
+        parts.append(jax.lax.clamp(0.0, 1.0 - below, 1.0) * dhigh)
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
 
 

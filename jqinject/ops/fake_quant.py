@@ -80,10 +80,15 @@ class Steps:
     payload: Any = None
     clamps_first: bool = False
 
-    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
-        """`x / scale`, and the whole number that it is rounded to with the zero point added."""
+    def rounded(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, finite: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """`x / scale`, perhaps kept finite, and the whole number that it is rounded to with the zero point added."""
         one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
         steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
+        if finite:
+            # It is used twice, and a compiler that stores a quotient for that fuses this clamp, and the quotient in it.
+            steps = jax.lax.clamp(-LARGEST, steps, LARGEST)
         return steps, self.rounding(steps if zero_point is None else steps + zero_point)
 
     def quantized(
@@ -114,13 +119,14 @@ def _fake_quantize_jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Arr
 def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
     x, scale, zero_point, low, high = primals
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
-    steps, rounded = how.rounded(x, scale, zero_point)
+    steps, rounded = how.rounded(x, scale, zero_point, finite=how.straight)
     integers = bounded(rounded, low, high)
     centered = integers if zero_point is None else integers - zero_point
-    place = rounded
+    place, clamped = rounded, integers
     if how.clamps_first:
         place = steps if zero_point is None else steps + zero_point
-    inside = None if how.straight else bounded(place, low, high) == place
+        clamped = bounded(place, low, high)
+    inside = None if how.straight else clamped == place
     parts = []
     if along_x is not None:
         if inside is not None:

@@ -97,25 +97,30 @@ class Over(NamedTuple):
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
 
     def positions(self, x: Tensors) -> Any:
-        """The number of each element, counted along the axes in their order; int32, one array for each tensor."""
+        """The number of each element, counted along the axes in their order, in 16 bits if they suffice, else 32; one
+        array for each tensor.
+        """
         parts = parts_of(x)
         before = [0, *accumulate(_elements(self.axes, part.shape) for part in parts)]
-        found = [self._numbered(part, start, before[-1]) for part, start in zip(parts, before, strict=False)]
+        dtype = np.dtype(np.int16 if self.count(x) < 2**15 else np.int32)
+        found = [
+            self._numbered(part, start, before[-1], dtype) for part, start in zip(parts, before, strict=False)
+        ]
         return tuple(found) if isinstance(x, tuple) else found[0]
 
-    def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
+    def _numbered(self, x: jax.Array, start: int, count: int, dtype: np.dtype) -> jax.Array:
         cut = self.axes if isinstance(self.axes, Cut) else None
         found = None
         for axis in _axes_of(self.axes, x.ndim):
-            places, length = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis), x.shape[axis]
+            places, length = jax.lax.broadcasted_iota(dtype, x.shape, axis), x.shape[axis]
             if cut is not None and axis == cut.axis:
                 places, length = places % cut.size, cut.size
             found = places if found is None else found * length + places
-        found = jnp.zeros(x.shape, jnp.int32) if found is None else found
+        found = jnp.zeros(x.shape, dtype) if found is None else found
         if start:
             found = found + start
         if self.names:
-            found = found + place_over(self.names) * count
+            found = found + (place_over(self.names) * count).astype(dtype)
         return sharded_as(found, x)
 
 
@@ -167,7 +172,7 @@ def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
 
 @one_program("over")
 def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
-    """The position at which the element `value` of `x` first occurs; a nan is found at the first nan.
+    """The position at which the element `value` of `x` first occurs; a nan occurs nowhere.
 
     Args:
         x: the tensor, or several.
@@ -175,15 +180,15 @@ def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
         over: the axes to search.
 
     Returns:
-        The position, int32, of the shape of `value`; counted along the axes.
+        The position, an integer, of the shape of `value`; counted along the axes. The largest integer if nowhere.
 
     Example:
         >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over())
-        Array(1, dtype=int32)
+        Array(1, dtype=int16)
     """
 
     def found(x: jax.Array, positions: jax.Array) -> jax.Array:
-        return choose((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
+        return choose(x == value, positions, jnp.iinfo(positions.dtype).max)
 
     return over.min(each(found, x, over.positions(x)), of_zero=None)
 

@@ -25,6 +25,7 @@ from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import AsWritten as AsWritten
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.quantizers import contract_by as contract_by
 from jqinject.program.quantizers import quantized_stack as quantized_stack
 from jqinject.program.tracing.call import CALL as CALL
 from jqinject.program.tracing.call import Call as Call

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jqinject.program.tracked_value import Tracked, shape_of
-from jqinject.program.weights.stored_numbers import stored_in
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
@@ -92,7 +91,7 @@ def _with_unrounded(x: Tracked) -> Passed:
 
 
 def _with_stored(x: Tracked) -> Passed:
-    passed, stored = _weight_taken_apart(x), stored_in(x)
+    passed, stored = _weight_taken_apart(x), x.stored_numbers
     found = None if stored is None else stored.in_slices()
     if found is None:
         return passed

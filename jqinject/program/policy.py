@@ -61,6 +61,8 @@ class Site:
         transformed: the axes that the transform before the quantizer takes; empty without one.
         turned: whether the tensor has been through that transform already: it comes from a cache that keeps it so.
         stack: the lengths of the loops over stacked layers around it; each step has a state of its own.
+        equation: of a contraction by a scheme.
+        weight: which of its operands is the weight; None if neither is.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Site:
     transformed: tuple[int, ...] = ()
     turned: bool = False
     stack: tuple[int, ...] = ()
+    equation: Any = field(default=None, compare=False, repr=False)
+    weight: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

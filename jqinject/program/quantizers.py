@@ -10,7 +10,6 @@ import jax
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import Site
 from jqinject.program.tracked_value import Tracked
 from jqinject.program.weights.equation_arguments import arguments_of, weight_last
@@ -56,23 +55,12 @@ class Quantizers(Protocol):
         """Dtype of the 8-bit floats that a gradient's quantizer makes; None for any other, and if there is none."""
 
     @abstractmethod
-    def contract(
-        self,
-        site: Site,
-        eqn: Equation,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """A contraction by a scheme.
 
         Args:
             site: the site.
-            eqn: its equation.
             lhs, rhs: its operands: arrays, or a weight that is quantized.
-            weight: which of them is the weight; None if neither is.
             unrounded: what a quantized weight was made from; None if it is not known or needed.
             rest: further operands: how many rows each expert gets.
         """
@@ -174,18 +162,9 @@ class Finder(AsWritten):
     def grad_dtype(self, name: str) -> None:
         """None."""
 
-    def contract(
-        self,
-        site: Site,
-        eqn: Equation,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """The contraction of floats."""
-        return eqn.bind([as_array(lhs), as_array(rhs), *rest])[0]
+        return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -273,25 +252,9 @@ class HeldQuantizers(AsWritten):
         """See `Quantizers`."""
         return dotted(weight_path) in self._again
 
-    def contract(
-        self,
-        site: Site,
-        eqn: Equation,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """See `Quantizers`."""
-        arguments, permutation = arguments_of(eqn), None
-        if weight == 0:
-            lhs, rhs = rhs, lhs
-            arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
-        dtype = eqn.outputs[0].dtype
-        op = self._at(site)
-        y = op(lhs, rhs, *rest, **arguments, preferred_element_type=dtype, unrounded=unrounded)
-        return y if permutation is None else jax.lax.transpose(y, permutation)
+        return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
 
     def proxy_at(self, name: str) -> Any:
         """The quantizer of a parameter, by its path, or of a tensor; None if there is none."""
@@ -337,6 +300,25 @@ class HeldQuantizers(AsWritten):
             for parts in state:
                 for name, part in parts.get(place, {}).items():
                     nnx.update(held[name], part)
+
+
+def contract_by(
+    op: Any, site: Site, lhs: Any, rhs: Any, unrounded: Any = None, rest: Sequence[Any] = ()
+) -> Any:
+    """The contraction at a site, by the module that does it.
+
+    Args:
+        op: a `QDotGeneral` or another module of its kind.
+        site, lhs, rhs, unrounded, rest: as for `Quantizers.contract`.
+    """
+    eqn, permutation = site.equation, None
+    arguments = arguments_of(eqn)
+    if site.weight == 0:
+        lhs, rhs = rhs, lhs
+        arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
+    dtype = eqn.outputs[0].dtype
+    y = op(lhs, rhs, *rest, **arguments, preferred_element_type=dtype, unrounded=unrounded)
+    return y if permutation is None else jax.lax.transpose(y, permutation)
 
 
 def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:

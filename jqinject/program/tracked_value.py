@@ -137,6 +137,11 @@ class Tracked:
         """Whether it can be quantized."""
         return jnp.issubdtype(dtype_of(self.value), jnp.floating)
 
+    @property
+    def stored_numbers(self) -> StoredNumbers | None:
+        """The stored numbers behind the value; None if it has become another one since."""
+        return self.stored if self.stored is not None and self.stored.value is self.value else None
+
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
         alone = self.low_rank is None and self.unrounded is None

@@ -106,3 +106,19 @@ def test_convolutions_use_the_same_entry():
 def test_numbers_that_the_operands_do_not_have_are_refused(numbers, text):
     with pytest.raises(ValueError, match=text):
         contract(FLOATS, integers((256, 4)), MATMUL, numbers=numbers)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_groups_of_the_left_operand_alone_are_contracted_as_those_of_the_right(stored):
+    w, x = grouped((256, 4), 128).T, integers((256, 3))
+    w = packed(w) if stored else w
+    assert choose(w, x, DIMS, swaps=True).swapped
+    y, pull = jax.vjp(lambda value: contract(w, x.set(value=value), MATMUL), x.value)
+    exact = np.asarray(w.value, np.float64) @ np.asarray(x.value, np.float64)
+    np.testing.assert_allclose(y, exact, rtol=1e-6, atol=1e-3)
+    np.testing.assert_allclose(pull(jnp.ones_like(y))[0], w.value.T @ jnp.ones_like(y), rtol=1e-5, atol=1e-4)
+
+
+def packed(w):
+    """The tensor without its value, as it is stored."""
+    return FrozenParam.of(w, (1,), has_zero_point=False).quant_tensor()

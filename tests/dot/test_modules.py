@@ -19,7 +19,8 @@ from jqinject.dot import (
     QuantMode,
     config_v4,
 )
-from jqinject.dot.schemes.held_operand import HeldOperand
+from jqinject.inject import Binding
+from jqinject.quant import Fp8CurrentTraining, MXFP4Training
 
 STILL = config_v4(rng_type=None)
 X = jax.random.normal(jax.random.key(0), (6, 8))
@@ -258,18 +259,23 @@ def test_what_a_static_range_can_not_be():
         layer_of("conv", config=ranged())
 
 
-def test_stateless_quantizers_are_assembled_once_for_all_traces(monkeypatch):
-    assembled, own = [], HeldOperand.__init__
+RESOLVED = {"aqt": config_v4(), "catalogue": Fp8CurrentTraining, "drawing": MXFP4Training}
 
-    def counted(self, *arguments):
-        assembled.append(arguments)
-        own(self, *arguments)
 
-    monkeypatch.setattr(HeldOperand, "__init__", counted)
-    x, w = jnp.ones((3, 11)), jnp.ones((11, 7))
+@pytest.mark.parametrize("name", RESOLVED)
+def test_an_injector_is_resolved_once_for_all_calls_and_traces(name, monkeypatch):
+    resolved, own = [], Binding.resolve
 
-    def traced():
-        jax.make_jaxpr(lambda x: QDotGeneral(STILL)(x, w, (((1,), (0,)), ((), ()))))(x)
-        return len(assembled)
+    def counted(self, *arguments, **handed):
+        resolved.append(arguments)
+        return own(self, *arguments, **handed)
 
-    assert 0 < traced() == traced()
+    monkeypatch.setattr(Binding, "resolve", counted)
+    x, layer = jnp.ones((32, 96)), nnx.Linear(96, 32, rngs=nnx.Rngs(0))
+    layer.dot_general = nnx.data(QDotGeneral(RESOLVED[name], rngs=nnx.Rngs(1)))
+    layer(x)
+    before = len(resolved)
+    assert before > 0
+    layer(x)
+    nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, x)
+    assert len(resolved) == before

@@ -211,6 +211,7 @@ FORMATS = {
 def test_quantizers_of_the_catalogue(name):
     op = QDotGeneral(Scheme.let(**FORMATS[name]), rngs=nnx.Rngs(3))
     layer = nnx.Linear(16, 8, dot_general=op, rngs=nnx.Rngs(0))
+    jqinject.initialize(layer, X)
     nnx.jit(lambda m, x: m(x))(layer, X)
     loss = lambda m, x: (m(x) * G).sum()  # noqa: E731
     found = nnx.jit(jqinject.grad(loss, argnums=(0, 1)))(layer, X)
@@ -253,6 +254,7 @@ def test_learned_scales_train():
     )
     layer = nnx.Linear(16, 8, dot_general=QDotGeneral(scheme), rngs=nnx.Rngs(0))
     target = jnp.einsum("abk,kn->abn", X, W)
+    jqinject.initialize(layer, X)
     layer(X)
     before = {path: np.array(v[...]) for path, v in nnx.to_flat_state(nnx.state(layer, nnx.Param))}
     optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
@@ -274,12 +276,12 @@ def test_learned_scales_train():
 def test_amaxes_of_a_gradient_enter_once_a_step():
     names = dict(dgrad_grad=Fp8e5m2GradPerTensorDelayed, wgrad_grad=Fp8e5m2GradPerTensorDelayed)
     layer = nnx.Linear(16, 8, dot_general=QDotGeneral(Scheme.let(**names)), rngs=nnx.Rngs(0))
-    layer(X)
+    jqinject.initialize(layer, X)
     step = nnx.jit(jqinject.grad(lambda m, g: (m(X) * g).sum()))
     for factor in (1.0, 3.0):
         step(layer, factor * G)
     for name in names:
-        history = getattr(layer.dot_general.scheme, name).quant.amax_history
+        history = getattr(layer.dot_general, name).quant.amax_history
         newest = history.amax_history[...]
         np.testing.assert_allclose(newest[0], 3 * jnp.abs(G).max(), rtol=1e-6)
         np.testing.assert_allclose(newest[-1], jnp.abs(G).max(), rtol=1e-6)
@@ -408,6 +410,7 @@ def test_the_gradients_of_a_convolution_are_convolutions_of_integers(name):
 )
 def test_frozen_it_serves_what_was_trained(names):
     layer = nnx.Linear(16, 8, dot_general=QDotGeneral(Scheme.let(**names)), rngs=nnx.Rngs(0))
+    jqinject.initialize(layer, X)
     layer(X)
     layer.eval()
     expected = layer(X)
@@ -497,7 +500,8 @@ def test_nonsense_is_refused_when_it_is_called(name):
 
 
 def test_one_module_does_not_keep_two_weights():
-    op = QDotGeneral(Scheme.let(fprop_rhs=Int4WeightPerTensorFloatDecoupled))
+    scheme = Scheme.let(fprop_rhs=Int4WeightPerTensorFloatDecoupled)
+    op = QDotGeneral(scheme, lhs_shape=(1, 3, 16), rhs_shape=(16, 8))
     op(X, W, NUMBERS)
     with pytest.raises(ValueError, match=r"for an operand of shape \(16, 8\).*given one of shape \(16, 4\)"):
         op(X, W[:, :4], NUMBERS)

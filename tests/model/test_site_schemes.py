@@ -229,13 +229,12 @@ def test_four_bit_floats_train_and_freeze(formats: tuple[Any, Any]) -> None:
 
 def test_collected_ranges_survive() -> None:
     model = trained(Matrix(), Collected)
-    model(X)  # which assembles what keeps state
     jqinject.calibrate(model, [X, 2 * X], progress=False)
     model.eval()
-    wanted, scale = model(X), model.op_quant["dot_general0"].scheme.fprop_lhs.quant.scale()
+    wanted, scale = model(X), model.op_quant["dot_general0"].fprop_lhs.quant.scale()
     frozen = freeze(model)
     assert decibels(frozen(X), wanted) > 60
-    assert frozen.op_quant["dot_general0"].scheme.fprop_lhs.quant.scale() == scale
+    assert frozen.op_quant["dot_general0"].fprop_lhs.quant.scale() == scale
 
 
 def test_experts_of_ragged_rows() -> None:

@@ -330,5 +330,5 @@ def test_flax_layers_in_a_stack_train_as_in_a_loop(scheme):
 
 def test_layers_of_a_stack_draw_their_own_random_numbers():
     model = jqinject.quantize(Scanned(nnx.Rngs(0)), Rule(scheme=MXFP4Training), rngs=nnx.Rngs(7))
-    keys = jax.random.key_data(model.blocks.wide.dot_general.scheme.stream.key[...])
+    keys = jax.random.key_data(model.blocks.wide.dot_general.stream.key[...])
     assert keys.shape[0] == 2 and not np.array_equal(keys[0], keys[1])

@@ -36,6 +36,7 @@ from jqinject.ops.clamp import within_range
 from jqinject.ops.fake_quant import Offset, known_zero
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
+from jqinject.quant_tensor.public_tensors import int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
@@ -118,8 +119,11 @@ class Quantized:
         if grid.is_table:
             return CodebookQuantTensor(self.value, self.scale, grid, training)
         if not grid.is_minifloat:
-            numbers = (self.value, self.scale, self.zero_point)
-            return IntQuantTensor(*numbers, grid.bit_width, grid.signed, training, self.payload)
+            bits, numbers = grid.bit_width, (self.value, self.scale, self.zero_point)
+            if type(bits) is not int:
+                return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
+            plain = int_grid(bits, grid.signed)
+            return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
         if self.carrier is not None:
             return FloatQuantTensor.cast(self.carrier, self.payload, self.scale, grid, training)
         more = (self.payload, self.levels, self.scale_dtype)

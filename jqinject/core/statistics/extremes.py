@@ -92,7 +92,8 @@ class Ranked(Reduction):
             return tuple(ops.locate(ranked, end, over) for end in measured[:count])
         # Of the zeros that fill up a group, those that are near hit too.
         near = [(end == 0).astype(jnp.float32) if self._rule == "near" else None for end in measured]
-        hits = each(lambda hit: hit.astype(jnp.float32), self._hits(x, measured))
+        # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
+        hits = each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), self._hits(x, measured))
         return tuple(map(over.sum, hits, near))
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:

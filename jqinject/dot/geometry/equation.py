@@ -16,7 +16,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 
 
 @dataclass(frozen=True)
-class Equation:
+class EinsumLabels:
     """A two-operand einsum, its ellipsis spelled out.
 
     Attributes:
@@ -29,7 +29,7 @@ class Equation:
     out: str
 
     @classmethod
-    def parse(cls, equation: str, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> Equation:
+    def parse(cls, equation: str, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> EinsumLabels:
         """From a `jnp.einsum` string, with optional `...` and output.
 
         Raises:
@@ -93,7 +93,7 @@ class Equation:
             and all(lengths.get(label, n) == n for label, n in zip(self.rhs, rhs_shape, strict=True))
         )
 
-    def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, Equation]:
+    def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, EinsumLabels]:
         """Operands without repeated labels, axes to broadcast, or labels to sum alone."""
         lengths = dict(zip(self.lhs, lhs.shape, strict=True))
         for label, length in zip(self.rhs, rhs.shape, strict=True):
@@ -106,7 +106,7 @@ class Equation:
         alone = (set(left) ^ set(right)) - set(self.out)
         lhs, left = _without(lhs, left, lambda label, length: label in alone)
         rhs, right = _without(rhs, right, lambda label, length: label in alone)
-        return lhs, rhs, Equation(left, right, self.out)
+        return lhs, rhs, EinsumLabels(left, right, self.out)
 
     def dimensions(self) -> Dimensions:
         """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""

@@ -7,22 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_conv import scheme_conv
-from jqinject.dot.schemes.scheme_dot import scheme_dot_general
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
 from jqinject.dot.tensors.contract import contract, output_dtype
 from jqinject.dot.tensors.decision import ContractionKind
 from jqinject.quant_tensor import is_quantized
 
 
-def _quantizers_of(config: Any, key: jax.Array | None, where: str) -> SchemeQuantizers:
-    """The quantizers of a scheme for one call.
+def _contraction_of(config: Any, key: jax.Array | None, where: str) -> Contraction:
+    """The contraction by a scheme, for one call.
 
     Raises:
         TypeError: it is not a scheme, or one that counts calls.
@@ -33,7 +34,7 @@ def _quantizers_of(config: Any, key: jax.Array | None, where: str) -> SchemeQuan
             f"{where}: {scheme.name} counts calls (quant_delay_steps), which a function cannot.\n"
             "  cure: QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
         )
-    return SchemeQuantizers(scheme, rngs, where, once=True)
+    return Contraction(scheme, where, rngs, stateless=NO_STATE_OF_FUNCTIONS)
 
 
 def dot_general(
@@ -87,9 +88,8 @@ def dot_general(
         refuse_tensors(lhs, rhs)
         _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dtype = output_dtype(lhs, rhs, preferred_element_type)
-        quantizers = _quantizers_of(config, key, "dot_general")
-        return quantizers.stateless(scheme_dot_general(quantizers, lhs, rhs, dims, dtype, out_sharding))
+        dot = DotProduct(dims, np.dtype(output_dtype(lhs, rhs, preferred_element_type)), out_sharding)
+        return scheme_dot_general(_contraction_of(config, key, "dot_general"), dot, lhs, rhs)
     return contract(
         lhs,
         rhs,
@@ -199,9 +199,10 @@ def conv_general_dilated(
     )
     if config is not None:
         refuse_tensors(lhs, rhs)
-        quantizers = _quantizers_of(config, key, "conv_general_dilated")
-        convolution = replace(convolution, accumulator_dtype=quantizers.scheme.fprop.accumulator_dtype)
-        return quantizers.stateless(scheme_conv(quantizers, convolution, lhs, rhs))
+        by_scheme = _contraction_of(config, key, "conv_general_dilated")
+        by_scheme.scheme = by_scheme.scheme.of_convolution()
+        convolution = replace(convolution, accumulator_dtype=by_scheme.scheme.fprop.accumulator_dtype)
+        return scheme_conv(by_scheme, convolution, lhs, rhs)
     return contract(lhs, rhs, convolution, numbers=contraction)
 
 

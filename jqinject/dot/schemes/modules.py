@@ -8,12 +8,12 @@ import jax
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
-from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.schemes.scheme_dot import DotProduct, ExplainedScheme, explain_scheme
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -35,12 +35,16 @@ class QDotGeneral(QuantizedOp):
         lhs_range: a static range of the left operand: a symmetric `RangeScaling` with an average, whose range
             replaces `calibration`; by default what the scheme's `lhs_range` assembles. Only for AQT-style operands;
             other quantizers have their own ranges.
+        lhs_shape, rhs_shape, dimension_numbers: the shapes of the operands, with any number of rows, and how they meet
+            (by default as in `nnx.Linear`): for quantizers that keep state, such as a learned scale or a history.
+            Layers of jqinject and `quantize` give them; without them, `jqinject.initialize` completes the module.
         rngs: source of keys for stochastic rounding; needed to train if gradients are rounded stochastically.
 
     Raises:
         TypeError: `config` is not a configuration, or a mode not a `QuantMode`.
         ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
-            gradient is taken; a static range that has a zero point, or of an operand without bits.
+            gradient is taken; a static range that has a zero point, or of an operand without bits; a call by a scheme
+            that keeps state, without shapes.
 
     Source: FJFormer's `QDotGeneral`, AQT's `AqtDotGeneral`.
 
@@ -55,6 +59,10 @@ class QDotGeneral(QuantizedOp):
         >>> layer.kernel[...] = jnp.zeros((3, 2))  # nobody looks at it any more
         >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.value.dtype
         (True, dtype('int8'))
+        >>> from jqinject.quant import Fp8DelayedTraining
+        >>> op = QDotGeneral(Fp8DelayedTraining, lhs_shape=(1, 3), rhs_shape=(3, 2))
+        >>> op.fprop_lhs.quant.scale()
+        Array(1., dtype=float32)
     """
 
     def __call__(
@@ -74,6 +82,10 @@ class QDotGeneral(QuantizedOp):
         a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
         """
         return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
+
+    @staticmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        return lhs, rhs, (((lhs.ndim - 1,), (0,)), ((), ())) if numbers is None else numbers
 
     def explain(self, lhs: Any, rhs: Any, dimension_numbers: Any) -> ExplainedScheme:
         """Explains what a scheme's three products contract (payloads or floats) and why, without computing.
@@ -105,12 +117,12 @@ class QDotGeneral(QuantizedOp):
             wgrad float
         """
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dtype, spec = jax.numpy.promote_types(lhs.dtype, rhs.dtype), self.scheme.scheme
-        products = explain_scheme(self.scheme, lhs, rhs, dims, dtype)
-        if spec.before is None:
-            return products
-        before = SchemeQuantizers(spec.before, None, self.scheme.where)
-        return products.switched(explain_scheme(before, lhs, rhs, dims, dtype), spec.delay)
+        dot, scheme = DotProduct(dims, jax.numpy.promote_types(lhs.dtype, rhs.dtype)), self.scheme
+        products = explain_scheme(self, dot, lhs, rhs)
+        if scheme.before is not None:
+            products.first = explain_scheme(Contraction(scheme.before, self.where), dot, lhs, rhs)
+            products.delay = scheme.delay
+        return products
 
 
 class QEinsum(QuantizedOp):
@@ -120,7 +132,9 @@ class QEinsum(QuantizedOp):
     each operand, in any order of the equation.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, rngs: as for `QDotGeneral`.
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, lhs_shape, rhs_shape, rngs: as for
+            `QDotGeneral`.
+        equation: beside the shapes.
 
     Raises:
         TypeError, ValueError: as for `QDotGeneral`; an equation that does not have two operands.
@@ -135,6 +149,9 @@ class QEinsum(QuantizedOp):
         >>> layer(jnp.ones((1, 3, 8))).shape
         (1, 3, 2, 4)
     """
+
+    def __init__(self, config: Any, *, equation: str | None = None, **keywords: Any) -> None:
+        super().__init__(config, dimension_numbers=equation, **keywords)
 
     def __call__(
         self,
@@ -153,6 +170,14 @@ class QEinsum(QuantizedOp):
 
         return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
 
+    @staticmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        if numbers is None:
+            raise ValueError(
+                "QEinsum: equation is missing beside the shapes.\n  cure: equation='bd,df->bf', the one of its calls"
+            )
+        return numbers, lhs, rhs
+
 
 class QConvGeneralDilated(QuantizedOp):
     """Replaces `lax.conv_general_dilated`; see `QDotGeneral` and `jqinject.dot.conv_general_dilated`.
@@ -161,8 +186,9 @@ class QConvGeneralDilated(QuantizedOp):
     convolution.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; tiles are ignored.
-            For a static range use `QuantConv(input_quant=...)`.
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
+            `QDotGeneral`; tiles are ignored. For a static range use `QuantConv(input_quant=...)`.
+        dimension_numbers: beside the shapes; by default features come last, as in `nnx.Conv`.
 
     Raises:
         TypeError, ValueError: as for `QDotGeneral`; an operand of the scheme has a `pre_transform`.
@@ -180,8 +206,12 @@ class QConvGeneralDilated(QuantizedOp):
     """
 
     @classmethod
+    def _scheme_of(cls, config: Any) -> SchemeSpec:
+        return super()._scheme_of(config).of_convolution()
+
+    @classmethod
     def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        check_no_transform(scheme.of_convolution(), cls.__name__)
+        check_no_transform(scheme, cls.__name__)
 
     def __call__(
         self,
@@ -214,9 +244,17 @@ class QConvGeneralDilated(QuantizedOp):
             batch_group_count,
             dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
             out_sharding=asked(out_sharding, *map(as_array, seen)),
-            accumulator_dtype=self.scheme.scheme.fprop.accumulator_dtype,
+            accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
         x, kernel = operands_of(convolution, *seen)
         left, right = self._served("lhs", *x), self._served("rhs", *kernel)
-        y = self._switched(lambda scheme: scheme_conv(scheme, convolution, left, right, unrounded))
+        y = self._by_scheme(scheme_conv, convolution, left, right, unrounded)
         return with_sharding(y, out_sharding)
+
+    @staticmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        space = lhs.ndim - 2
+        if numbers is None:
+            last = (0, lhs.ndim - 1, *range(1, lhs.ndim - 1))
+            numbers = jax.lax.ConvDimensionNumbers(last, (space + 1, space, *range(space)), last)
+        return lhs, rhs, (1,) * space, "SAME", None, None, numbers

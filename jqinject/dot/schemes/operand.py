@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -30,7 +29,6 @@ from jqinject.core import (
 )
 from jqinject.core._protocols import has_zero_point
 from jqinject.core.component import InnerModule
-from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, value
 from jqinject.ops.float8_cast import float8_dtype
 from jqinject.ops.groups import checked_group_size
@@ -96,7 +94,7 @@ class OperandProxy(InnerModule):
     def __init__(
         self,
         binding: Binding,
-        layer: HeldOperand,
+        layer: Any,
         *,
         offered: Mapping[str, Any],
         rngs: nnx.Rngs | None,
@@ -131,28 +129,6 @@ class OperandProxy(InnerModule):
         if not self.contracts_payload:
             return quantizer(x).value
         return quantizer.keeping_payload(x).quant_tensor(training=False)
-
-
-@lru_cache(maxsize=512)
-def without_state(
-    binding: Binding, axes: OperandAxes, where: str, modes: tuple[bool, bool]
-) -> HeldOperand | None:
-    """The `OperandProxy` of an operand, assembled once for all calls and traces; None if it keeps state or is another.
-
-    Nothing writes to it, and without random numbers its streams stand still, so that layers may share it.
-
-    Args:
-        binding: the injector.
-        axes: of the operand.
-        where: the user's callable and the operand, for error messages.
-        modes: as for `HeldOperand.set_modes`.
-    """
-    with jax.ensure_compile_time_eval():
-        made = HeldOperand(binding, axes, None, (where, ""), {})
-        if type(made.quant) is not OperandProxy or made.keeps_state:
-            return None
-    made.set_modes(*modes)
-    return made
 
 
 class InRange(ExtendedInjector):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -23,9 +24,12 @@ def transform_of(operand: Any) -> Transform | None:
     Args:
         operand: of a resolved scheme.
     """
-    if not isinstance(operand, Binding) or not operand.declares("pre_transform"):
-        return None
-    return operand.resolve("pre_transform")
+    return _declared(operand) if isinstance(operand, Binding) else None
+
+
+@lru_cache(maxsize=256)
+def _declared(operand: Binding) -> Transform | None:
+    return operand.resolve("pre_transform") if operand.declares("pre_transform") else None
 
 
 def transformed_label(summed: Labels) -> Label:

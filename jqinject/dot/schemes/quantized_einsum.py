@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jqinject.dot.geometry.equation import Equation
+from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -39,7 +39,7 @@ def einsum_by(
         >>> einsum_by(jax.lax.dot_general, "df,bd->bf", jnp.ones((3, 2)), jnp.ones((4, 3))).shape
         (4, 2)
     """
-    parsed = Equation.parse(equation, lhs.shape, rhs.shape)
+    parsed = EinsumLabels.parse(equation, lhs.shape, rhs.shape)
     lhs, rhs, simple = parsed.prepared(lhs, rhs)
     sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), simple.permutation())
     options = {} if sharding is None else {"out_sharding": sharding}

@@ -1,39 +1,50 @@
-"""What `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` share: a scheme, modes, stored operands."""
+"""What `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` share: AQT's modes and stored operands."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
 from jqinject.core import RangeScaling, warn_if_uncalibrated
-from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_groups import ScaleForms
+from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
-from jqinject.dot.schemes.frozen_operand import frozen_operand
-from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_dot import scheme_dot_general
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers, contract_once
+from jqinject.dot.kernels.integer import has_integers
+from jqinject.dot.schemes.contraction import (
+    NO_STATE_IN_SWITCHED,
+    AxesByName,
+    Contraction,
+    operands_with_state,
+)
+from jqinject.dot.schemes.quant_operand import QuantOperand
+from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
+from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
 from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
-from jqinject.dot.tensors.freezer import Freezer, QuantMode, served
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode, served
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
+from jqinject.inject import Binding
+from jqinject.quant_tensor import is_quantized, on_integers, on_minifloats
 
 Axes = tuple[int, ...]
+Contract = Callable[..., jax.Array]
 
 
-class QuantizedOp(InnerModule):
-    """The common base: a scheme, modes, stored operands."""
+class QuantizedOp(Contraction):
+    """The common base: a contraction by a scheme whose operands have modes and can be stored."""
 
-    scheme: Any
     countdown: QuantStat | None
     lhs_quant_mode: QuantMode
     rhs_quant_mode: QuantMode
@@ -47,15 +58,21 @@ class QuantizedOp(InnerModule):
         lhs_freezer: Mapping[str, Any] | Freezer | None = None,
         rhs_freezer: Mapping[str, Any] | Freezer | None = None,
         lhs_range: RangeScaling | None = None,
+        lhs_shape: Sequence[int] | None = None,
+        rhs_shape: Sequence[int] | None = None,
+        dimension_numbers: Any = None,
         rngs: nnx.Rngs | None = None,
+        operands: AxesByName | None = None,
     ) -> None:
         name = type(self).__name__
-        scheme = SchemeSpec.of(checked_scheme(config))
+        if operands is None:
+            operands = self._operands_of_shapes(config, lhs_shape, rhs_shape, dimension_numbers)
+        scheme = self._scheme_of(config)
         for each in scheme.both:
             self._check_scheme(each)
         found = range_of(config) if lhs_range is None else lhs_range
         self.lhs_range = nnx.data(checked_range(found, scheme, name))
-        self.scheme = nnx.data(SchemeQuantizers(scheme, rngs, name))
+        super().__init__(scheme, name, rngs, operands)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
@@ -63,26 +80,70 @@ class QuantizedOp(InnerModule):
         self.rhs_freezer = _freezer(rhs_freezer)
 
     @classmethod
+    def _scheme_of(cls, config: Any) -> SchemeSpec:
+        """A scheme, as it applies to the operation."""
+        return SchemeSpec.of(checked_scheme(config))
+
+    @classmethod
     def _check_scheme(cls, scheme: SchemeSpec) -> None:
         """Refuse a scheme that does not fit the operation, whatever its operands."""
+
+    @classmethod
+    def operands_of(cls, config: Any, call: Callable[[Any], Any]) -> AxesByName:
+        """The axes of the operands whose quantizers keep state, for `operands=`; nothing is computed.
+
+        Args:
+            config: the scheme.
+            call: calls an op with arrays of the shapes in question.
+        """
+        return operands_with_state(lambda: cls(config), cls._scheme_of(config).both, call)
+
+    @classmethod
+    def _operands_of_shapes(cls, config: Any, lhs_shape: Any, rhs_shape: Any, numbers: Any) -> AxesByName:
+        """The axes of the operands whose quantizers keep state, for operands of these shapes; none without shapes."""
+        if lhs_shape is None and rhs_shape is None and numbers is None:
+            return {}
+        if lhs_shape is None or rhs_shape is None:
+            raise ValueError(
+                f"{cls.__name__}: {'lhs_shape' if lhs_shape is None else 'rhs_shape'} is missing beside the other.\n"
+                "  cure: the shapes of both operands, with any number of rows: lhs_shape=(1, 64), rhs_shape=(64, 32)"
+            )
+        lhs, rhs = tuple(lhs_shape), tuple(rhs_shape)
+        return cls.operands_of(config, lambda op: op(*op._arguments(jnp.zeros(lhs), jnp.zeros(rhs), numbers)))
+
+    @staticmethod
+    @abstractmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        """The arguments of a call.
+
+        Args:
+            lhs, rhs: the operands.
+            numbers: what says which of their axes meet; None for those of Flax's layer with this op.
+        """
 
     @property
     def quantizes(self) -> tuple[bool, bool]:
         """Whether the left and the right operand have a quantizer in the forward product."""
-        return self.scheme.quantizes
+        left, right = (isinstance(self.scheme[name], Binding) for name in ("fprop_lhs", "fprop_rhs"))
+        return left, right
 
     def check_freezes(self) -> None:
         """Raise if the right operand cannot be stored for serving.
 
         Raises:
-            ValueError: the forward contraction is tiled, or the scheme is still to be switched to.
+            ValueError: the forward contraction is tiled, so scales are not those of the whole operand, or the scheme
+                is still to be switched to.
         """
-        self.scheme.check_freezes()
+        if self.scheme.fprop.tiles is not None:
+            raise ValueError(
+                "an operand of a forward contraction that is cut into pieces (tile_size=) can't be stored for serving: "
+                "its pieces have scales of their own.\n  cure: a forward contraction without tile_size, or a weight "
+                "in groups, in a layer of jqinject.nn"
+            )
         left = None if self.countdown is None else self.countdown.get_value()
         if isinstance(left, jax.Array) and not isinstance(left, Tracer) and int(left.max()) > 0:
-            spec = self.scheme.scheme
             raise ValueError(
-                f"{self.scheme.where}: {spec.name} begins in {int(left.max())} calls in training "
+                f"{self.where}: {self.scheme.name} begins in {int(left.max())} calls in training "
                 "(quant_delay_steps), so the weight was trained for another scheme.\n"
                 "  cure: train on, or op.countdown[...] = 0"
             )
@@ -98,29 +159,57 @@ class QuantizedOp(InnerModule):
             stored_last: those that are stored last.
 
         Raises:
-            ValueError: the scheme quantizes it as the contraction sees it.
+            ValueError: the scheme does not quantize it, or only as the contraction sees it.
         """
         labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
         over = tuple(labels[axis] for axis in summed)
-        return frozen_operand(self.scheme, LabelledTensor(rhs, labels), over, stored_last)
+        proxy, tensor = self._apart("fprop_rhs", LabelledTensor(rhs, labels), over)
+        if proxy is None or not is_quantized(tensor):
+            name = "None" if proxy is None else proxy.binding.base.__name__
+            raise ValueError(
+                f"{self.where}: {self.scheme.name}.fprop_rhs = {name} is not stored for serving: it makes no "
+                "QuantTensor with the axes of the weight.\n  cure: a quantizer of weights, such as "
+                "Int8WeightPerChannelAbsMax"
+            )
+        forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
+        return frozen_numbers(tensor, stored_last, _is_shifted(proxy, tensor), None, forms)
+
+    def _apart(self, name: str, x: LabelledTensor, summed: Labels) -> tuple[Any, Any]:
+        """The quantizer of an operand, and the operand quantized, its axes in order; None if its scales do not follow.
+
+        Raises:
+            ValueError: the operand cannot be stored.
+        """
+        self.check_freezes()
+        binding, tensor = self.scheme[name], in_order(self.operand(name, x, summed), x.labels)
+        return self._operand(name, binding, x, summed).quant if isinstance(binding, Binding) else None, tensor
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        if self.lhs_range is None or self.lhs_quant_mode is QuantMode.SERVE:
-            return self.scheme.has_range()
-        return self.lhs_range.has_range()
+        if self.lhs_range is not None and self.lhs_quant_mode is not QuantMode.SERVE:
+            return self.lhs_range.has_range()
+        found = [saw for saw in (proxy.has_range() for proxy in self._proxies()) if saw is not None]
+        return all(found) if found else None
 
     def begin_calibration(self) -> None:
         """Restart the collection of ranges."""
-        self.scheme.begin_calibration()
-        if self.lhs_range is not None:
-            self.lhs_range.begin_calibration()
+        for collector in self._collectors():
+            collector.begin_calibration()
 
     def end_calibration(self) -> None:
         """Use what was collected as the ranges."""
-        self.scheme.end_calibration()
-        if self.lhs_range is not None:
-            self.lhs_range.end_calibration()
+        for collector in self._collectors():
+            collector.end_calibration()
+
+    def _proxies(self) -> list[Any]:
+        """The quantizers that keep state."""
+        operands = (vars(self)[name] for name in OPERANDS)
+        return [operand.quant for operand in operands if isinstance(operand, QuantOperand)]
+
+    def _collectors(self) -> list[Any]:
+        """What collects ranges."""
+        found = [proxy for proxy in self._proxies() if proxy.has_range() is not None]
+        return found if self.lhs_range is None else [*found, self.lhs_range]
 
     def _contract(
         self,
@@ -139,40 +228,55 @@ class QuantizedOp(InnerModule):
         summed = summed_labels(labels.lhs, labels.rhs, labels.out)
         left = self._served("lhs", LabelledTensor(lhs, labels.lhs), summed)
         right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
-        found_in = None
-        if self.lhs_range is not None:
-            if self.lhs_range.use_running_average:
-                warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
-            found_in = CollectedRange(self.lhs_range)
-        return self._switched(
-            lambda scheme: scheme_dot_general(
-                scheme, left, right, dims, dtype, out_sharding, found_in, unrounded
-            )
+        dot = DotProduct(dims, np.dtype(dtype), out_sharding)
+        if self.lhs_range is None:
+            return self._by_scheme(scheme_dot_general, dot, left, right, unrounded)
+        if self.lhs_range.use_running_average:
+            warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
+        return self._by_scheme(
+            scheme_dot_general, dot, left, right, unrounded, CollectedRange(self.lhs_range)
         )
 
-    def _switched(self, contract: Callable[[SchemeQuantizers], jax.Array]) -> jax.Array:
+    def _by_scheme(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
-            contract: contracts by a scheme's quantizers.
+            contract: contracts by a scheme, the first argument.
+            static: the static part of the contraction, the second argument.
+            operands: the others.
         """
         if self.countdown is None:
-            return contract(self.scheme)
+            return self._compiled(contract, static, *operands)
         left = self.countdown.get_value()
-        if not self.scheme.use_running_average:
+        if not self.use_running_average:
             self.countdown.set_value(jnp.maximum(left - 1, 0))
-        key = self.scheme.one_key()
-        before, after = (
-            lambda spec=spec: contract_once(self.scheme, spec, key, contract) for spec in self._both
-        )
-        return jax.lax.cond(left > 0, before, after)
-
-    @property
-    def _both(self) -> tuple[SchemeSpec, SchemeSpec]:
-        """The scheme of the first calls, and that of the others."""
-        after = self.scheme.scheme
+        key = None if self.stream is None or self.deterministic else self.stream()
+        after = self.scheme
         assert after.before is not None, "a delay has one"
-        return after.before, replace(after, before=None, delay=0)
+        branches = (
+            lambda scheme=scheme: contract(self._of_one_call(scheme, key), static, *operands)
+            for scheme in (after.before, replace(after, before=None, delay=0))
+        )
+        return jax.lax.cond(left > 0, *branches)
+
+    def _compiled(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
+        """The contraction, compiled where it would else run one operation after the other: of arrays, without state."""
+        runs_now = all(
+            x is None or (isinstance(x, jax.Array) and not isinstance(x, Tracer)) for x in operands
+        )
+        if not runs_now or self.recorder is not None or self._proxies():
+            return contract(self, static, *operands)
+        y, stream = _compiled(contract, static, self.scheme, self.where, self._modes, self.stream, operands)
+        if self.stream is not None:
+            self.stream.count.set_value(stream.count.get_value())
+        return y
+
+    def _of_one_call(self, scheme: SchemeSpec, key: jax.Array | None) -> Contraction:
+        """A contraction by another scheme, which keeps no state, in the same mode."""
+        rngs = None if key is None else nnx.Rngs(key)
+        contraction = Contraction(scheme, self.where, rngs, stateless=NO_STATE_IN_SWITCHED)
+        contraction.set_view(self.use_running_average, self.deterministic)
+        return contraction
 
     def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
         """An operand, or its stored form; stores it if its mode says so."""
@@ -182,8 +286,33 @@ class QuantizedOp(InnerModule):
             return x.tensor
         if mode is QuantMode.CONVERT:
             over = tuple(axis for axis, label in enumerate(x.labels) if label in summed)
-            freezer.set(self.scheme.stored(f"fprop_{side}", x, summed), over)
+            freezer.set(self._stored(f"fprop_{side}", x, summed), over)
         return served(freezer.get())
+
+    def _stored(self, name: str, x: LabelledTensor, summed: Labels) -> QuantizedOperand:
+        """An operand of the forward product in its stored form.
+
+        Args:
+            name: "fprop_lhs" or "fprop_rhs".
+            x: the operand.
+            summed: the axes that are summed over.
+
+        Raises:
+            ValueError: it is quantized in a form that cannot be stored.
+        """
+        proxy, tensor = self._apart(name, x, summed)
+        if proxy is None:
+            return QuantizedOperand(x.tensor, None)
+        if on_minifloats(tensor) and tensor.is_contractible:
+            return QuantizedOperand(tensor.payload(), tensor.scale)
+        if not _is_shifted(proxy, tensor) and has_integers(tensor):
+            narrow = tensor.bit_width == 4 and tensor.signed
+            return QuantizedOperand(tensor.int().astype(jnp.int4) if narrow else tensor.int(), tensor.scale)
+        raise ValueError(
+            f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: only "
+            "integers of at most 8 bits without a zero point and 8-bit floats are, without groups or tiles.\n  cure: a "
+            "layer of jqinject.nn (QuantLinear) with that weight_quant and jqinject.freeze"
+        )
 
     def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         """The operands as the op sees them: one served from storage has the stored shape."""
@@ -197,6 +326,27 @@ class QuantizedOp(InnerModule):
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Same arguments as the function it replaces."""
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _compiled(
+    contract: Contract, static: Any, scheme: SchemeSpec, where: str, modes: Any, stream: Any, operands: Any
+) -> tuple[jax.Array, Any]:
+    """A contraction by a scheme without state, and the stream that it has drawn from.
+
+    Args:
+        contract, static, operands: as for `QuantizedOp._by_scheme`.
+        scheme, where, modes, stream: of the module.
+    """
+    contraction = Contraction(scheme, where)
+    contraction.set_view(*modes)
+    contraction.stream = nnx.data(stream)
+    return contract(contraction, static, *operands), contraction.stream
+
+
+def _is_shifted(proxy: Any, tensor: Any) -> bool:
+    """Whether a quantized tensor may have a nonzero zero point."""
+    return proxy.has_zero_point and (not on_integers(tensor) or tensor.has_zero_point)
 
 
 def _checked(mode: Any, name: str) -> QuantMode:

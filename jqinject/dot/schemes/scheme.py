@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -230,11 +231,12 @@ class SchemeSpec:
         return (self,) if self.before is None else (self, self.before)
 
     def of_convolution(self) -> SchemeSpec:
-        """For a convolution: without tiles, and with the original operands if its gradients are float."""
+        """For a convolution: with the original operands in its backward products, if its gradients are float."""
+        before = None if self.before is None else self.before.of_convolution()
         if "conv_gradients" in self.flags:
-            return self
+            return replace(self, before=before)
         floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)
-        return replace(self, operands=floats)
+        return replace(self, operands=floats, before=before)
 
     def beside_quantized_weight(self) -> SchemeSpec:
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
@@ -242,7 +244,11 @@ class SchemeSpec:
         return replace(self, operands=kept)
 
     def __getitem__(self, name: str) -> Operand:
-        return dict(self.operands)[name]
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Operand]:
+        return dict(self.operands)
 
 
 def is_scheme(config: Any) -> bool:

@@ -8,12 +8,10 @@ import jax
 
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, SchemeSpec
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.dot.tensors.tensor_conv import convolve_operands
 from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
 
@@ -34,7 +32,7 @@ def _labelled(name: str, x: Any, kept: int) -> Operand:
 
 
 def scheme_conv(
-    quantizers: SchemeQuantizers,
+    contraction: Contraction,
     conv: Convolution,
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
@@ -47,32 +45,33 @@ def scheme_conv(
     Quantizers of activations and gradients see the operand unchanged: features last, as in Flax.
 
     Args:
-        quantizers: of the scheme; tiles are ignored.
+        contraction: by the scheme, of `SchemeSpec.of_convolution`; tiles are ignored.
         conv: the convolution.
         lhs, rhs: float arrays, or operands that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
     """
-    scheme = quantizers.scheme.of_convolution()
-    check_no_transform(scheme, quantizers.where)
+    scheme = contraction.scheme
+    check_no_transform(scheme, contraction.where)
     (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
     left: Any = lhs
     if not is_quantized(lhs):
-        left = quantizers.operand("fprop_lhs", x, over_x, in_rows=False).tensor
+        left = contraction.operand("fprop_lhs", x, over_x, in_rows=False).tensor
     right: Any = rhs
     if not is_quantized(rhs):
-        right = quantizers.operand("fprop_rhs", kernel, over_kernel, beside=left, in_rows=False).tensor
+        right = contraction.operand("fprop_rhs", kernel, over_kernel, beside=left, in_rows=False).tensor
     shape = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(left), as_array(right)).shape
     g = jax.ShapeDtypeStruct(shape, conv.dtype)
     original = rhs if unrounded is None else unrounded
+    kernel_of_dgrad = as_array(right) if "dgrad_dequantized" in scheme.flags else original
+    x_of_wgrad = as_array(left) if "wgrad_dequantized" in scheme.flags else lhs
     # What a backward product keeps: examples and inputs, inputs and outputs.
-    kernel_of_dgrad, x_of_wgrad = (
-        _labelled(
-            "rhs", as_array(right) if "dgrad_dequantized" in scheme.flags else original, conv.specs[1][1]
-        ),
-        _labelled("lhs", as_array(left) if "wgrad_dequantized" in scheme.flags else lhs, conv.specs[0][1]),
+    dgrad, wgrad = (
+        contraction.backward_product(names, _labelled("out", g, of_g), _labelled(*other), in_rows=False)
+        for names, of_g, other in (
+            (("dgrad_grad", "dgrad_rhs"), conv.specs[2][0], ("rhs", kernel_of_dgrad, conv.specs[1][1])),
+            (("wgrad_grad", "wgrad_lhs"), conv.specs[2][1], ("lhs", x_of_wgrad, conv.specs[0][1])),
+        )
     )
-    dgrad = _backward(quantizers, scheme, "dgrad", _labelled("out", g, conv.specs[2][0]), kernel_of_dgrad)
-    wgrad = _backward(quantizers, scheme, "wgrad", _labelled("out", g, conv.specs[2][1]), x_of_wgrad)
     return convolve_operands(conv, left, right, dgrad, wgrad)
 
 
@@ -80,7 +79,7 @@ def check_no_transform(scheme: SchemeSpec, where: str) -> None:
     """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands.
 
     Args:
-        scheme: of the convolution, see `SchemeSpec.of_convolution`.
+        scheme: of the convolution.
         where: the user's callable.
 
     Raises:
@@ -93,23 +92,3 @@ def check_no_transform(scheme: SchemeSpec, where: str) -> None:
                 "sums over, and a convolution sums over windows.\n  cure: the scheme without it (hadamard=None), or "
                 "a rule that leaves convolutions out"
             )
-
-
-def _backward(
-    quantizers: SchemeQuantizers, scheme: SchemeSpec, product: str, g: Operand, other: Operand
-) -> BackwardProduct:
-    """The operands of a backward product."""
-    name = "dgrad_rhs" if product == "dgrad" else "wgrad_lhs"
-    grad = f"{product}_grad"
-    by = (None, None) if scheme[grad] is None else quantizers.gradient(grad, *g)
-    x, over = other
-    # Of a stored operand the original is gone: the next best is what was made of it.
-    gone = is_quantized(x.tensor) and scheme[name] is None
-    if scheme[name] is Kept.FPROP or gone:
-        return BackwardProduct(*by)
-    fixed = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)
-    if scheme[name] is None:
-        return BackwardProduct(*by, fixed)
-    if quantizers.draws_in_vain(name, fixed, over):
-        return BackwardProduct(NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{name}"))
-    return BackwardProduct(*by, quantizers.operand(name, fixed, over, in_rows=False))

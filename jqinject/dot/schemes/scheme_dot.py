@@ -15,6 +15,7 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
     multiplied,
@@ -22,9 +23,8 @@ from jqinject.dot.schemes.product_transforms import (
     transformed,
     transformed_label,
 )
-from jqinject.dot.schemes.random_numbers import SIGNS, Misfit, NoRandomNumbers
+from jqinject.dot.schemes.random_numbers import RefusedQuantizer, misfit, refused_backward
 from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.decision import decide, described, varies
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,
@@ -53,26 +53,38 @@ from jqinject.quant_tensor import (
 )
 
 
+@dataclass(frozen=True)
+class DotProduct:
+    """The static part of a `dot_general`.
+
+    Attributes:
+        dims, out_sharding: as for `lax.dot_general`.
+        dtype: of the output.
+    """
+
+    dims: Dimensions
+    dtype: np.dtype
+    out_sharding: Any = None
+
+
 def scheme_dot_general(
-    quantizers: SchemeQuantizers,
+    contraction: Contraction,
+    dot: DotProduct,
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
-    dims: Dimensions,
-    dtype: Any,
-    out_sharding: Any = None,
-    found_in: Any = None,
     unrounded: jax.Array | None = None,
+    found_in: Any = None,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
 
     Args:
-        quantizers: of the scheme.
+        contraction: by the scheme.
+        dot: which axes meet, and what comes out.
         lhs, rhs: float arrays, or tensors that are already quantized.
-        dims, dtype, out_sharding: as for `lax.dot_general`.
-        found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
+        found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
     """
-    operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding, found_in, unrounded)
+    operands = _Operands.of(contraction, dot, lhs, rhs, unrounded, found_in)
     return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)[0]
 
 
@@ -89,48 +101,49 @@ class _Operands:
     @classmethod
     def of(
         cls,
-        quantizers: SchemeQuantizers,
+        contraction: Contraction,
+        dot: DotProduct,
         lhs: Any,
         rhs: Any,
-        dims: Dimensions,
-        dtype: np.dtype,
-        out_sharding: Any = None,
-        found_in: Any = None,
         unrounded: jax.Array | None = None,
+        found_in: Any = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
-        scheme, labels = quantizers.scheme, Labelling.of(dims)
-        plan = Plan(labels, dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, out_sharding)
+        scheme, labels = contraction.scheme, Labelling.of(dot.dims)
+        plan = Plan(labels, dot.dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, dot.out_sharding)
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
         left, right, summed = in_tiles(scheme.fprop.tiles, x, w, labels.out)
         if not is_quantized(lhs):
-            left = quantizers.operand("fprop_lhs", left, summed, found_in=found_in)
+            left = contraction.operand("fprop_lhs", left, summed, found_in=found_in)
         if not is_quantized(rhs):
-            right = quantizers.operand("fprop_rhs", right, summed, beside=left.tensor)
-        g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
+            right = contraction.operand("fprop_rhs", right, summed, beside=left.tensor)
+        g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dot.dtype), labels.out)
         w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
         # The results of backward products are gradients of transformed operands, so the originals are transformed too.
         x, w = (
-            _as_in_forward(quantizers, name, operand, labels)
+            _as_in_forward(contraction, name, operand, labels)
             for name, operand in (("fprop_lhs", x), ("fprop_rhs", w))
         )
-        dgrad = _backward(quantizers, ("dgrad_grad", "dgrad_rhs"), g, w, right, labels.lhs)
-        wgrad = _backward(quantizers, ("wgrad_grad", "wgrad_lhs"), g, x, left, labels.rhs)
+        of_dgrad = ("dgrad_grad", "dgrad_rhs"), g, w, right, labels.lhs
+        of_wgrad = ("wgrad_grad", "wgrad_lhs"), g, x, left, labels.rhs
+        dgrad, wgrad = (
+            refused_backward(partial(_backward, contraction, *given)) for given in (of_dgrad, of_wgrad)
+        )
         return cls(plan, left, right, dgrad, wgrad)
 
 
 def _as_in_forward(
-    quantizers: SchemeQuantizers, name: str, x: LabelledTensor, labels: Labelling
+    contraction: Contraction, name: str, x: LabelledTensor, labels: Labelling
 ) -> LabelledTensor:
     """An original operand, through the transform of the forward product; unchanged without one."""
-    scheme, again = quantizers.scheme, "wgrad_lhs" if name == "fprop_lhs" else "dgrad_rhs"
+    scheme, again = contraction.scheme, "wgrad_lhs" if name == "fprop_lhs" else "dgrad_rhs"
     if is_quantized(x.tensor) or scheme[again] is Kept.FPROP:
         return x
     return transformed(scheme[name], x, summed_labels(labels.lhs, labels.rhs, labels.out))
 
 
 def _backward(
-    quantizers: SchemeQuantizers,
+    contraction: Contraction,
     names: tuple[str, str],
     g: LabelledTensor,
     x: LabelledTensor,
@@ -140,14 +153,14 @@ def _backward(
     """The operands of a backward product.
 
     Args:
-        quantizers: of the scheme.
+        contraction: by the scheme.
         names: of the operands.
         g: stand-in for the gradient.
         x: the other operand.
         made: the forward product's version of it.
         out: labels of the result.
     """
-    scheme, product, of_gradient = quantizers.scheme, names[0].partition("_")[0], g
+    scheme, product, of_gradient = contraction.scheme, names[0].partition("_")[0], g
     summed, tiles = summed_labels(g.labels, x.labels, out), getattr(scheme, product).tiles
     in_pieces = _pieces(tiles, g, summed)
     g = in_pieces(g)
@@ -155,75 +168,68 @@ def _backward(
     gone = is_quantized(x.tensor) and scheme[names[1]] is None
     folds = f"{product}_use_fwd_quant" in scheme.flags
     if f"{product}_payload" in scheme.flags:
-        _check_fits(quantizers, names[1], joined(made), summed)
+        _check_fits(contraction, names[1], joined(made), summed)
     if scheme[names[1]] is Kept.FPROP or (gone and not folds):
-        return BackwardProduct(*quantizers.gradient(names[0], g, summed))
+        return BackwardProduct(*contraction.gradient(names[0], g, summed))
     x = LabelledTensor(as_array(x.tensor), x.labels)
     if f"{product}_dequantized" in scheme.flags:
         saw = joined(made)
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
-    misfit = _misfit(quantizers, names[1], x, summed)
-    if misfit is not None:
-        if quantizers.trains:
-            misfit()
-        return BackwardProduct(misfit)
+    refused = _misfit(contraction, names[1], x, summed)
+    if refused is not None:
+        if contraction.trains:
+            refused()
+        contraction.gradient(names[0], g, summed)  # which an abstract call notes
+        return BackwardProduct(refused)
     folded = None
     if folds:
         x, folded = _payload_and_scale(
             joined(made), x, of_gradient.labels, as_integers=scheme[names[1]] is None
         )
     if f"{product}_random_signs" in scheme.flags:
-        x, folded = _with_signs(quantizers, product, x, (of_gradient, folded), transformed_label(summed))
+        x, folded = _with_signs(contraction, product, x, (of_gradient, folded), transformed_label(summed))
     array = isinstance(x.tensor, jax.Array)
     other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
-    other = in_pieces(other)
-    where = f"{quantizers.where}: {scheme.name}.{names[1]}"
-    if quantizers.lacks_signs(product):
-        return BackwardProduct(NoRandomNumbers(where, SIGNS))
-    if quantizers.draws_in_vain(names[1], other, summed):
-        return BackwardProduct(NoRandomNumbers(where))
-    other = quantizers.operand(names[1], other, summed)
-    return BackwardProduct(*quantizers.gradient(names[0], g, summed), other, folded)
+    other = contraction.operand(names[1], in_pieces(other), summed)
+    return BackwardProduct(*contraction.gradient(names[0], g, summed), other, folded)
 
 
 def _with_signs(
-    quantizers: SchemeQuantizers, product: str, x: LabelledTensor, gradient: tuple[Any, Any], label: Label
+    contraction: Contraction, product: str, x: LabelledTensor, gradient: tuple[Any, Any], label: Label
 ) -> tuple[LabelledTensor, jax.Array]:
     """An operand multiplied by random signs, and the factors of the gradient that it is contracted with.
 
     Args:
-        quantizers: of the scheme.
+        contraction: by the scheme.
         product: "dgrad" or "wgrad".
         x: the operand.
         gradient: stand-in for the gradient, and other factors of it; None for none.
         label: the axis that the signs are for.
     """
-    signs = quantizers.signs(product, x.tensor.shape[x.axis(label)])
-    assert signs is not None, "the scheme draws them"
+    signs = contraction.signs(product, x.tensor.shape[x.axis(label)])
     g, folded = gradient
     factors = beside(g, signs, label)
     return multiplied(x, signs, label), factors if folded is None else factors * folded
 
 
-def _check_fits(quantizers: SchemeQuantizers, name: str, made: LabelledTensor, summed: Labels) -> None:
+def _check_fits(contraction: Contraction, name: str, made: LabelledTensor, summed: Labels) -> None:
     """Refuse a payload whose scales vary along what a backward product sums over."""
     if varies(made, summed, tiles=True):
-        where, what = f"{quantizers.where}: {quantizers.scheme.name}.{name}", described(made.tensor)
+        where, what = f"{contraction.where}: {contraction.scheme.name}.{name}", described(made.tensor)
         raise payload_does_not_fit(where, what)
 
 
-def _misfit(quantizers: SchemeQuantizers, name: str, x: LabelledTensor, summed: Labels) -> Misfit | None:
+def _misfit(
+    contraction: Contraction, name: str, x: LabelledTensor, summed: Labels
+) -> RefusedQuantizer | None:
     """Why the transform of an operand cannot be done: its blocks do not fill the axis; None if they do."""
-    transform: Any = transform_of(quantizers.scheme[name])
+    transform: Any = transform_of(contraction.scheme[name])
     if transform is None or transform.block_size is None or not summed:
         return None
     length = x.tensor.shape[x.axis(transformed_label(summed))]
     size = transform.block_size
-    return (
-        Misfit(f"{quantizers.where}: {quantizers.scheme.name}.{name}", size, length)
-        if length % size
-        else None
-    )
+    where = f"{contraction.where}: {contraction.scheme.name}.{name}"
+    return misfit(where, size, length) if length % size else None
 
 
 def _pieces(
@@ -306,17 +312,6 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
     first: ExplainedScheme | None = None
     delay: int = 0
 
-    def switched(self, first: ExplainedScheme, delay: int) -> ExplainedScheme:
-        """With what the first calls contract.
-
-        Args:
-            first: their products.
-            delay: how many calls that are.
-        """
-        made = ExplainedScheme(self)
-        made.first, made.delay = first, delay
-        return made
-
     def __str__(self) -> str:
         here = "\n".join(map(str, self))
         if self.first is None:
@@ -324,25 +319,24 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
         return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{here}"
 
 
-def explain_scheme(
-    quantizers: SchemeQuantizers, lhs: Any, rhs: Any, dims: Dimensions, dtype: Any
-) -> ExplainedScheme:
+def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any) -> ExplainedScheme:
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:
-        quantizers: of the scheme; unchanged.
+        contraction: by the scheme; unchanged.
+        dot: as for `scheme_dot_general`.
         lhs, rhs: what has a shape and a dtype.
-        dims, dtype: as for `scheme_dot_general`.
     """
     found: list[ExplainedProduct] = []
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        twin = nnx.clone(quantizers, graph=True)
+        twin = nnx.clone(contraction, graph=True)
+        twin.recorder = AxesRecorder()
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
-        operands = _Operands.of(twin, lhs, rhs, dims, np.dtype(dtype))
+        operands = _Operands.of(twin, dot, lhs, rhs)
         labels = operands.plan.labels
         found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out, operands.plan.fprop))
-        g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dtype), labels.out)
+        g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dot.dtype), labels.out)
         for name, taken, kept, out, sums in (
             ("dgrad", operands.dgrad, operands.rhs, labels.lhs, operands.plan.dgrad),
             ("wgrad", operands.wgrad, operands.lhs, labels.rhs, operands.plan.wgrad),

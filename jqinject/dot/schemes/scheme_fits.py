@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from flax import nnx
 
-from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.dot.schemes.product_transforms import SIGNS, transform_of
-from jqinject.dot.schemes.scheme import OPERANDS, PRODUCTS, SchemeSpec
+from jqinject.dot.schemes.quant_operand import assembled_for_any
+from jqinject.dot.schemes.scheme import PRODUCTS, SchemeSpec
 from jqinject.inject import Binding
 
 SUMS = ("inputs, over which y = x w sums", "outputs, over which dx = g w^T sums")
@@ -86,20 +85,10 @@ def check_random_numbers(scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, 
         return
     for each in scheme.both:
         drawn = [flag for flag in SIGNS if flag in each.flags]
-        drawn += [name for name in OPERANDS if isinstance(each[name], Binding) and _draws(each[name])]
+        found = {n: assembled_for_any(n, x) for n, x in each.operands if isinstance(x, Binding)}
+        drawn += [name for name, operand in found.items() if operand is not None and operand.draws]
         if drawn:
             raise ValueError(
                 f"{where}: {each.name}.{drawn[-1]} draws random numbers (stochastic rounding), and there are no rngs.\n"
                 f"  cure: {cure}, or a scheme that rounds to nearest"
             )
-
-
-@lru_cache(maxsize=256)
-def _draws(operand: Binding) -> bool:
-    """Whether a quantizer holds a random stream."""
-    axes = OperandAxes((32, 32), (0,), (1,))
-    try:
-        held = HeldOperand(operand, axes, None, ("scheme", ""), {})
-    except (TypeError, ValueError):
-        return False  # it needs its real axes, or is refused with them: a call tells
-    return any(isinstance(node, nnx.RngStream) for _, node in nnx.iter_graph(held.quant, graph=True))

@@ -9,14 +9,12 @@ import jax.numpy as jnp
 
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.dot.schemes.random_numbers import NoRandomNumbers
-from jqinject.dot.schemes.scheme import Kept, SchemeSpec
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, joined
 from jqinject.dot.tensors.ragged_operands import contract_ragged
-from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.quant_tensor import as_array, is_quantized
 
 
@@ -64,42 +62,47 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._switched(lambda scheme: scheme_ragged(scheme, ragged, lhs, rhs, group_sizes, unrounded))
+        return self._by_scheme(scheme_ragged, ragged, lhs, rhs, unrounded, group_sizes)
+
+    @staticmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        experts = rhs.shape[numbers.rhs_group_dimensions[0]]
+        return lhs, rhs, jnp.zeros(experts, jnp.int32), numbers
 
 
 def scheme_ragged(
-    quantizers: SchemeQuantizers,
+    contraction: Contraction,
     ragged: Ragged,
     lhs: Any,
     rhs: Any,
+    unrounded: jax.Array | None,
     group_sizes: jax.Array,
-    unrounded: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two operands by a scheme.
 
     Args:
-        quantizers: of the scheme.
+        contraction: by the scheme.
         ragged: the contraction.
         lhs, rhs: float arrays, or operands that are already quantized.
-        group_sizes: how many rows each expert gets.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
+        group_sizes: how many rows each expert gets.
     """
     of_lhs, of_rhs, of_out = labels = _labels(ragged)
     summed = tuple(of_lhs[axis] for axis in ragged.lhs_contract)
     x, w = LabelledTensor(lhs, of_lhs), LabelledTensor(rhs, of_rhs)
-    left = x if is_quantized(lhs) else quantizers.operand("fprop_lhs", x, summed)
-    right = w if is_quantized(rhs) else quantizers.operand("fprop_rhs", w, summed, beside=left.tensor)
+    left = x if is_quantized(lhs) else contraction.operand("fprop_lhs", x, summed)
+    right = w if is_quantized(rhs) else contraction.operand("fprop_rhs", w, summed, beside=left.tensor)
     outputs = tuple(of_rhs[axis] for axis in ragged.rhs_free)
     rows = tuple(of_lhs[axis] for axis in ragged.lhs_free)
     sizes = dict(zip(of_lhs, lhs.shape, strict=True)) | dict(zip(of_rhs, rhs.shape, strict=True))
     g = LabelledTensor(jax.ShapeDtypeStruct(tuple(sizes[label] for label in of_out), ragged.dtype), of_out)
     w = w if unrounded is None else LabelledTensor(unrounded, of_rhs)
-    flags = quantizers.scheme.flags
+    flags = contraction.scheme.flags
     w = _dequantized(right) if "dgrad_dequantized" in flags else w
     x = _dequantized(left) if "wgrad_dequantized" in flags else x
     backward = (
-        _backward(quantizers, ("dgrad_grad", "dgrad_rhs"), g, w, outputs),
-        _backward(quantizers, ("wgrad_grad", "wgrad_lhs"), g, x, rows),
+        contraction.backward_product(("dgrad_grad", "dgrad_rhs"), (g, outputs), (w, outputs)),
+        contraction.backward_product(("wgrad_grad", "wgrad_lhs"), (g, rows), (x, rows)),
     )
     return contract_ragged(ragged, (left, right), group_sizes, backward, labels, (outputs, rows))
 
@@ -117,18 +120,3 @@ def _labels(ragged: Ragged) -> tuple[Labels, Labels, Labels]:
 def _dequantized(operand: LabelledTensor) -> LabelledTensor:
     saw = joined(operand)
     return LabelledTensor(as_array(saw.tensor), saw.labels)
-
-
-def _backward(
-    quantizers: SchemeQuantizers, names: tuple[str, str], g: LabelledTensor, x: LabelledTensor, summed: Labels
-) -> BackwardProduct:
-    """The operands of a backward product."""
-    scheme = quantizers.scheme
-    by = quantizers.gradient(names[0], g, summed)
-    gone = is_quantized(x.tensor) and scheme[names[1]] is None
-    if scheme[names[1]] is Kept.FPROP or gone:
-        return BackwardProduct(*by)
-    other = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)
-    if quantizers.draws_in_vain(names[1], other, summed):
-        return BackwardProduct(NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{names[1]}"))
-    return BackwardProduct(*by, quantizers.operand(names[1], other, summed))

@@ -82,11 +82,18 @@ class ChosenKernel:
             values: these floats; None for the operands' own. Those of a stored right operand receive none.
         """
         assert self.integers is not None, "asked for where integers are contracted"
-        rhs = self.rhs
-        left = self.lhs.value if values is None else values[0]
-        right = None if rhs.is_stored else rhs.value if values is None else values[1]
-        operand = IntegerOperand(self.integers[1], right, rhs.dtype if right is None else right.dtype)
-        return IntegerOperand(self.integers[0], left, left.dtype), operand
+        lhs, rhs = self.lhs, self.rhs
+        left, right = (None, None) if values is None else values
+        if rhs.is_stored:
+            right = None
+        elif right is None:
+            right = rhs.value
+        if left is None and not (self.swapped and lhs.is_stored):
+            left = lhs.value
+        dtypes = lhs.dtype if left is None else left.dtype, rhs.dtype if right is None else right.dtype
+        return IntegerOperand(self.integers[0], left, dtypes[0]), IntegerOperand(
+            self.integers[1], right, dtypes[1]
+        )
 
 
 def contract(
@@ -187,6 +194,7 @@ def choose(
         swaps: whether the operands may be swapped if only the left one has groups.
     """
     where = where.filters if isinstance(where, Convolution) else where
+    dims = where if isinstance(where, Dimensions) and numbers != "float" else None
     stored, why = isinstance(rhs, StoredArray), ""
     both = has_integers(lhs, in_groups=True) and (
         rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
@@ -197,13 +205,12 @@ def choose(
         if found is not None:
             return found
         why = UNFIT if rounds else NOT_KEPT
-    plain = isinstance(where, Dimensions) and numbers != "float"
-    reads = plain and stored and reads_stored(rhs.form, lhs.dtype)
+    reads = dims is not None and stored and reads_stored(rhs.form, lhs.dtype)
     if reads and not is_quantized(lhs):
         return ChosenKernel("stored", "float", where, lhs, rhs, OTHER_IS_FLOAT)
     tensor = rhs.operand() if stored else rhs
-    if plain and not why:
-        decision = decide_along(lhs, tensor, where)
+    if dims is not None and not why:
+        decision = decide_along(lhs, tensor, dims)
         if decision.kind == "fp8" and numbers != "int":
             return ChosenKernel("float8", "fp8", where, lhs, tensor)
         why = decision.why
@@ -219,17 +226,18 @@ def _integers(
     lhs: Any, rhs: Any, where: Dimensions | Filters | Ragged, numbers: ContractionKind, swaps: bool
 ) -> ChosenKernel | None:
     """The choice for two operands of integers; None if their scales or groups do not fit."""
-    stored, dims = isinstance(rhs, StoredArray), where if isinstance(where, Dimensions) else None
+    stored = isinstance(rhs, StoredArray)
     groups = rhs.form.contracted_groups if stored else rhs.groups if rhs.is_grouped else None
-    if dims is not None and (groups is not None or lhs.is_grouped):
-        return _in_groups(lhs, rhs, dims, groups, numbers, swaps)
-    if dims is None and (
-        groups is not None or lhs.is_grouped or not where.fit(lhs, rhs.operand() if stored else rhs)
-    ):
+    grouped = groups is not None or lhs.is_grouped
+    if isinstance(where, Dimensions):
+        if grouped:
+            return _in_groups(lhs, rhs, where, groups, numbers, swaps)
+        both = affine_of(lhs), rhs.integers(where.rhs_contract) if stored else affine_of(rhs)
+        return ChosenKernel("integers", "int", where, lhs, rhs, integers=both)
+    if grouped or not where.fit(lhs, rhs.operand() if stored else rhs):
         return None
-    right = rhs.integers(None if dims is None else dims.rhs_contract) if stored else affine_of(rhs)
-    found = ChosenKernel("integers", "int", where, lhs, rhs, integers=(affine_of(lhs), right))
-    return found if dims is not None or where.take(*found.integers) else None
+    both = affine_of(lhs), rhs.integers() if stored else affine_of(rhs)
+    return ChosenKernel("integers", "int", where, lhs, rhs, integers=both) if where.take(*both) else None
 
 
 def _in_groups(
@@ -238,19 +246,14 @@ def _in_groups(
     """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
     if swaps and groups is None and not rhs.is_stored:
         found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
-        if found is not None:
-            return replace(
-                found,
-                where=dims,
-                lhs=lhs,
-                rhs=rhs,
-                integers=(found.integers[1], found.integers[0]),
-                swapped=True,
-            )
+        if found is not None and found.integers is not None:
+            of_right, of_left = found.integers
+            own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
+            return replace(found, **own, swapped=True)
     if isinstance(rhs, StoredArray):
         right = rhs.integers(dims.rhs_contract)
     else:
-        pieces = rhs if groups is None else in_pieces(rhs)
+        pieces: Any = rhs if groups is None else in_pieces(rhs)
         groups = None if groups is None else pieces.groups
         right = affine_of(pieces if groups is None else pieces.grouped)
     common = in_common_groups(lhs, right, groups, dims)
@@ -300,15 +303,15 @@ def contract_as(
         how: Any = {"grad_dtype": grad_dtype, "preferred_element_type": dtype, "out_sharding": out_sharding}
         return float8_dot_general(lhs, rhs, dims.numbers, **how)
     if choice.integers is not None:
-        operands = choice.operands(values)
+        left, right = choice.operands(values)
         if choice.swapped:
-            operands, dims = operands[::-1], dims.swapped()
+            left, right, dims = right, left, dims.swapped()
         wide = dims
         if choice.groups is not None:
             of_left, of_right = choice.groups
             wide = wide_dimensions(dims, of_left.dim % dims.lhs_ndim, of_right.dim % dims.rhs_ndim)
-            operands = (_split(operands[0], of_left), _split(operands[1], of_right))
-        y = contract_integers(*operands, wide, dtype, accumulator_dtype, out_sharding)
+            left, right = _split(left, of_left), _split(right, of_right)
+        y = contract_integers(left, right, wide, dtype, accumulator_dtype, out_sharding)
         return y.transpose(dims.rhs_first) if choice.swapped else y, None
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":

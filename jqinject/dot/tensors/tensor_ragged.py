@@ -44,6 +44,7 @@ def ragged_dot_general(
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
         >>> x = IntQuantTensor.from_int(jnp.array([[2], [3]]), 0.5)
         >>> experts = IntQuantTensor.from_int(jnp.array([[[1]], [[1]]]), jnp.array([1.0, 10.0]).reshape(2, 1, 1))
         >>> numbers = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))

@@ -17,7 +17,7 @@ from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.parameter_entry import parameter_entry, product_entry
-from jqinject.model.inspect.program_contractions import Contraction, program_of
+from jqinject.model.inspect.program_contractions import CountedContraction, program_of
 from jqinject.model.inspect.training.training_bytes import checked_optimizer, training_bytes
 from jqinject.model.inspect.weight_numbers import note_of_transform
 from jqinject.model.static_ranges import uncalibrated
@@ -123,7 +123,7 @@ def report_of(
     products = {one.name: one for one in covered.activations if numbers and (one.lhs or one.rhs)}
     parameters |= {name: name for name in products}
     program = program_of(copy, call, tuple(layers), parameters)
-    by_layer: dict[str, list[Contraction]] = {name: [] for name in (*layers, *parameters.values())}
+    by_layer: dict[str, list[CountedContraction]] = {name: [] for name in (*layers, *parameters.values())}
     for one in program.contractions:
         by_layer[one.layer].append(one)
     quantized_sites = tuple(vars(model).get(HELD) or ())
@@ -196,7 +196,7 @@ def _without_weight(name: str, layer: Any) -> LayerReport:
 
 
 def _entry(
-    name: str, layer: Any, found: list[Contraction], operations: int, in_program: bool, reason: str
+    name: str, layer: Any, found: list[CountedContraction], operations: int, in_program: bool, reason: str
 ) -> LayerReport:
     kinds = sorted({contraction.kind for contraction in found})
     return LayerReport(
@@ -237,7 +237,7 @@ def _note(layer: Any, kinds: list[str], in_program: bool, reason: str) -> str:
     if missing:
         return f"the {' and the '.join(missing)} has no bits in the configuration"
     if op.module.countdown is not None:
-        spec = op.module.scheme.scheme
+        spec = op.module.scheme
         return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
     if op.module.scheme is not None:
         return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from jqinject.model.running.recorder import Recorder, clipped_fields
 from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
-from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor import is_quantized
 
 SLOTS = {"weight": "weight_quant", "input": "input_quant", "output": "output_quant"}
@@ -215,18 +214,9 @@ class ObservedQuantizers(AsWritten):
         """See `Quantizers`."""
         return self._held.grad_dtype(name)
 
-    def contract(
-        self,
-        site: Site,
-        eqn: Equation,
-        lhs: Any,
-        rhs: Any,
-        weight: int | None,
-        unrounded: Any,
-        rest: Sequence[Any] = (),
-    ) -> Any:
+    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """See `Quantizers`."""
-        return self._held.contract(site, eqn, lhs, rhs, weight, unrounded, rest)
+        return self._held.contract(site, lhs, rhs, unrounded, rest)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""

@@ -11,12 +11,12 @@ from flax import nnx
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.coverage_rows import ActivationContraction
 from jqinject.model.inspect.layer_numbers import LayerReport
-from jqinject.model.inspect.program_contractions import Contraction
+from jqinject.model.inspect.program_contractions import CountedContraction
 from jqinject.model.walk import ModelIndex, PlainArray
 
 
 def parameter_entry(
-    name: str, model: nnx.Module, covered: Coverage, found: Sequence[Contraction], operations: int
+    name: str, model: nnx.Module, covered: Coverage, found: Sequence[CountedContraction], operations: int
 ) -> LayerReport:
     """The entry, named by the parameter's path; its "class" is what the model does with it.
 
@@ -45,7 +45,9 @@ def parameter_entry(
     )
 
 
-def product_entry(one: ActivationContraction, found: Sequence[Contraction], operations: int) -> LayerReport:
+def product_entry(
+    one: ActivationContraction, found: Sequence[CountedContraction], operations: int
+) -> LayerReport:
     """The entry of a contraction of two activations, named by the operation.
 
     Args:

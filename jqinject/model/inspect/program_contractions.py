@@ -31,7 +31,7 @@ INTEGERS = re.compile(r"[su]\d+")
 
 
 @dataclass(frozen=True)
-class Contraction:
+class CountedContraction:
     """One contraction of a compiled program.
 
     Attributes:
@@ -71,7 +71,7 @@ class Program:
         reasons: path of a layer -> why the table of contractions chose floats for a payload.
     """
 
-    contractions: tuple[Contraction, ...]
+    contractions: tuple[CountedContraction, ...]
     operations: dict[str, int]
     reasons: dict[str, str]
 
@@ -138,7 +138,7 @@ class _Reason(Around):
         return choice
 
 
-def _read(text: str, layers: Mapping[str, str]) -> Iterator[Contraction]:
+def _read(text: str, layers: Mapping[str, str]) -> Iterator[CountedContraction]:
     dtypes = dict(DEFINITION.findall(text))
     for found in CONTRACTION.finditer(text):
         marks = MARKED.findall(found["rest"])
@@ -148,7 +148,7 @@ def _read(text: str, layers: Mapping[str, str]) -> Iterator[Contraction]:
         names = [OPERAND.search(operand) for operand in _split(found["operands"])]
         operands = tuple(dtypes.get(name[1], "?") for name in names[:2] if name)
         parts = PARTS.search(found["rest"])
-        yield Contraction(layers[marks[-1]], operands, found["out"], int(parts[1]) if parts else 1)
+        yield CountedContraction(layers[marks[-1]], operands, found["out"], int(parts[1]) if parts else 1)
 
 
 def _split(operands: str) -> list[str]:

@@ -26,7 +26,6 @@ from jqinject.model.quantizing.rule_policy import (
     PlannedSites,
     RulePolicy,
     held_at,
-    op_of,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.scheme_rules import unstored_weights
@@ -34,6 +33,7 @@ from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_ca
 from jqinject.model.running.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.dot_layer import features_of, stack_of_layer
+from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.program import (
     CALL,
     HELD,
@@ -261,7 +261,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         assert op is not None, "planned because it has one"
         check_features(spec_of(rule.scheme), *features_of(layer), type(layer).__name__)
         # The function there is static; the module that replaces it is data.
-        setattr(layer, name, nnx.data(op_of(op, rule.scheme, stack_of_layer(layer), rngs)))
+        setattr(layer, name, nnx.data(scheme_op(layer, name, op, rule.scheme, stack_of_layer(layer), rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
@@ -19,6 +22,7 @@ from jqinject.nn.attention.dot_product_attention import QuantScaledDotProductAtt
 from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention
 from jqinject.nn.base.act_layer import QuantActLayer
 from jqinject.nn.base.norm_layer import QuantNormLayer
+from jqinject.nn.base.scheme_op import build_op
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.eltwise import QuantMergeLayer
 from jqinject.nn.pooling import QuantPoolLayer
@@ -29,6 +33,7 @@ from jqinject.program import (
     Site,
     Tracked,
     WeightUse,
+    contract_by,
     dotted,
     find_sites,
     original_class,
@@ -38,7 +43,6 @@ from jqinject.proxy import (
     ActQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
-    build_stacked,
 )
 
 SLOTS_OF_CHOICE = {
@@ -230,15 +234,6 @@ def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> Planned
     return PlannedSites(found.sites, found.uses, used, watching.caches, taken, found.same)
 
 
-def op_of(op: Any, scheme: Any, stack: tuple[int, ...], rngs: nnx.Rngs | None) -> Any:
-    """A contraction by a scheme, or a stack of them, each with a stream of its own."""
-
-    def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-        return op(scheme, rngs=rngs)
-
-    return build_stacked(build, (), stack, rngs) if stack else build((), rngs)
-
-
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     """The quantizer of a tensor outside of layers, or the contraction by a scheme.
 
@@ -246,9 +241,13 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
     """
     if site.contraction:
-        op = op_of(CONTRACTIONS[site.contraction], site.quantizer, site.stack, rngs)
+        kind = CONTRACTIONS[site.contraction]
+        operands = dict(kind.operands_of(site.quantizer, partial(_contracted, site)))
         if site.is_weight:
-            op.scheme.scheme = op.scheme.scheme.beside_quantized_weight()
+            operands.pop("fprop_rhs", None)
+        op = build_op(kind, site.quantizer, operands, site.stack, rngs)
+        if site.is_weight:
+            op.scheme = op.scheme.beside_quantized_weight()
         return op
     is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
     if not (is_injector or isinstance(site.quantizer, Binding)):
@@ -276,6 +275,12 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         where=(f"the quantizer of {site.name}", ""),
         stack=site.stack,
     )
+
+
+def _contracted(site: Site, op: Any) -> jax.Array:
+    """The contraction at a site, of arrays of its shapes."""
+    lhs, rhs, *rest = (jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs)
+    return contract_by(op, site, lhs, rhs, rest=rest)
 
 
 class Operand:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.dot import einsum, has_integers
 from jqinject.dot.geometry.dimensions import varying_pairs
-from jqinject.dot.geometry.equation import Equation
+from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.proxy import ActQuantProxyFromInjector
@@ -172,7 +172,7 @@ def _kind(lhs: Any, rhs: Any, asked: ContractionKind, equation: str) -> Contract
     both = on_integers(lhs) and on_integers(rhs)
     if not both or lhs.training or rhs.training or not (has_integers(lhs) and has_integers(rhs)):
         return "float"
-    dims = Equation.parse(equation, lhs.shape, rhs.shape).dimensions()
+    dims = EinsumLabels.parse(equation, lhs.shape, rhs.shape).dimensions()
     left, right = ((x.scale.shape, x.zero_point.shape) for x in (lhs, rhs))
     # A scale that varies along what is summed over would cut the sum into single numbers.
     return "float" if varying_pairs(dims, left, right) else "int"

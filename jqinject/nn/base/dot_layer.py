@@ -25,6 +25,7 @@ from jqinject.dot.schemes.scheme_fits import check_features
 from jqinject.dot.tensors.contract import ChosenKernel, contract_as
 from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import (
@@ -75,7 +76,8 @@ def by_scheme(
             f"  cure: leave {given[0]} out, or declare it in the scheme: scheme.let(fprop_lhs=..., fprop_rhs=...)"
         )
     check_features(SchemeSpec.of(checked_scheme(scheme)), *features_of(layer), kind)
-    setattr(layer, layer.contraction_name, nnx.data(OPS[layer.contraction_name](scheme, rngs=rngs)))
+    name = layer.contraction_name
+    setattr(layer, name, nnx.data(scheme_op(layer, name, OPS[name], scheme, (), rngs)))
     return left
 
 

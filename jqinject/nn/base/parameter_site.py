@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.component import InnerModule
-from jqinject.dot.schemes.held_operand import OperandAxes
+from jqinject.dot.schemes.quant_operand import OperandAxes
 from jqinject.nn.base.slots import WEIGHT
 
 BOUND: weakref.WeakKeyDictionary[nnx.Module, nnx.Variable[Any]] = weakref.WeakKeyDictionary()

@@ -254,7 +254,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         )
         x = inputs if input_quant is None else input_quant(inputs)
         frozen = self.frozen
-        weight = self._quantized_weight(x) if frozen is None else None
+        weight: Any = self._quantized_weight(x) if frozen is None else None
         bias = self.bias
         if bias is not None:
             bias = bias[...] if attributes.get("bias_quant") is None else self._quantized_bias(x, weight)
@@ -266,8 +266,8 @@ class QuantWeightLayer(WeightAxes[Out]):
         choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
         contraction = None
         if choice is not None and choice.kernel != "floats":
-            of_payload = grad_quant is not None and choice.kernel == "float8"
-            contraction = self.contraction_class(choice, grad_quant.q_dtype if of_payload else None)
+            by = grad_quant if choice.kernel == "float8" else None
+            contraction = self.contraction_class(choice, None if by is None else by.q_dtype)
         if frozen is not None and (contraction is None or self.return_quant_tensor):
             weight = frozen.quant_tensor()
         parameters = {} if contraction is None else self._injected(contraction)

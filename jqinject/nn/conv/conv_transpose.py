@@ -158,8 +158,8 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
 
     def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        array = as_array(x)
-        explicit = asked(True, array, self.frozen.numbers["scale"] if weight is None else as_array(weight))
+        array, frozen = as_array(x), self.frozen
+        explicit = asked(True, array, as_array(weight) if frozen is None else frozen.numbers["scale"])
         return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:

@@ -16,7 +16,7 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, EinsumT, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.dot import kernel_axes_of
-from jqinject.dot.geometry.equation import Equation
+from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantEinsumOverrides
@@ -218,7 +218,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         check_features(self, inputs, expected, argument="kernel_shape")
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
-        equation = Equation.parse(self.einsum_str, shape, self.kernel_shape)
+        equation = EinsumLabels.parse(self.einsum_str, shape, self.kernel_shape)
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
         return Placed(equation.dimensions(), equation.permutation())

@@ -114,7 +114,7 @@ class _Contraction:
                     run, choice, self.name, self.operation, self.eqn, given, self.weight, self.rest
                 )
             else:
-                numbers = "auto" if choice is None else choice.contraction
+                numbers: Any = "auto" if choice is None else choice.contraction
                 grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{self.name}_grad"))
                 found = contracted(self.eqn, numbers, taken, self.rest, self.evaluate, grad_dtype)
         return self._updated(_with_gradient(run, choice, self.name, found))
@@ -207,11 +207,11 @@ def _by_scheme(
     apart = weight is not None and choice.parameter is not None
     path = () if weight is None else operands[weight].weight_path
     facts = {"is_weight": apart, "weight_path": path, "contraction": kind, "stack": run.stack}
-    site = Site(run.names.full(name), choice.scheme, **facts)
+    site = Site(run.names.full(name), choice.scheme, equation=eqn, weight=weight, **facts)
     run.sites[site.name] = site
     values = [x.value if apart and place == weight else x.array for place, x in enumerate(operands)]
     unrounded = operands[weight].unrounded if apart and weight is not None else None
-    return Contracted(run.quantizers.contract(site, eqn, *values, weight, unrounded, rest))
+    return Contracted(run.quantizers.contract(site, *values, unrounded, rest))
 
 
 def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted) -> Any:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jqinject.dot import ragged_dot_general
+from jqinject.dot import FrozenParam, ragged_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.tensors.contract import check_choice, choose, contract_as, keep_integers
 from jqinject.dot.tensors.decision import ContractionKind
 from jqinject.program.jaxpr import Equation
-from jqinject.program.tracked_value import Tracked
+from jqinject.program.tracked_value import Tracked, dtype_of
 from jqinject.program.weights.equation_arguments import arguments_of
-from jqinject.program.weights.stored_numbers import stored_product
 from jqinject.quant_tensor import is_quantized, on_minifloats
 
 
@@ -55,7 +55,7 @@ def contracted(
         found = _of_payloads(eqn, numbers, lhs, rhs, rest, grad_dtype)
     if found is not None:
         return found
-    value = stored_product(eqn, numbers, operands)
+    value = _stored_product(eqn, numbers, operands)
     if value is None:
         (value,) = evaluate([*(x.array for x in operands), *rest])
     return Contracted(value)
@@ -90,3 +90,49 @@ def _of_payloads(
             "  cure: contraction='auto'"
         )
     return None
+
+
+def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
+    """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
+
+    Args:
+        eqn: its equation.
+        numbers: which numbers the rule wants to be contracted.
+        operands: two.
+    """
+    place = next((place for place in (1, 0) if operands[place].stored_numbers is not None), None)
+    if eqn.name != "dot_general" or numbers == "float" or place is None:
+        return None
+    x, held = operands[1 - place].array, operands[place].stored_numbers
+    assert held is not None, "looked for above"
+    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(held.value)):
+        return None
+    contracted, batch = eqn.params["dimension_numbers"]
+    own = [tuple(held.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
+    beside = [axes[1 - place] for axes in (contracted, batch)]
+    dims = Dimensions.of(x.ndim, len(held.order), tuple(zip(beside, own, strict=True)))
+    order = _order_of_output(dims, held.order, place)
+    sharding = eqn.params.get("out_sharding")
+    if sharding is not None and order != tuple(range(len(order))):
+        return None
+    choice = choose(x, FrozenParam.holding(held.numbers, held.form, {}), dims, numbers)
+    if choice.kernel != "stored":
+        return None
+    how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
+    return jax.lax.transpose(contract_as(choice, dims, eqn.outputs[0].dtype, **how)[0], order)
+
+
+def _order_of_output(dims: Dimensions, order: tuple[int, ...], place: int) -> tuple[int, ...]:
+    """The axes of the product with a parameter, in the order of the equation's output.
+
+    Args:
+        dims: of that product, the parameter on the right.
+        order: for each axis of the operand, the axis of the parameter.
+        place: of the operand in the equation.
+    """
+    batches = len(dims.lhs_batch)
+    others = [*range(batches, batches + len(dims.lhs_free))]
+    places = {axis: batches + len(others) + at for at, axis in enumerate(dims.rhs_free)}
+    own = [places[axis] for axis in order if axis in places]
+    free = [*others, *own] if place == 1 else [*own, *others]
+    return (*range(batches), *free)

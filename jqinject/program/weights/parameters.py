@@ -13,7 +13,7 @@ from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.moved_weight import moved
 from jqinject.program.weights.moves import MOVES, Axes, moves_of
-from jqinject.program.weights.stored_numbers import StoredNumbers, stored_in
+from jqinject.program.weights.stored_numbers import StoredNumbers
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import is_quantized
 
@@ -127,7 +127,7 @@ def follow(
     if x.unrounded is not None:
         originals = eqn.bind([x.unrounded, *(other.array for other in others)])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
-    stored, beside = stored_in(x), [other.array for other in others]
+    stored, beside = x.stored_numbers, [other.array for other in others]
     found = [
         replace(
             x,

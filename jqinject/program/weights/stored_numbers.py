@@ -1,4 +1,4 @@
-"""Floats contracted with a frozen parameter as it is stored, without a dequantized copy."""
+"""A frozen parameter as it is stored, followed through the operations that move its numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
 
-from jqinject.dot import FrozenForm, FrozenParam
-from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.tensors.contract import choose, contract_as
-from jqinject.dot.tensors.decision import ContractionKind
+from jqinject.dot import FrozenForm
 from jqinject.program.jaxpr import Equation
-from jqinject.program.tracked_value import Tracked, dtype_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,54 +105,3 @@ def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[Any]) -> Calla
     dropped = name == "squeeze" and given["dimensions"] == (0,)
     reshaped = name == "reshape" and given["dimensions"] is None and given["new_sizes"] == shape[1:]
     return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None
-
-
-def stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
-    """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
-
-    Args:
-        eqn: its equation.
-        numbers: which numbers the rule wants to be contracted.
-        operands: two.
-    """
-    place = next((place for place in (1, 0) if stored_in(operands[place]) is not None), None)
-    if eqn.name != "dot_general" or numbers == "float" or place is None:
-        return None
-    x, held = operands[1 - place].array, stored_in(operands[place])
-    assert held is not None, "looked for above"
-    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(held.value)):
-        return None
-    contracted, batch = eqn.params["dimension_numbers"]
-    own = [tuple(held.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
-    beside = [axes[1 - place] for axes in (contracted, batch)]
-    dims = Dimensions.of(x.ndim, len(held.order), tuple(zip(beside, own, strict=True)))
-    order = _order_of_output(dims, held.order, place)
-    sharding = eqn.params.get("out_sharding")
-    if sharding is not None and order != tuple(range(len(order))):
-        return None
-    choice = choose(x, FrozenParam.holding(held.numbers, held.form, {}), dims, numbers)
-    if choice.kernel != "stored":
-        return None
-    how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
-    return jax.lax.transpose(contract_as(choice, dims, eqn.outputs[0].dtype, **how)[0], order)
-
-
-def stored_in(x: Tracked) -> StoredNumbers | None:
-    """The stored numbers behind a value; None if it has become another one since."""
-    return x.stored if x.stored is not None and x.stored.value is x.value else None
-
-
-def _order_of_output(dims: Dimensions, order: tuple[int, ...], place: int) -> tuple[int, ...]:
-    """The axes of the product with a parameter, in the order of the equation's output.
-
-    Args:
-        dims: of that product, the parameter on the right.
-        order: for each axis of the operand, the axis of the parameter.
-        place: of the operand in the equation.
-    """
-    batches = len(dims.lhs_batch)
-    others = [*range(batches, batches + len(dims.lhs_free))]
-    places = {axis: batches + len(others) + at for at, axis in enumerate(dims.rhs_free)}
-    own = [places[axis] for axis in order if axis in places]
-    free = [*others, *own] if place == 1 else [*own, *others]
-    return (*range(batches), *free)

@@ -1,0 +1,316 @@
+"""`Contraction`: a contraction by a scheme, with the quantizers of its six operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core.component import InnerModule
+from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.schemes.product_transforms import random_signs, transformed
+from jqinject.dot.schemes.quant_operand import (
+    PARAMETERS,
+    OperandAxes,
+    QuantOperand,
+    assembled,
+    assembled_for_any,
+    assembled_for_backward,
+)
+from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError, refused_backward
+from jqinject.dot.schemes.scheme import OPERANDS, Kept, SchemeSpec
+from jqinject.dot.tensors.backward_quantizer import for_backward
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
+from jqinject.dot.tensors.six_operands import BackwardProduct
+from jqinject.inject import Binding
+from jqinject.quant_tensor import as_array, is_quantized
+
+Taken = tuple[Any, jax.Array | None]
+AxesByName = Mapping[str, OperandAxes]
+NO_STATE_OF_FUNCTIONS = (
+    "which a function cannot",
+    "QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike",
+)
+NO_STATE_IN_SWITCHED = (
+    "which a scheme that is switched does not",
+    "a scheme without quant_delay_steps, or dynamic quantizers",
+)
+
+
+class AxesRecorder:
+    """The axes of the operands whose quantizers keep state, as an abstract call meets them.
+
+    Attributes:
+        axes: by the names of the operands.
+    """
+
+    def __init__(self) -> None:
+        self.axes: dict[str, OperandAxes] = {}
+
+
+class Contraction(InnerModule):
+    """The quantizers of a scheme's six operands.
+
+    One without state is assembled once for all contractions with operands of the same shapes, and kept by none. One
+    with state (a learned scale, running ranges, amaxes) is an attribute named like its operand, made with the module
+    from the axes of the operand.
+
+    Args:
+        scheme: what the scheme says.
+        where: the user's callable, for error messages.
+        rngs: for quantizers that draw random numbers.
+        operands: the axes of the operands whose quantizers keep state.
+        stateless: why there can be no state and what to do, if the module is made for one call.
+
+    Attributes:
+        recorder: takes the axes of operands in an abstract call; None in any other.
+    """
+
+    recorder: AxesRecorder | None = None
+    stream: Any
+    stateless: tuple[str, str] | None = None
+
+    def __init__(
+        self,
+        scheme: SchemeSpec,
+        where: str,
+        rngs: nnx.Rngs | None = None,
+        operands: AxesByName | None = None,
+        stateless: tuple[str, str] | None = None,
+    ) -> None:
+        self.scheme = scheme
+        self.where = where
+        if stateless is not None:
+            self.stateless = stateless
+        self.use_running_average = False
+        self.deterministic = False
+        # A fork, always named alike: names are part of the graph.
+        key = None if rngs is None else rngs["stochastic_rounding"]()
+        self.stream = nnx.data(None if key is None else nnx.RngStream(key, tag="stochastic_rounding"))
+        for name in OPERANDS:
+            setattr(self, name, nnx.data(None))
+        self.complete(operands or {})
+
+    def complete(self, operands: AxesByName) -> None:
+        """Make the quantizers that keep state, unless they are there.
+
+        Args:
+            operands: the axes of their operands.
+        """
+        for name, axes in operands.items():
+            binding = self.scheme[name]
+            if isinstance(binding, Binding) and vars(self)[name] is None:
+                setattr(self, name, self._assembled_here(name, binding, axes))
+
+    def operand(
+        self,
+        name: str,
+        x: LabelledTensor,
+        summed: Labels,
+        *,
+        beside: Any = None,
+        in_rows: bool = True,
+        found_in: Any = None,
+    ) -> LabelledTensor:
+        """An operand, quantized.
+
+        Args:
+            name: of an operand that is quantized in the forward pass.
+            x: the operand.
+            summed: the axes that its product sums over.
+            beside: the other operand, for a weight quantizer that depends on its input.
+            in_rows: whether quantizers of activations see the summed axes as rows.
+            found_in: finds the range instead of the operand's `calibration`, if given.
+
+        Raises:
+            MissingRngsError: it is rounded stochastically without random numbers.
+        """
+        binding = self.scheme[name]
+        if not isinstance(binding, Binding):
+            return x
+        proxy = self._operand(name, binding, x, summed, found_in).quant
+        if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
+            x = transformed(binding, x, summed)
+        more = (beside,) if proxy.requires_quant_input and beside is not None else ()
+        return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
+
+    def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
+        """The quantizer of a gradient, split for the backward pass, and its slot.
+
+        Args:
+            name: of the operand.
+            g: stand-in for the gradient: its shape.
+            summed: the axes that its product sums over.
+
+        Raises:
+            MissingRngsError: it is rounded stochastically without random numbers.
+        """
+        binding = self.scheme[name]
+        if not isinstance(binding, Binding):
+            return None, None
+        operand = self._operand(name, binding, g, summed)
+        axes = operand.axes
+        if operand.keeps_state or operand.draws or not axes.sized:
+            return for_backward(operand.quant)
+        return assembled_for_backward(name, binding, axes, self._where(name), self._modes), None
+
+    def backward_product(
+        self,
+        names: tuple[str, str],
+        gradient: tuple[LabelledTensor, Labels],
+        other: tuple[LabelledTensor, Labels],
+        in_rows: bool = True,
+    ) -> BackwardProduct:
+        """The operands of a backward product without tiles and transforms, each with the axes that are summed over.
+
+        Args:
+            names: of the operands.
+            gradient: stand-in for the gradient.
+            other: `w` or `x`.
+            in_rows: as for `operand`.
+        """
+        x, over = other
+        # Of a stored operand the original is gone: the next best is what was made of it.
+        gone = is_quantized(x.tensor) and self.scheme[names[1]] is None
+
+        def make() -> BackwardProduct:
+            operand = None
+            if self.scheme[names[1]] is not Kept.FPROP and not gone:
+                fixed = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)
+                operand = self.operand(names[1], fixed, over, in_rows=in_rows)
+            return BackwardProduct(*self.gradient(names[0], *gradient), operand)
+
+        return refused_backward(make)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass is expected: not of a function, which has no evaluation mode."""
+        return self.stateless is not NO_STATE_OF_FUNCTIONS and not self.deterministic
+
+    def signs(self, product: str, count: int) -> jax.Array:
+        """The random signs that a backward product's operands are multiplied by; in evaluation mode all are 1.
+
+        Args:
+            product: "dgrad" or "wgrad".
+            count: how many.
+
+        Raises:
+            MissingRngsError: there are no random numbers.
+        """
+        if self.deterministic:
+            return jnp.ones(count, jnp.float32)
+        if self.stream is None:
+            raise MissingRngsError(self._where(f"{product}_random_signs"), SIGNS)
+        return random_signs(self.stream(), count)
+
+    def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
+        """Switch between training and evaluation.
+
+        Args:
+          use_running_average: evaluation mode: use statistics without updating them.
+          deterministic: round to nearest instead of stochastically.
+        """
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+    @property
+    def _modes(self) -> tuple[bool, bool]:
+        return self.use_running_average, self.deterministic
+
+    def _where(self, name: str) -> str:
+        return f"{self.where}: {self.scheme.name}.{name}"
+
+    def _operand(
+        self, name: str, binding: Binding, x: LabelledTensor, summed: Labels, found_in: Any = None
+    ) -> QuantOperand:
+        """The quantizer of an operand.
+
+        Raises:
+            MissingRngsError: it draws random numbers, and there are none.
+            TypeError: it keeps state, which one call has no place for.
+            ValueError: it keeps state, and was not made with the module, or for an operand of another shape.
+        """
+        axes, operand, shared = OperandAxes.of(x, summed), vars(self)[name], False
+        kept = operand is not None
+        if kept:
+            self._check_fits(name, operand, axes)
+        elif found_in is not None or not axes.sized:
+            offered = {} if found_in is None else {"calibration": found_in}
+            operand = self._assembled_here(name, binding, axes, offered)
+        else:
+            operand, shared = assembled(name, binding, axes, self._where(name), self._modes), True
+        draws = operand.draws and not self.deterministic
+        if draws and self.stream is None:
+            raise MissingRngsError(self._where(name))
+        if kept or not operand.keeps_state:
+            return operand.drawing_from(self.stream) if draws and shared else operand
+        if self.recorder is None:
+            raise self._has_no_state(name, binding)
+        self.recorder.axes[name] = axes if operand.quant.role in PARAMETERS else axes.without_rows(name)
+        return self._assembled_here(name, binding, axes)
+
+    def _assembled_here(
+        self, name: str, binding: Binding, axes: OperandAxes, offered: Mapping[str, Any] = {}
+    ) -> QuantOperand:
+        """A quantizer of the module's own."""
+        rngs: Any = None
+        if self.stream is not None and not self.deterministic:
+            rngs = nnx.Rngs()
+            rngs.default = self.stream
+        operand = QuantOperand(name, binding, axes, rngs, self._where(name), offered)
+        operand.set_modes(*self._modes)
+        return operand
+
+    def _has_no_state(self, name: str, binding: Binding) -> Exception:
+        what = f"{self._where(name)} = {binding.base.__name__} keeps state"
+        if self.stateless is not None:
+            why, cure = self.stateless
+            return TypeError(f"{what}, {why}.\n  cure: {cure}")
+        return ValueError(
+            f"{what}, which is made before the first call, so that optimizers and checkpoints have it.\n"
+            f"  cure: {self.where}(scheme, lhs_shape=(1, 64), rhs_shape=(64, 32)) with the shapes of its operands; or "
+            "once jqinject.initialize(model, *inputs), which finds them"
+        )
+
+    def _check_fits(self, name: str, operand: QuantOperand, axes: OperandAxes) -> None:
+        if operand.quant.role in PARAMETERS and operand.axes != axes:
+            raise ValueError(
+                f"{self.where}: {self.scheme.name}.{name} keeps state for an operand of shape {operand.axes.shape}, "
+                f"summed over axes {operand.axes.summed}, and was given one of shape {axes.shape}, summed over "
+                f"{axes.summed}.\n"
+                "  cure: a module of its own for every layer: dot_general_cls=lambda: QDotGeneral(...)"
+            )
+
+
+def operands_with_state(
+    make: Callable[[], Contraction], schemes: Iterable[SchemeSpec], call: Callable[[Any], Any]
+) -> dict[str, OperandAxes]:
+    """The axes of the operands whose quantizers keep state, as a call meets them; nothing is computed.
+
+    Args:
+        make: makes a contraction like the one in question.
+        schemes: its scheme, and that of its first calls if there is one.
+        call: calls it, with arrays of the shapes in question.
+    """
+    recorder = AxesRecorder()
+    if not any(_may_keep_state(scheme) for scheme in schemes):
+        return {}
+
+    def run() -> None:
+        contraction = make()
+        contraction.recorder = recorder
+        contraction.set_view(deterministic=True)  # no random numbers are needed to see shapes
+        call(contraction)
+
+    jax.eval_shape(run)
+    return recorder.axes
+
+
+def _may_keep_state(scheme: SchemeSpec) -> bool:
+    found = [assembled_for_any(name, x) for name, x in scheme.operands if isinstance(x, Binding)]
+    return any(operand is None or operand.keeps_state for operand in found)
