@@ -173,7 +173,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         self.input_format = QuantStat(float_array(0.0, (2,)))
         self.use_running_average = False
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
     ) -> Quantized:
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
