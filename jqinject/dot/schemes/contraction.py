@@ -190,11 +190,11 @@ class Contraction(InnerModule):
         """Whether a backward pass is expected: not of a function, which has no evaluation mode."""
         return self.stateless is not NO_STATE_OF_FUNCTIONS and not self.deterministic
 
-    def signs(self, product: str, count: int) -> jax.Array:
+    def signs(self, name: str, count: int) -> jax.Array:
         """The random signs that a backward product's operands are multiplied by; in evaluation mode all are 1.
 
         Args:
-            product: "dgrad" or "wgrad".
+            name: of the operand beside the gradient.
             count: how many.
 
         Raises:
@@ -203,7 +203,7 @@ class Contraction(InnerModule):
         if self.deterministic:
             return jnp.ones(count, jnp.float32)
         if self.stream is None:
-            raise MissingRngsError(self._where(f"{product}_random_signs"), SIGNS)
+            raise MissingRngsError(self._where(name), SIGNS)
         return random_signs(self.stream(), count)
 
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:

@@ -142,10 +142,11 @@ class QuantOperand(InnerModule):
         Args:
             stream: the source of keys.
         """
-        graphdef, keys, others = nnx.split(self, nnx.RngKey, ..., graph=True)
-        # Mapped, so that the copy has Variables of its own, of the trace that it is made in.
-        keys, others = jax.tree.map(lambda _: stream(), keys), jax.tree.map(lambda x: x, others)
-        return nnx.merge(graphdef, keys, others)
+        graphdef, keys, counts, others = nnx.split(self, nnx.RngKey, nnx.RngCount, ..., graph=True)
+        # Mapped, so that the copy has Variables of its own, of the trace that it is made in; its counters begin there
+        # as well, since a backward pass would keep those of an array from outside.
+        keys, counts = jax.tree.map(lambda _: stream(), keys), jax.tree.map(jnp.zeros_like, counts)
+        return nnx.merge(graphdef, keys, counts, jax.tree.map(lambda x: x, others))
 
     @property
     def weight(self) -> Any:

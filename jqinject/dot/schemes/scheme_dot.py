@@ -187,7 +187,7 @@ def _backward(
             joined(made), x, of_gradient.labels, as_integers=scheme[names[1]] is None
         )
     if f"{product}_random_signs" in scheme.flags:
-        x, folded = _with_signs(contraction, product, x, (of_gradient, folded), transformed_label(summed))
+        x, folded = _with_signs(contraction, names[1], x, (of_gradient, folded), transformed_label(summed))
     array = isinstance(x.tensor, jax.Array)
     other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
     other = contraction.operand(names[1], in_pieces(other), summed)
@@ -195,18 +195,18 @@ def _backward(
 
 
 def _with_signs(
-    contraction: Contraction, product: str, x: LabelledTensor, gradient: tuple[Any, Any], label: Label
+    contraction: Contraction, name: str, x: LabelledTensor, gradient: tuple[Any, Any], label: Label
 ) -> tuple[LabelledTensor, jax.Array]:
     """An operand multiplied by random signs, and the factors of the gradient that it is contracted with.
 
     Args:
         contraction: by the scheme.
-        product: "dgrad" or "wgrad".
+        name: of the operand.
         x: the operand.
         gradient: stand-in for the gradient, and other factors of it; None for none.
         label: the axis that the signs are for.
     """
-    signs = contraction.signs(product, x.tensor.shape[x.axis(label)])
+    signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
     g, folded = gradient
     factors = beside(g, signs, label)
     return multiplied(x, signs, label), factors if folded is None else factors * folded
