@@ -165,6 +165,7 @@ class ChannelScale(Transform):
     """
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         self.factors = QuantStat(float_array(1.0, (channels,)))
 
     def put(self, factors: jax.Array) -> None:
@@ -212,6 +213,7 @@ class Permutation(Transform):
     """
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         self.order = QuantStat(jnp.arange(channels, dtype=jnp.int32))
 
     def put(self, order: jax.Array) -> None:
@@ -339,6 +341,7 @@ class Orthogonal(Transform):
     """
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         self.matrix = QuantStat(jnp.eye(channels, dtype=jnp.float32))
 
     def put(self, matrix: jax.Array) -> None:

@@ -201,7 +201,9 @@ def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
         position: the result of `locate`.
         over: the searched axes.
     """
-    return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
+    return over.sum(
+        each(lambda dx, place: choose(place == position.astype(place.dtype), dx, 0.0), dx, over.positions(dx))
+    )
 
 
 def rank_high(percentile: float, size: int) -> int:

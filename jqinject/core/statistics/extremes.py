@@ -19,7 +19,7 @@ from jqinject.core.component import frozen_value
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
 from jqinject.ops.clamp import choose
-from jqinject.ops.reductions import Axes, Tensors, each
+from jqinject.ops.reductions import Axes, Over, Tensors, each
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -31,6 +31,11 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     """`sqrt(x)` with gradient 0 at 0."""
     zero = x == 0
     return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
+
+
+def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
+    """Where the k-th smallest element is: the first of equals."""
+    return ops.locate(x, value, over)
 
 
 ALMOST = 1.0 - 2.0**-21
@@ -88,8 +93,9 @@ class Ranked(Reduction):
         """Where they are, or how many share the gradient."""
         over = self.over
         if self._rule == "first":
-            ranked, count = self._ranked(x), len(self.ranks(over.count(x)))
-            return tuple(ops.locate(ranked, end, over) for end in measured[:count])
+            ranked = self._ranked(x)
+            ends = zip(measured, self.ranks(over.count(x)), strict=False)
+            return tuple(_place(ranked, end, rank, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
         near = [(end == 0).astype(jnp.float32) if self._rule == "near" else None for end in measured]
         # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
