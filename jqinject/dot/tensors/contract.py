@@ -11,7 +11,8 @@ The first row that fits is taken. "Along sums" are the axes that are summed over
 | "stored" | floats; bytes, or a table of 16 numbers | anywhere | yes, dequantized in registers |
 | "floats" | any | anywhere | or not: dequantized, by XLA |
 
-What a kernel does on each platform is `kernels/`' affair. Next: `decision`, which says why a row is not taken.
+The files of `kernels/` decide what a kernel does on each platform. The products of a scheme do not come here: see
+`product`. Next: `decision`, which explains why a row is not taken.
 """
 
 from __future__ import annotations
