@@ -233,8 +233,8 @@ def _integers(
     if isinstance(where, Dimensions):
         if grouped:
             return _in_groups(lhs, rhs, where, groups, numbers, swaps)
-        both = affine_of(lhs), rhs.integers(where.rhs_contract) if stored else affine_of(rhs)
-        return ChosenKernel("integers", "int", where, lhs, rhs, integers=both)
+        where, right = rhs.integers_as_stored(where) if stored else (where, affine_of(rhs))
+        return ChosenKernel("integers", "int", where, lhs, rhs, integers=(affine_of(lhs), right))
     if grouped or not where.fit(lhs, rhs.operand() if stored else rhs):
         return None
     both = affine_of(lhs), rhs.integers() if stored else affine_of(rhs)
@@ -304,6 +304,7 @@ def contract_as(
         how: Any = {"grad_dtype": grad_dtype, "preferred_element_type": dtype, "out_sharding": out_sharding}
         return float8_dot_general(lhs, rhs, dims.numbers, **how)
     if choice.integers is not None:
+        dims: Any = choice.where  # a stored operand's axes may have another order
         left, right = choice.operands(values)
         if choice.swapped:
             left, right, dims = right, left, dims.swapped()

@@ -161,6 +161,3 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
 
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is None and self.dot_general_cls is None
-
-    def _injected(self, contraction: Any) -> dict[str, Any]:
-        return {"dot_general": contraction, "dot_general_cls": None}
