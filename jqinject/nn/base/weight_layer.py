@@ -274,7 +274,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             weight = self._quantized_weight(x) if self.return_quant_tensor else weight
         else:
             weight = self._quantized_weight(x) if stored else weight
-            kernel_array = array_of(weight) if isinstance(weight, QuantTensor) else weight
+            kernel_array = array_of(weight) if quantized or stored else weight
         arrays = (
             array_of(x) if isinstance(x, QuantTensor) else x,
             kernel_array,
