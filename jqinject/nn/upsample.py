@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.nn.base.quant_layer import Out, QuantLayer
+from jqinject.nn.base.quant_layer import Off, Out, QuantLayer
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import as_array, on_integers, pre_round_integers
 from jqinject.quant_tensor.shaping import map_metadata
@@ -51,12 +51,10 @@ class QuantUpsample(QuantLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
-        ) -> QuantUpsample[jax.Array]: ...
+        def __new__(cls, *_: Any, return_quant_tensor: Off, **more: Any) -> QuantUpsample[jax.Array]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantUpsample[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_: Any, return_quant_tensor: bool = ..., **more: Any) -> QuantUpsample[Any]: ...
+        def __new__(cls, *_: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

@@ -12,16 +12,9 @@ from flax import nnx
 from jqinject.dot import einsum, has_integers
 from jqinject.dot.geometry.dimensions import varying_pairs
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.nn.base.slots import Slot
+from jqinject.nn.base.slots import act_slot, through
 from jqinject.nn.base.weight_layer import ContractionKind
-from jqinject.proxy import ActQuantProxyFromInjector
 from jqinject.quant_tensor import as_array, on_integers, on_minifloats
-
-
-def act_slot(prefix: str) -> Slot:
-    """The place for a quantizer of activations whose overrides start with `prefix`."""
-    return Slot(f"{prefix}quant", prefix, ActQuantProxyFromInjector, "activations")
-
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
 SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = act_slot("softmax_input_"), act_slot("attn_output_weights_")
@@ -54,16 +47,6 @@ class AttentionCall(NamedTuple):
     module: Any = None
     scale: float | None = None
     contraction: ContractionKind = "auto"
-
-
-def is_on(proxy: Any) -> bool:
-    """Whether there is a quantizer, and it quantizes."""
-    return proxy is not None and proxy.is_quant_enabled
-
-
-def through(proxy: Any, x: Any) -> Any:
-    """`x` quantized, or unchanged without a quantizer."""
-    return x if proxy is None else proxy(x)
 
 
 def attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from flax import nnx
 
 from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart
-from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector, write
@@ -118,40 +117,6 @@ def check_merges(layer: Any, norm: nnx.BatchNorm) -> RescaledState:
         except ValueError as error:
             raise ValueError(f"{slot}.{error}") from None
     return learned
-
-
-@final
-class MergedBatchNorm(QuantNormLayer):
-    """Replaces a batch normalization that was merged: y = output_quant(x).
-
-    Args:
-        norm: the normalization; its quantizers of output and gradient go on here.
-
-    Example:
-        >>> MergedBatchNorm(nnx.BatchNorm(2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
-        Array([[1., 1.]], dtype=float32)
-    """
-
-    def __init__(self, norm: nnx.BatchNorm) -> None:
-        self.return_quant_tensor = getattr(norm, "return_quant_tensor", False)
-        for name in ("output_quant", "grad_quant"):
-            proxy = getattr(norm, name, None)
-            if proxy is not None:
-                setattr(self, name, proxy)
-
-    def _features(self) -> tuple[int | None, int]:
-        return None, 0  # whatever the layer before it returns
-
-    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
-        """The input, quantized as the output of the normalization was.
-
-        Args:
-            x: float array or QuantTensor.
-            use_running_average, mask: as for `nnx.BatchNorm`; they change nothing.
-        """
-        if self.output_quant is None and self.grad_quant is None:
-            return x
-        return self._quantized(x, lambda x: x)
 
 
 def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:

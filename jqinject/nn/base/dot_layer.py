@@ -215,6 +215,8 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
     """
 
+    out_features: Any
+
     @property
     def weight_ndim(self) -> int:
         """A matrix has two axes."""
@@ -224,6 +226,19 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     def summed_axes(self) -> tuple[int, ...]:
         """The input features."""
         return (0,)
+
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes of the weight that are not summed over."""
+        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes)
+        return channels[0] if len(channels) == 1 else channels
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        return {-1: self.weight_shape[0]}
 
     contraction_class = PayloadContraction
     contraction_needs = {

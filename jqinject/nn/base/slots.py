@@ -9,8 +9,8 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -145,8 +145,7 @@ class Slot:
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
-        keyword: the argument of the layer; empty if it is called as the attribute.
-        argument: the argument of the layer.
+        argument: the argument of the layer; if it is not given, it is called as the attribute.
     """
 
     name: str
@@ -154,11 +153,10 @@ class Slot:
     proxy_class: type[QuantProxyFromInjector]
     what: str
     of_parameter: bool = False
-    keyword: str = ""
-    argument: str = field(init=False)
+    argument: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "argument", self.keyword or self.name)
+        object.__setattr__(self, "argument", self.argument or self.name)
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
@@ -190,13 +188,17 @@ class Slot:
 
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
-        return replace(self, name=name, keyword=self.argument)
+        return replace(self, name=name)
+
+
+def act_slot(prefix: str) -> Slot:
+    """The place for a quantizer of activations whose overrides start with `prefix`."""
+    return Slot(f"{prefix}quant", prefix, ActQuantProxyFromInjector, "activations")
 
 
 WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
 BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases", of_parameter=True)
-INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
-OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
+INPUT, OUTPUT = act_slot("input_"), act_slot("output_")
 GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
 TRUNC = Slot("trunc_quant", "", TruncQuantProxyFromInjector, "accumulators")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
@@ -211,29 +213,6 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
     return tuple(slot for slot in declared if isinstance(slot, Slot))
 
 
-@functools.cache
-def arguments_of(layer: type) -> tuple[str, ...]:
-    """The names that a class takes as arguments, those that it passes on to its bases included."""
-    found: dict[str, None] = {}
-    for cls in layer.__mro__:
-        if "__init__" in vars(cls):
-            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-                break
-    return tuple(found)
-
-
-def flax_arguments(parent: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the constructor of a Flax layer takes of a layer's own arguments, by name.
-
-    Args:
-        parent: the class of the Flax layer.
-        given: the `locals()` of the layer's `__init__`, at its beginning.
-    """
-    return {name: given[name] for name in arguments_of(parent) if name in given}
-
-
 def split_overrides(
     layer: Any, slots: Sequence[Slot], overrides: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -242,24 +221,30 @@ def split_overrides(
     Raises:
         TypeError: a keyword that starts with no prefix of the layer; names the nearest argument.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for slot in slots:
-        found[slot.argument] = {}
+    by_argument: dict[str, dict[str, Any]] = {slot.argument: {} for slot in slots}
+    longest_first = sorted(slots, key=lambda slot: -len(slot.prefix))
     for keyword, override in overrides.items():
-        matching = [slot for slot in slots if keyword.startswith(slot.prefix)]
-        if not matching:
-            longest_first = sorted(slots, key=lambda slot: -len(slot.prefix))
-            prefixes = ", ".join(dict.fromkeys(slot.prefix for slot in longest_first))
-            kind = type(layer)
-            hint = did_you_mean(keyword, [*arguments_of(kind), *(slot.argument for slot in longest_first)])
-            text = (
-                f"{kind.__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
-            )
+        slot = next((slot for slot in longest_first if keyword.startswith(slot.prefix)), None)
+        if slot is None:
+            kind, prefixes = type(layer), ", ".join(dict.fromkeys(slot.prefix for slot in longest_first))
+            arguments = [*inspect.signature(kind).parameters, *(slot.argument for slot in longest_first)]
             cure = f"{kind.__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)"
-            raise TypeError(lines(text + prefixes, hint or cure))
-        slot = max(matching, key=lambda slot: len(slot.prefix))
-        found[slot.argument][keyword.removeprefix(slot.prefix)] = override
-    return found
+            raise TypeError(
+                lines(
+                    f"{kind.__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
+                    f"{prefixes}",
+                    did_you_mean(keyword, arguments) or cure,
+                )
+            )
+        by_argument[slot.argument][keyword.removeprefix(slot.prefix)] = override
+    return by_argument
+
+
+def binding_of(quantizer: Any) -> Binding | None:
+    """The binding of an injector; None of anything else."""
+    if inspect.isclass(quantizer) and issubclass(quantizer, ExtendedInjector):
+        return Binding(quantizer)
+    return quantizer if isinstance(quantizer, Binding) else None
 
 
 CHANNEL_SHAPE = "activation_channel_shape"
@@ -301,14 +286,12 @@ def make_proxy(
             _check_kind(where, slot, type(given), "a proxy")
             _check_channels(where, given, channel_shape)
         return given
-    if not isinstance(given, Binding) and not (
-        inspect.isclass(given) and issubclass(given, ExtendedInjector)
-    ):
+    binding = binding_of(given)
+    if binding is None:
         raise TypeError(
             f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
         )
-    binding = given if isinstance(given, Binding) else Binding(given)
     named = binding.let(**overrides) if overrides else binding
     if channel_shape is not None and named.declares("scaling_per_output"):
         shares = named.resolve("scaling_per_output", module=layer)
@@ -426,3 +409,13 @@ def _shown(given: Any) -> str:
     return (
         f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
     )
+
+
+def is_on(proxy: QuantProxyFromInjector | None) -> bool:
+    """Whether there is a quantizer that is not switched off."""
+    return proxy is not None and proxy.is_quant_enabled
+
+
+def through(proxy: Callable[[Any], Any] | None, x: Any) -> Any:
+    """`x` quantized, or unchanged without a quantizer."""
+    return x if proxy is None else proxy(x)

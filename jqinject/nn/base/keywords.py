@@ -1,14 +1,16 @@
 """The further keywords of each layer as a `TypedDict`, for type checkers, which read the stub beside this file.
 
-`python -m jqinject.catalogue.typed_keywords` writes the stub from the ready-made quantizers. `QuantLinear.overrides()`
-says the same to a program, with what each keyword means. Here names stand without fields, so that importing is fast.
+They are those of the layer's Flax layer and the overrides of its quantizers. `python -m
+jqinject.catalogue.typed_keywords` writes the stub from the installed Flax and the ready-made quantizers.
+`QuantLinear.overrides()` says the same to a program, with what each keyword means. Here names stand without fields, so
+that importing is fast.
 """
 
 from typing import Any, TypedDict
 
 
 def __getattr__(name: str) -> Any:
-    if not name.endswith("Overrides"):
+    if not name.endswith("Keywords"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     make: Any = TypedDict
     made = make(name, {}, total=False)

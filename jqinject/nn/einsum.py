@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.nnx.nn.linear import default_bias_init, default_kernel_init
-from flax.typing import Dtype, EinsumT, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
-from jqinject.nn.base.override_keywords import QuantEinsumOverrides
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.keywords import QuantEinsumKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
@@ -56,7 +52,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         rngs: for the parameters, and for quantizers that draw random numbers.
         dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, einsum_op, preferred_element_type,
             kernel_metadata, bias_metadata: as for `nnx.Einsum`.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -73,7 +69,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
 
     takes_batch_norm = False
 
-    _flax_forward = staticmethod(nnx.Einsum.__call__)
     contraction_name = "einsum_op"
     _flax_contraction = staticmethod(jnp.einsum)
     contraction_needs = {
@@ -86,16 +81,12 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantEinsum[jax.Array]: ...
+        def __new__(cls, *_: Any, return_quant_tensor: Off = ..., **more: Any) -> QuantEinsum[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantEinsum[AnyQuantTensor]: ...
+        def __new__(cls, *_: Any, return_quant_tensor: On, **more: Any) -> QuantEinsum[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEinsum[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_: Any, return_quant_tensor: bool, **more: Any) -> QuantEinsum[Any]: ...
+        def __new__(cls, *_: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -103,16 +94,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         kernel_shape: Sequence[int],
         bias_shape: Sequence[int] | None = None,
         *,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        precision: PrecisionLike = None,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        einsum_op: EinsumT = jnp.einsum,
-        preferred_element_type: Dtype | None = None,
-        kernel_metadata: Mapping[str, Any] = {},
-        bias_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
@@ -123,10 +104,10 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         scheme: SchemeLike = None,
-        **overrides: Unpack[QuantEinsumOverrides],
+        **more: Unpack[QuantEinsumKeywords],
     ) -> None:
         kernel_shape = tuple(kernel_shape)
-        nnx.Einsum.__init__(self, **flax_arguments(nnx.Einsum, locals()))
+        overrides = self._init_flax(locals(), more)
         arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
@@ -159,12 +140,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         return len(self.kernel_shape)
 
     @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes of the kernel that the output has."""
-        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes)
-        return channels[0] if len(channels) == 1 else channels
-
-    @property
     def summed_axes(self) -> tuple[int, ...]:
         """The axes of the kernel that the output does not have."""
         return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))
@@ -172,16 +147,20 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     @property
     def input_axes(self) -> tuple[int, ...]:
         """The axes whose labels the kernel has and the output has not, in the order of the kernel's."""
-        operands, _, output = self.einsum_str.partition("->")
-        of_input, of_kernel = operands.split(",")
+        of_input, of_kernel, output = self._labels()
         behind = of_input.rpartition(".")[2]
         summed = [label for label in of_kernel.replace(".", "") if label in behind and label not in output]
         return tuple(behind.index(label) - len(behind) for label in summed) or (-1,)
 
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Channels are the axes of input and output that the kernel has too."""
+    def _labels(self) -> tuple[str, str, str]:
+        """The labels of input, kernel and output."""
         operands, _, output = self.einsum_str.partition("->")
         of_input, of_kernel = operands.split(",")
+        return of_input, of_kernel, output
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Channels are the axes of input and output that the kernel has too."""
+        of_input, of_kernel, output = self._labels()
         if "." in of_kernel or not output:
             return {}
         sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
@@ -195,7 +174,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
 
     def _check_features(self, inputs: Any) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
-        of_input, of_kernel = self.einsum_str.partition("->")[0].split(",")
+        of_input, of_kernel, _ = self._labels()
         known = [len(label) for label in of_input.split("...")]
         if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
             raise WrongFeaturesError(
@@ -229,9 +208,9 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
             lhs: jax.Array,
             rhs: jax.Array,
             *,
-            precision: Any = None,
             preferred_element_type: Any = None,
             out_sharding: Any = None,
+            **_: Any,
         ) -> jax.Array:
             by = partial(contraction, preferred_element_type=preferred_element_type)
             return einsum_by(by, equation, lhs, rhs, out_sharding)
