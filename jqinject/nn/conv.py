@@ -66,7 +66,7 @@ class IntegerConvolution:
 
 
 class PlacedFilters(NamedTuple):
-    """As `Placed` of a `dot_general`.
+    """As `PlacedContraction` of a `dot_general`.
 
     Attributes:
         dims: where scales may vary.

@@ -15,7 +15,7 @@ from flax import nnx
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.schemes.quantized_einsum import einsum_by
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, PlacedContraction, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantEinsumKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
@@ -196,11 +196,11 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         }
         check_features(self, inputs, expected, argument="kernel_shape")
 
-    def _placed(self, shape: tuple[int, ...]) -> Placed | None:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         equation = EinsumLabels.parse(self.einsum_str, shape, self.kernel_shape)
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
-        return Placed(equation.dimensions(), equation.permutation())
+        return PlacedContraction(equation.dimensions(), equation.permutation())
 
     def _injected(self, contraction: Any) -> dict[str, Any]:
         def contract(

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, PlacedContraction, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_layer import ContractionKind
@@ -194,13 +194,13 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         last = tuple(range(-len(self.in_features), 0))
         return found | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
 
-    def _placed(self, shape: tuple[int, ...]) -> Placed:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction:
         ndim = len(shape)
         # Flax goes by the order of the axes, not by that in which they are given.
         axes = tuple(sorted(axis % ndim for axis in self.axis))
         batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
         numbers = (axes, self.summed_axes), (batch, tuple(range(len(batch))))
-        return Placed(Dimensions.of(ndim, self.weight_ndim, numbers))
+        return PlacedContraction(Dimensions.of(ndim, self.weight_ndim, numbers))
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         if any(not -ndim <= axis < ndim for axis in self.axis):

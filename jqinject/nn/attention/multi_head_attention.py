@@ -46,7 +46,7 @@ from jqinject.quant_tensor import AnyQuantTensor
 IN_PROJ_INPUT = act_slot("in_proj_input_")
 IN_PROJ, OUT_PROJ = "in_proj_", "out_proj_"
 PROJECTION_SLOTS = tuple(
-    replace(slot, name=side + slot.name, prefix=side + slot.prefix)
+    replace(slot, name=side + slot.name, prefix=side + slot.prefix, argument="")
     for side, slots in (
         (IN_PROJ, (INPUT, WEIGHT, BIAS, GRAD)),
         (OUT_PROJ, (INPUT, WEIGHT, BIAS, OUTPUT, GRAD)),

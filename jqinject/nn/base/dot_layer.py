@@ -118,7 +118,7 @@ def stack_of_layer(layer: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedContraction:
     """A contraction of input and weight, and the place of its axes in the layer's output.
 
     Attributes:
@@ -155,7 +155,7 @@ class Placed:
 
 
 @lru_cache(maxsize=1024)
-def _lies_as_bias(placed: Placed, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+def _lies_as_bias(placed: PlacedContraction, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
     """Whether scales of a weight, of these shapes, are one for each element of a bias and in the same order."""
     if len(scale) != len(weight):
         return False
@@ -166,9 +166,9 @@ def _lies_as_bias(placed: Placed, scale: tuple[int, ...], weight: tuple[int, ...
 
 
 @lru_cache(maxsize=64)
-def _last_with_first(ndim: int) -> Placed:
+def _last_with_first(ndim: int) -> PlacedContraction:
     """The last axis of an input of `ndim` axes with the first of a matrix."""
-    return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
+    return PlacedContraction(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
 
 
 @dataclass
@@ -246,7 +246,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
     }
 
-    def _placed(self, shape: tuple[int, ...]) -> Placed | None:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
 

@@ -73,7 +73,7 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     """
 
     cell_class = QuantLSTMCell
-    states = ("io_quant", "cell_state_quant")
+    state_quantizers = ("io_quant", "cell_state_quant")
     # The input gate takes the kernel of the forget gate and the other way round, as in Brevitas, whose models would
     # give other numbers else.
     crossed = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
@@ -191,7 +191,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
     """
 
     cell_class = QuantSimpleCell
-    states = ("io_quant",)
+    state_quantizers = ("io_quant",)
     crossed = {"dense_i": "dense_i"}
 
     if TYPE_CHECKING:

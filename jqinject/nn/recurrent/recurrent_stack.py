@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.recurrent.recurrent_cell import QuantRecurrentCell
-from jqinject.quant_tensor import as_array, concatenate, expand_dims, on_integers
+from jqinject.quant_tensor import as_array, concatenate, on_integers
 
 
 class CellSequence(NamedTuple):
@@ -110,16 +109,6 @@ def _initial_carry(
     return (states[1], states[0]) if len(states) == 2 else states[0]
 
 
-@dataclass(frozen=True)
-class UniformInit:
-    """Numbers drawn uniformly from [-bound, bound)."""
-
-    bound: float
-
-    def __call__(self, key: Any, shape: Any, dtype: Any = float, **more: Any) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -self.bound, self.bound)
-
-
 class QuantRecurrentStack(QuantLayer[Out]):
     """Abstract: layers of recurrent cells over whole sequences.
 
@@ -128,7 +117,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
         batch_first: whether the batch comes before time.
         return_quant_tensor: whether results are QuantTensors.
         cell_class: the class of the cells.
-        states: the quantizers of the states that are returned.
+        state_quantizers: the quantizers of the states that are returned.
         crossed: layer of the backward cell -> the layer of the forward cell that it takes if they are shared.
     """
 
@@ -136,7 +125,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
     batch_first: bool
     return_quant_tensor: bool
     cell_class: ClassVar[type[QuantRecurrentCell]]
-    states: ClassVar[tuple[str, ...]]
+    state_quantizers: ClassVar[tuple[str, ...]]
     crossed: ClassVar[Mapping[str, str]]
 
     @classmethod
@@ -157,7 +146,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
             arguments["batch_first"],
             arguments["return_quant_tensor"],
         )
-        missing = next((name for name in self.states if arguments[name] is None), None)
+        missing = next((name for name in self.state_quantizers if arguments[name] is None), None)
         if self.return_quant_tensor and missing is not None:
             raise self._no_scale_to_return(missing)
         if num_layers < 1:
@@ -168,8 +157,12 @@ class QuantRecurrentStack(QuantLayer[Out]):
                 "directions.\n  cure: bidirectional=True"
             )
         crossed = self.crossed if arguments["shared_input_hidden_weights"] else {}
-        shared = [name for name in self.states if arguments.get(f"shared_{name}", True)]
-        draw = UniformInit(1.0 / math.sqrt(hidden_size))
+        shared = [name for name in self.state_quantizers if arguments.get(f"shared_{name}", True)]
+        bound = 1.0 / math.sqrt(hidden_size)
+
+        def draw(key: Any, shape: Any, dtype: Any = float, **_: Any) -> jax.Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
         parameters = inspect.signature(self.cell_class.__init__).parameters.values()
         known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         of_cells: dict[str, Any] = {
@@ -211,23 +204,22 @@ class QuantRecurrentStack(QuantLayer[Out]):
                     f"{type(self).__name__}: an initial state has one row for each layer and direction, here {count}, "
                     f"got shape {tuple(given.shape)}"
                 )
-        outputs, memories, index = [], [], 0
+        outputs: list[Any] = []
+        memories: list[Any] = []
         for number, cells in enumerate(self.layers):
             sequences = []
             for direction, cell in enumerate(cells):
-                states = tuple(None if given is None else given[index] for given in initial)
-                made = run(
+                sequence = run(
                     cell,
                     inputs,
-                    states,
+                    tuple(None if states is None else states[len(outputs)] for states in initial),
                     time_axis=1 if self.batch_first else 0,
                     reverse=direction == 1,
                     quantize_input=number == 0,
                 )
-                sequences.append(made.outputs)
-                outputs.append(expand_dims(made.output, 0))
-                memories.append(None if made.memory is None else expand_dims(made.memory, 0))
-                index += 1
+                sequences.append(sequence.outputs)
+                outputs.append(sequence.output[None])
+                memories.append(None if sequence.memory is None else sequence.memory[None])
             inputs = sequences[0] if len(sequences) == 1 else concatenate(sequences, axis=-1)
         return inputs, outputs, memories
 
