@@ -24,8 +24,8 @@ from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
-from jqinject.nn.base.quant_layer import QuantLayer, flax_layer, flax_parameters, keywords_of
-from jqinject.nn.base.slots import Slot
+from jqinject.nn.base.quant_layer import QuantLayer, keywords_of
+from jqinject.nn.base.slots import Slot, flax_layer, flax_parameters
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES
 

@@ -15,7 +15,14 @@ from flax import nnx
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.schemes.quantized_einsum import einsum_by
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, PlacedContraction, QuantDotLayer, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import (
+    DEFAULT_WEIGHT,
+    PlacedContraction,
+    QuantDotLayer,
+    SchemeLike,
+    by_scheme,
+    unsummed_axes,
+)
 from jqinject.nn.base.keywords import QuantEinsumKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
@@ -81,12 +88,12 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: Off = ..., **more: Any) -> QuantEinsum[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEinsum[jax.Array]: ...
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: On, **more: Any) -> QuantEinsum[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEinsum[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: bool, **more: Any) -> QuantEinsum[Any]: ...
-        def __new__(cls, *_: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantEinsum[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -133,6 +140,8 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         twin = copy.copy(self)  # the same Variables and quantizers, another equation
         twin.einsum_str = einsum_str.replace(" ", "")
         return twin(inputs, out_sharding=out_sharding)
+
+    output_channel_dim = property(unsummed_axes)
 
     @property
     def weight_ndim(self) -> int:

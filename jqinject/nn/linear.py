@@ -9,7 +9,14 @@ import jax
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, PlacedContraction, QuantDotLayer, SchemeLike, by_scheme
+from jqinject.nn.base.dot_layer import (
+    DEFAULT_WEIGHT,
+    PlacedContraction,
+    QuantDotLayer,
+    SchemeLike,
+    by_scheme,
+    unsummed_axes,
+)
 from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_layer import ContractionKind
@@ -66,12 +73,12 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: Off = ..., **more: Any) -> QuantLinear[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinear[jax.Array]: ...
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: On, **more: Any) -> QuantLinear[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinear[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: bool, **more: Any) -> QuantLinear[Any]: ...
-        def __new__(cls, *_: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantLinear[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -141,16 +148,12 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *_: Any, return_quant_tensor: Off = ..., **more: Any
-        ) -> QuantLinearGeneral[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinearGeneral[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *_: Any, return_quant_tensor: On, **more: Any
-        ) -> QuantLinearGeneral[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinearGeneral[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: bool, **more: Any) -> QuantLinearGeneral[Any]: ...
-        def __new__(cls, *_: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantLinearGeneral[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -172,6 +175,8 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         overrides = self._init_flax(locals(), more)
         arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+
+    output_channel_dim = property(unsummed_axes)
 
     @property
     def weight_ndim(self) -> int:
@@ -266,16 +271,12 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *_: Any, return_quant_tensor: Off = ..., **more: Any
-        ) -> QuantLoRALinear[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLoRALinear[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *_: Any, return_quant_tensor: On, **more: Any
-        ) -> QuantLoRALinear[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLoRALinear[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *_: Any, return_quant_tensor: bool, **more: Any) -> QuantLoRALinear[Any]: ...
-        def __new__(cls, *_: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantLoRALinear[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,

@@ -139,17 +139,15 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
 
         @overload
         def __new__(
-            cls, *_: Any, return_quant_tensor: Off = ..., **more: Any
+            cls, *_, return_quant_tensor: Off = ..., **__
         ) -> QuantScaledDotProductAttention[jax.Array]: ...
         @overload
         def __new__(
-            cls, *_: Any, return_quant_tensor: On, **more: Any
+            cls, *_, return_quant_tensor: On, **__
         ) -> QuantScaledDotProductAttention[AnyQuantTensor]: ...
         @overload
-        def __new__(
-            cls, *_: Any, return_quant_tensor: bool, **more: Any
-        ) -> QuantScaledDotProductAttention[Any]: ...
-        def __new__(cls, *_: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantScaledDotProductAttention[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,

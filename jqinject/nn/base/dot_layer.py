@@ -209,6 +209,12 @@ class PayloadContraction:
         return y
 
 
+def unsummed_axes(layer: QuantWeightLayer[Any]) -> int | tuple[int, ...]:
+    """The axes of a layer's weight that its contraction does not sum over; an int if there is one."""
+    channels = tuple(axis for axis in range(layer.weight_ndim) if axis not in layer.summed_axes)
+    return channels[0] if len(channels) == 1 else channels
+
+
 class QuantDotLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
@@ -226,12 +232,6 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     def summed_axes(self) -> tuple[int, ...]:
         """The input features."""
         return (0,)
-
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes of the weight that are not summed over."""
-        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes)
-        return channels[0] if len(channels) == 1 else channels
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from flax import nnx
 from jqinject.inject import Node, explain, requested_names
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.show import brief
-from jqinject.nn.base.slots import Slot, binding_of, slots_of
+from jqinject.nn.base.slots import Slot, binding_of, flax_layer, flax_parameters, init_flax, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant.override_names import NAMES, PASSED
@@ -172,26 +171,6 @@ else:
     Out = Any
 
 
-@functools.cache
-def flax_layer(layer: type) -> type[nnx.Module] | None:
-    """The layer of Flax that a class of layers derives from; None without one."""
-    parent = next(cls for cls in layer.__mro__ if cls.__module__.startswith("flax."))
-    return None if parent is nnx.Module else parent
-
-
-@functools.cache
-def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
-    """The parameters of a Flax layer's constructor, those that it hands to its bases included."""
-    found: dict[str, inspect.Parameter] = {}
-    for cls in layer.__mro__:
-        if "__init__" in vars(cls):
-            _, *own = inspect.signature(cls.__init__).parameters.values()
-            found = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | found
-            if all(p.kind is not p.VAR_KEYWORD for p in own):
-                break
-    return found
-
-
 # What `return_quant_tensor` is, for type checkers: it decides what a layer returns.
 Off: TypeAlias = Literal[False]
 On: TypeAlias = Literal[True]
@@ -219,6 +198,7 @@ class _QuantLayer(nnx.Module):
 
     __signature__: Any = ConstructorSignature()
     _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
+    _init_flax = init_flax
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -227,21 +207,6 @@ class _QuantLayer(nnx.Module):
             cls._flax_forward = staticmethod(parent.__call__)
         if "__call__" not in vars(cls):
             cls.__call__ = cls.__call__  # `nnx.capture` wraps what a class itself defines
-
-    def _init_flax(self, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the layer of Flax that this one derives from.
-
-        Args:
-            arguments: the `locals()` of `__init__`.
-            more: the user's further keywords.
-
-        Returns:
-            The keywords that are not Flax's: overrides of quantizers.
-        """
-        parent: Any = flax_layer(type(self))
-        own = {name: arguments[name] for name in flax_parameters(parent) if name in arguments}
-        parent.__init__(self, **own, **{k: v for k, v in more.items() if k in flax_parameters(parent)})
-        return {k: v for k, v in more.items() if k not in flax_parameters(parent)}
 
     if not TYPE_CHECKING:
 

@@ -1,8 +1,8 @@
-"""The places for quantizers on a layer, as attributes that know their layer.
+"""The places for quantizers on a layer, as attributes that know their layer, and how a constructor fills them.
 
 A layer class declares its slots as class attributes, `weight_quant: Any = WEIGHT`: the declaration says what the
-attribute, the keyword and the prefix of overrides are called, and which proxies fit. Next: `hold_proxies`, which fills
-the slots of a layer from what a user gives.
+attribute, the keyword and the prefix of overrides are called, and which proxies fit. A constructor calls `init_flax`,
+which makes the layer of Flax, then `hold_proxies`, which fills the slots from what a user gives.
 """
 
 import functools
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -213,6 +214,48 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
     return tuple(slot for slot in declared if isinstance(slot, Slot))
 
 
+@functools.cache
+def flax_layer(layer: type) -> type[nnx.Module] | None:
+    """The layer of Flax that a class of layers derives from; None without one."""
+    parent = next(cls for cls in layer.__mro__ if cls.__module__.startswith("flax."))
+    return None if parent is nnx.Module else parent
+
+
+@functools.cache
+def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
+    """The parameters of a Flax layer's constructor, those that it hands to its bases included."""
+    found: dict[str, inspect.Parameter] = {}
+    for cls in layer.__mro__:
+        if "__init__" in vars(cls):
+            _, *own = inspect.signature(cls.__init__).parameters.values()
+            found = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | found
+            if all(p.kind is not p.VAR_KEYWORD for p in own):
+                break
+    return found
+
+
+def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the layer of Flax that a layer derives from.
+
+    Args:
+        layer: under construction.
+        arguments: the `locals()` of `__init__`.
+        more: the user's further keywords.
+
+    Returns:
+        The keywords that are not Flax's: overrides of quantizers.
+    """
+    parent: Any = flax_layer(type(layer))
+    of_flax, overrides = {}, dict(more)
+    for name in flax_parameters(parent):
+        if name in arguments:
+            of_flax[name] = arguments[name]
+        elif name in overrides:
+            of_flax[name] = overrides.pop(name)
+    parent.__init__(layer, **of_flax)
+    return overrides
+
+
 def split_overrides(
     layer: Any, slots: Sequence[Slot], overrides: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -227,15 +270,12 @@ def split_overrides(
         slot = next((slot for slot in longest_first if keyword.startswith(slot.prefix)), None)
         if slot is None:
             kind, prefixes = type(layer), ", ".join(dict.fromkeys(slot.prefix for slot in longest_first))
+            text = (
+                f"{kind.__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
+            )
             arguments = [*inspect.signature(kind).parameters, *(slot.argument for slot in longest_first)]
             cure = f"{kind.__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)"
-            raise TypeError(
-                lines(
-                    f"{kind.__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
-                    f"{prefixes}",
-                    did_you_mean(keyword, arguments) or cure,
-                )
-            )
+            raise TypeError(lines(text + prefixes, did_you_mean(keyword, arguments) or cure))
         by_argument[slot.argument][keyword.removeprefix(slot.prefix)] = override
     return by_argument
 
@@ -341,27 +381,8 @@ def hold_proxies(
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
     """
     slots = slots_of(type(layer)) if slots is None else slots
-    chosen = _by_slot(type(layer).__name__, slots, arguments)
-    by_slot = split_overrides(layer, slots, overrides)
-    proxies: list[Any] = []
-    for slot in slots:
-        own = by_slot[slot.name], rngs, stack, channel_shapes.get(slot.name)
-        offer = offered if slot is ACT or ACT not in slots else None
-        proxies.append(make_proxy(layer, slot, chosen[slot.name], *own, offer))
-    for slot, proxy in zip(slots, proxies, strict=True):
-        if proxy is not None:
-            # Not `vars`: a layer that was one of Flax's has its attributes registered already.
-            setattr(layer, slot.name, proxy)
-    for shared in chosen.values():
-        if isinstance(shared, QuantProxyFromInjector):
-            shared.add_tracked_module(layer)
-
-
-def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given for each slot, under its first name; other arguments are for no slot."""
-    chosen: dict[str, Any] = {}
-    for slot in slots:
-        chosen[slot.name] = None
+    kind, names = type(layer).__name__, [*map(attrgetter("name"), slots)]
+    quantizers: dict[str, Any] = {}
     for name, quantizer in arguments.items():
         if quantizer is None or not name.endswith("_quant"):
             continue
@@ -369,12 +390,24 @@ def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) ->
             name = "input_quant"
             if arguments.get(name) is not None:
                 raise TypeError(
-                    f"{layer}: act_quant and input_quant are two names of one argument; give one of them"
+                    f"{kind}: act_quant and input_quant are two names of one argument; give one of them"
                 )
-        if name not in chosen:
-            raise TypeError(f"{layer} has no {name}: it takes {', '.join(chosen)}")
-        chosen[name] = quantizer
-    return chosen
+        if name not in names:
+            raise TypeError(f"{kind} has no {name}: it takes {', '.join(names)}")
+        quantizers[name] = quantizer
+    by_argument = split_overrides(layer, slots, overrides) if overrides else {}
+    proxies: list[Any] = []
+    for slot in slots:
+        own = by_argument.get(slot.argument, {}), rngs, stack, channel_shapes.get(slot.name)
+        offer = offered if slot is ACT or ACT not in slots else None
+        proxies.append(make_proxy(layer, slot, quantizers.get(slot.name), *own, offer))
+    for name, proxy in zip(names, proxies, strict=True):
+        if proxy is not None:
+            # Not `vars`: a layer that was one of Flax's has its attributes registered already.
+            setattr(layer, name, proxy)
+    for shared in quantizers.values():
+        if isinstance(shared, QuantProxyFromInjector):
+            shared.add_tracked_module(layer)
 
 
 def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
