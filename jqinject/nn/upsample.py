@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, final, overload
 
@@ -143,16 +143,14 @@ def _nearest(x: Any, axis: int, size: int, step: Fraction) -> Any:
     # In integers: what is a whole number stays one.
     index = np.array([i * step.numerator // step.denominator for i in range(size)], np.int32)
 
-    def along(array: jax.Array) -> jax.Array:
+    def taken(array: jax.Array) -> jax.Array:
         return jnp.take(array, index, axis=axis)
 
     if not on_integers(x):
-        return along(x)
-    return map_metadata(x, along(x.value), _where_it_varies(along, axis))
-
-
-def _where_it_varies(along: Callable[[jax.Array], jax.Array], axis: int) -> Callable[[jax.Array], jax.Array]:
-    return lambda metadata: along(metadata) if metadata.shape[axis] > 1 else metadata
+        return taken(x)
+    return map_metadata(
+        x, taken(x.value), lambda varying: taken(varying) if varying.shape[axis] > 1 else varying
+    )
 
 
 def _linear(x: jax.Array, axis: int, size: int, step: Fraction | None) -> jax.Array:
