@@ -382,10 +382,10 @@ class QuantHardTanh(QuantActLayer[Out]):
 def _bounds(binding: Binding | None, min_val: float | None, max_val: float | None) -> tuple[float, float]:
     """Each bound: as given, else as the quantizer declares it itself, else -1 and 1."""
 
-    def bound(name: str, given: float | None, default: float, **known: Any) -> float:
-        if given is None and binding is not None and binding.declares(name):
-            given = binding.resolve(name, **known)
-        return default if given is None else float(given)
+    def bound(name: str, value: float | None, default: float, **context: Any) -> float:
+        if value is None and binding is not None and binding.declares(name):
+            value = binding.resolve(name, **context)
+        return default if value is None else float(value)
 
     highest = bound("max_val", max_val, 1.0)
     return bound("min_val", min_val, -1.0, max_val=highest), highest

@@ -220,5 +220,5 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         along_channels = x.scale.ndim > 0 and x.scale.size == x.scale.shape[-1] == self.in_features
         if x.scale.size == 1 or self.weight_shape[-2] != 1 or not along_channels:
             return x, weight
-        each = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
-        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * each)
+        scales = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)

@@ -152,9 +152,9 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         return with_sharding(y, out_sharding)
 
 
-def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+def _each(sizes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """One number for each axis of the window."""
-    return (given or 1,) * rank if isinstance(given, int | None) else tuple(given)
+    return (sizes or 1,) * rank if isinstance(sizes, int | None) else tuple(sizes)
 
 
 ARGUMENTS = (

@@ -173,13 +173,13 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         if "." in of_kernel or not output:
             return {}
         sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
-        found = {}
+        shapes = {}
         for slot, labels in (("input_quant", of_input), ("output_quant", output)):
             behind = labels.rpartition(".")[2]
             first = next((at for at, label in enumerate(behind) if label in sizes), None)
             if first is not None:
-                found[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
-        return found
+                shapes[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
+        return shapes
 
     def _check_features(self, inputs: Any) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)

@@ -148,9 +148,9 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
                 "  cure: give the layer weight_quant=..."
             )
 
-        def looked_up(found: jax.Array) -> jax.Array:
-            by_row = found.ndim == 2 and found.shape[0] > 1
-            return jnp.take(found, x, axis=0) if by_row else found
+        def looked_up(metadata: jax.Array) -> jax.Array:
+            by_row = metadata.ndim == 2 and metadata.shape[0] > 1
+            return jnp.take(metadata, x, axis=0) if by_row else metadata
 
         moved = {"value": y, "scale": looked_up(weight.scale)}
         if on_integers(weight):
@@ -161,7 +161,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
 def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> GroupwiseQuantTensor:
     """The rows of a table with a scale for each group of columns."""
     grouped = table.grouped
-    found = {"value": table.groups.split(y), "scale": jnp.take(grouped.scale, x, axis=0)}
+    fields = {"value": table.groups.split(y), "scale": jnp.take(grouped.scale, x, axis=0)}
     if grouped.zero_point.ndim:
-        found["zero_point"] = jnp.take(grouped.zero_point, x, axis=0)
-    return in_groups(grouped.set(**found), table.group_size, -1, table.shape[-1])
+        fields["zero_point"] = jnp.take(grouped.zero_point, x, axis=0)
+    return in_groups(grouped.set(**fields), table.group_size, -1, table.shape[-1])

@@ -195,9 +195,9 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Output features are the last axes; input features too, unless `axis` says otherwise."""
-        found = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
+        shapes = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
         last = tuple(range(-len(self.in_features), 0))
-        return found | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
+        return shapes | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
 
     def _placed(self, shape: tuple[int, ...]) -> PlacedContraction:
         ndim = len(shape)

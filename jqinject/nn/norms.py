@@ -77,8 +77,8 @@ class QuantNormLayer(QuantLayer[Out]):
 
     def _stack(self) -> tuple[int, ...]:
         """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
-        held = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
-        return held[0].shape[:-1] if held else ()
+        variables = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
+        return variables[0].shape[:-1] if variables else ()
 
     def _quantized(self, x: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
         """The norm of the quantized input, with a quantized output.

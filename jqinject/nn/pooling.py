@@ -407,9 +407,9 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         return adaptive_avg_pool(x, self.output_size)
 
 
-def _pair(given: int | Sequence[int], name: str) -> tuple[int, ...]:
+def _pair(sizes: int | Sequence[int], name: str) -> tuple[int, ...]:
     """Height and width; one number for both."""
-    pair = (given, given) if isinstance(given, int) else tuple(given)
+    pair = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
     if len(pair) != 2 or any(size < 1 for size in pair):
-        raise ValueError(f"{name} must be one positive int or two, for height and width, got {given!r}")
+        raise ValueError(f"{name} must be one positive int or two, for height and width, got {sizes!r}")
     return pair

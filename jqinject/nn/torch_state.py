@@ -41,14 +41,14 @@ def attention_from_torch(
         {'query': (8, 2, 4), 'key': (8, 2, 4), 'value': (8, 2, 4), 'out': (2, 4, 8)}
     """
     own = {n.removeprefix(prefix): np.asarray(x) for n, x in state.items() if n.startswith(prefix)}
-    held = [name for name in NOT_HERE if name in own]
-    if held:
+    extra = [name for name in NOT_HERE if name in own]
+    if extra:
         raise ValueError(
-            f"attention_from_torch: {', '.join(held)} (add_bias_kv=True): Flax's attention appends no key and value"
+            f"attention_from_torch: {', '.join(extra)} (add_bias_kv=True): Flax's attention appends no key and value"
         )
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     heads = {"query": num_heads, "key": kv_heads, "value": kv_heads}
-    found: dict[str, dict[str, np.ndarray]] = {}
+    layers: dict[str, dict[str, np.ndarray]] = {}
     for name in PARTS:
         weight, bias = _part(own, name, "weight"), _part(own, name, "bias")
         if weight is None:
@@ -56,16 +56,16 @@ def attention_from_torch(
                 f"attention_from_torch: no weight of the {name} projection (in_proj_weight, in_proj.weight, "
                 f"{PARTS[name]}_weight or {PARTS[name]}.weight) with the prefix {prefix!r} in {sorted(state)}"
             )
-        found[name] = {"kernel": _by_head(weight.T, heads[name], name)}
+        layers[name] = {"kernel": _by_head(weight.T, heads[name], name)}
         if bias is not None:
-            found[name]["bias"] = _by_head(bias, heads[name], name)
+            layers[name]["bias"] = _by_head(bias, heads[name], name)
     if "out_proj.weight" not in own:
         raise KeyError(f"attention_from_torch: no {prefix}out_proj.weight in {sorted(state)}")
     out = own["out_proj.weight"]
-    found["out"] = {"kernel": np.moveaxis(_by_head(out, num_heads, "out"), 0, -1)}
+    layers["out"] = {"kernel": np.moveaxis(_by_head(out, num_heads, "out"), 0, -1)}
     if "out_proj.bias" in own:
-        found["out"]["bias"] = own["out_proj.bias"]
-    return found
+        layers["out"]["bias"] = own["out_proj.bias"]
+    return layers
 
 
 def _part(state: Mapping[str, np.ndarray], name: str, kind: str) -> np.ndarray | None:
@@ -126,8 +126,8 @@ def recurrent_state_from_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         >>> rnn.layers[0][0].dense_h.bias[...]
         Array([2., 2., 2., 2.], dtype=float32)
     """
-    found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-    for name, given in state_dict.items():
+    cells: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    for name, tensor in state_dict.items():
         match = NAME.fullmatch(name)
         if match is None:
             raise ValueError(
@@ -136,10 +136,10 @@ def recurrent_state_from_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
                 "  cure: the state dict of the recurrent layer alone, without the prefix that it has in a model"
             )
         kind, source, layer, reverse = match.groups()
-        cell = found.setdefault((int(layer), 1 if reverse else 0), {})
-        cell[f"{kind}_{source}"] = np.asarray(given)
+        cell = cells.setdefault((int(layer), 1 if reverse else 0), {})
+        cell[f"{kind}_{source}"] = np.asarray(tensor)
     layers: dict[int, Any] = {}
-    for (layer, direction), cell in sorted(found.items()):
+    for (layer, direction), cell in sorted(cells.items()):
         layers.setdefault(layer, {})[direction] = _cell(cell, f"layer {layer}, direction {direction}")
     return {"layers": layers}
 
@@ -157,11 +157,11 @@ def _cell(arrays: dict[str, np.ndarray], where: str) -> dict[str, Any]:
             f"{arrays['weight_hh'].shape} are not those of an LSTM (four gates) or a simple RNN (one)"
         )
     biases = [arrays[name] for name in ("bias_ih", "bias_hh") if name in arrays]
-    made: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     for index, (of_input, of_hidden) in enumerate(gates):
         part = slice(index * hidden, (index + 1) * hidden)
-        made[of_input] = {"kernel": arrays["weight_ih"][part].T}
-        made[of_hidden] = {"kernel": arrays["weight_hh"][part].T}
+        layers[of_input] = {"kernel": arrays["weight_ih"][part].T}
+        layers[of_hidden] = {"kernel": arrays["weight_hh"][part].T}
         if biases:
-            made[of_hidden]["bias"] = sum(bias[part] for bias in biases)
-    return made
+            layers[of_hidden]["bias"] = sum(bias[part] for bias in biases)
+    return layers

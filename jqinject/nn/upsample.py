@@ -69,13 +69,13 @@ class QuantUpsample(QuantLayer[Out]):
             raise ValueError("QuantUpsample takes either size or scale_factor, got both or none of them")
         if method not in METHODS:
             raise ValueError(f"QuantUpsample: method must be one of {METHODS}, got {method!r}")
-        given: Any = scale_factor if size is None else size
-        self.target = tuple(given) if isinstance(given, Sequence) else given
+        target: Any = scale_factor if size is None else size
+        self.target = tuple(target) if isinstance(target, Sequence) else target
         self.is_factor = size is None
         for number in self.target if isinstance(self.target, tuple) else (self.target,):
             if not number > 0:
                 raise ValueError(
-                    f"QuantUpsample: {'scale_factor' if self.is_factor else 'size'} has to be positive, got {given!r}"
+                    f"QuantUpsample: {'scale_factor' if self.is_factor else 'size'} has to be positive, got {target!r}"
                 )
         self.method = method
         self.align_corners = align_corners
@@ -105,21 +105,21 @@ class QuantUpsample(QuantLayer[Out]):
     def _sizes(self, shape: tuple[int, ...]) -> dict[int, tuple[int, Fraction]]:
         """Spatial axis -> its size wanted, and how far apart in the input two elements of the output are."""
         spatial = len(shape) - 2
-        wanted = self.target if isinstance(self.target, tuple) else (self.target,) * spatial
-        if not 0 < len(wanted) <= len(shape) - 1:
+        targets = self.target if isinstance(self.target, tuple) else (self.target,) * spatial
+        if not 0 < len(targets) <= len(shape) - 1:
             raise ValueError(
-                f"QuantUpsample: {self.target!r} is for {len(wanted)} spatial axes, got an input of shape {shape}; "
+                f"QuantUpsample: {self.target!r} is for {len(targets)} spatial axes, got an input of shape {shape}; "
                 "expected (*batch, *spatial, channels)"
             )
-        first = len(shape) - 1 - len(wanted)
-        lengths = shape[first : first + len(wanted)]
+        first = len(shape) - 1 - len(targets)
+        lengths = shape[first : first + len(targets)]
         if self.is_factor:
-            found = [
-                (int(n * factor), 1 / Fraction(factor)) for n, factor in zip(lengths, wanted, strict=True)
+            steps = [
+                (int(n * factor), 1 / Fraction(factor)) for n, factor in zip(lengths, targets, strict=True)
             ]
         else:
-            found = [(int(size), Fraction(n, int(size))) for n, size in zip(lengths, wanted, strict=True)]
-        return dict(enumerate(found, first))
+            steps = [(int(size), Fraction(n, int(size))) for n, size in zip(lengths, targets, strict=True)]
+        return dict(enumerate(steps, first))
 
     def _bilinear(self, x: Any, sizes: dict[int, tuple[int, Fraction]]) -> Any:
         y = as_array(x)

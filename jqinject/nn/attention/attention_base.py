@@ -121,10 +121,10 @@ def _dropped(weights: jax.Array, call: AttentionCall) -> jax.Array:
             f"attention with dropout_rate={call.dropout_rate} needs a dropout_rng.\n"
             "  cure: a key, or deterministic=True"
         )
-    kept = 1.0 - call.dropout_rate
+    share = 1.0 - call.dropout_rate
     drawn = (1,) * (weights.ndim - 2) + weights.shape[-2:] if call.broadcast_dropout else weights.shape
-    keep = jax.random.bernoulli(call.dropout_rng, kept, drawn)
-    return weights * (keep.astype(weights.dtype) / jnp.asarray(kept, weights.dtype))
+    keep = jax.random.bernoulli(call.dropout_rng, share, drawn)
+    return weights * (keep.astype(weights.dtype) / jnp.asarray(share, weights.dtype))
 
 
 def _grouped(x: Any, axis: int, kv_heads: int) -> Any:

@@ -296,9 +296,9 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
         check_features(self, q, {-1: self.in_features})
-        for other in (k, v):
-            if other is not None:
-                check_features(self, other, {-1: self.in_kv_features}, argument="in_kv_features")
+        for x in (k, v):
+            if x is not None:
+                check_features(self, x, {-1: self.in_kv_features}, argument="in_kv_features")
         if self.in_proj_input_quant is None:
             return q, k, v
         quantized: dict[int, Any] = {id(None): None}
@@ -307,20 +307,20 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
                 quantized[id(x)] = self.in_proj_input_quant(x)
         return quantized[id(q)], quantized[id(k)], quantized[id(v)]
 
-    def _attend(self, query: Any, key: Any, value: Any, decodes: bool, given: dict[str, Any]) -> jax.Array:
-        if given.pop("input_positions", None) is not None:
+    def _attend(self, query: Any, key: Any, value: Any, decodes: bool, options: dict[str, Any]) -> jax.Array:
+        if options.pop("input_positions", None) is not None:
             raise TypeError(
                 "QuantMultiHeadAttention: input_positions are for an attention_fn of your own.\n"
                 "  cure: attention_fn=QuantScaledDotProductAttention(pre_process_q=..., pre_process_k=...)"
             )
-        dtype = given.pop("dtype")
+        dtype = options.pop("dtype")
         query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
         key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
         if decodes:
-            key, value, given["mask"] = self._through_cache(key, value, given["mask"])
-            given["is_causal"] = False
+            key, value, options["mask"] = self._through_cache(key, value, options["mask"])
+            options["is_causal"] = False
         proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
-        return attention(query, key, value, proxies, AttentionCall(**given, contraction=self.contraction))
+        return attention(query, key, value, proxies, AttentionCall(**options, contraction=self.contraction))
 
     # --- cache
 
@@ -335,14 +335,14 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             super().init_cache(input_shape, dtype)
             return
         *batch, length, _ = input_shape
-        one = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
+        position = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
         for proxy_name, name in CACHED.items():
             proxy = getattr(self, proxy_name)
-            made = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), one)
-            fields = kv_cache.empty(made, _has_zero_point(proxy), length)
+            quantized = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), position)
+            fields = kv_cache.empty(quantized, _has_zero_point(proxy), length)
             for field in kv_cache.FIELDS:
-                held = nnx.Cache(fields[field]) if field in fields else None
-                setattr(self, kv_cache.attribute(name, field), nnx.data(held))
+                variable = nnx.Cache(fields[field]) if field in fields else None
+                setattr(self, kv_cache.attribute(name, field), nnx.data(variable))
         self.cache_index = nnx.Cache(jnp.array(0, jnp.int32))
 
     def _through_cache(self, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
@@ -352,18 +352,18 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
                 "QuantMultiHeadAttention: decoding needs a cache.\n  cure: layer.init_cache(input_shape) first"
             )
         index = self.cache_index[...]
-        found = []
+        tensors = []
         for (proxy_name, name), new in zip(CACHED.items(), (key, value), strict=True):
             fields = kv_cache.encoded(new, _has_zero_point(getattr(self, proxy_name)))
             stored = {f: getattr(self, kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
             at = new.ndim - kv_cache.OPERAND_AXES
             kv_cache.check(name, stored, fields, at)
             now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
-            found.append(kv_cache.decoded(now, new))
+            tensors.append(kv_cache.decoded(now, new))
         self.cache_index[...] = index + 1
-        *batch, length, _, _ = found[0].shape
+        *batch, length, _, _ = tensors[0].shape
         written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
-        return found[0], found[1], nnx.combine_masks(mask, written)
+        return tensors[0], tensors[1], nnx.combine_masks(mask, written)
 
 
 def _has_zero_point(proxy: Any) -> bool:
@@ -400,10 +400,10 @@ def _of_one_matrix(query: QuantLinearGeneral) -> dict[str, Any]:
 
     With a scale for each channel, the scales of one matrix are those of its parts.
     """
-    found = {}
+    shared = {}
     for name in SHARED:
         proxy = getattr(query, name)
         scale = None if proxy is None else proxy.scale()
         if scale is not None and scale.size == 1:
-            found[name] = proxy
-    return found
+            shared[name] = proxy
+    return shared

@@ -81,8 +81,8 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
     by_channel = factor.reshape(_sizes(weight, channel))
     weight.set_value((old.astype(jnp.float32) * by_channel).astype(old.dtype))
     if layer.bias is None:
-        made = nnx.Param(summand.astype(old.dtype))
-        layer.bias = nnx.data(made)
+        bias = nnx.Param(summand.astype(old.dtype))
+        layer.bias = nnx.data(bias)
         if not _is_ours(layer) or "use_bias" in vars(layer):
             layer.use_bias = True
     else:

@@ -13,6 +13,6 @@ def __getattr__(name: str) -> Any:
     if not name.endswith("Keywords"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     make: Any = TypedDict
-    made = make(name, {}, total=False)
-    globals()[name] = made
-    return made
+    typed_dict = make(name, {}, total=False)
+    globals()[name] = typed_dict
+    return typed_dict

@@ -90,19 +90,19 @@ class Overrides(tuple[Override, ...]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(self._rest())}</p>"
 
 
-def overrides_of(layer: type, slots: Sequence[Slot], given: Mapping[str, Any]) -> Overrides:
+def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, Any]) -> Overrides:
     """The overrides of the quantizers that a layer would have.
 
     Args:
         layer: the class of the layer.
         slots: its places for quantizers.
-        given: argument -> quantizer; one that is missing is the argument's default.
+        quantizers: argument -> quantizer; one that is missing is the argument's default.
 
     Raises:
         TypeError: an argument that is not a quantizer of the layer.
     """
     arguments = list(dict.fromkeys(slot.argument for slot in slots))
-    for name in given:
+    for name in quantizers:
         if name not in arguments:
             hint = did_you_mean(name, arguments)
             raise TypeError(
@@ -112,7 +112,7 @@ def overrides_of(layer: type, slots: Sequence[Slot], given: Mapping[str, Any]) -
     rows: dict[str, Override] = {}
     for slot in slots:
         default = defaults[slot.argument].default if slot.argument in defaults else None
-        injector = _injector(layer, slot.argument, given.get(slot.argument, default))
+        injector = _injector(layer, slot.argument, quantizers.get(slot.argument, default))
         for row in () if injector is None else _rows(injector, slot, slots):
             rows.setdefault(row.keyword, row)
     return Overrides(rows.values())

@@ -163,24 +163,24 @@ class Slot:
         if layer is None:
             return self
         attributes = vars(layer)
-        held = attributes.get(self.name)
-        if isinstance(held, nnx.Module):
-            links = LINKS.get(held)
+        proxy = attributes.get(self.name)
+        if isinstance(proxy, nnx.Module):
+            links = LINKS.get(proxy)
             if links is None or links.layers[0]() is not layer:
-                links = complete(held, layer)
+                links = complete(proxy, layer)
             if self.of_parameter and links.layers[0]() is layer:
                 links.parameters = LayerParameters(
                     attributes.get(layer.weight_name), attributes.get("bias"), attributes.get("input_quant")
                 )
-        return held
+        return proxy
 
     def __set__(self, layer: Any, proxy: Any) -> None:
         LINKS.pop(layer, None)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
-        known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
-        if known is not None and self.name not in known:
-            vars(layer)["_pytree__nodes"] = known.update({self.name: nnx.is_data(proxy)})
+        nodes = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
+        if nodes is not None and self.name not in nodes:
+            vars(layer)["_pytree__nodes"] = nodes.update({self.name: nnx.is_data(proxy)})
 
     def __delete__(self, layer: Any) -> None:
         if self.name not in vars(layer):
@@ -224,14 +224,14 @@ def flax_layer(layer: type) -> type[nnx.Module] | None:
 @functools.cache
 def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
     """The parameters of a Flax layer's constructor, those that it hands to its bases included."""
-    found: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for cls in layer.__mro__:
         if "__init__" in vars(cls):
             _, *own = inspect.signature(cls.__init__).parameters.values()
-            found = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | found
+            parameters = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | parameters
             if all(p.kind is not p.VAR_KEYWORD for p in own):
                 break
-    return found
+    return parameters
 
 
 def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ CHANNEL_SHAPE = "activation_channel_shape"
 def make_proxy(
     layer: Any,
     slot: Slot,
-    given: Any,
+    quantizer: Any,
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...] = (),
@@ -307,7 +307,7 @@ def make_proxy(
     Args:
         layer: the layer, which has its weights.
         slot: the place for the quantizer.
-        given: an injector, a binding, a proxy or None.
+        quantizer: an injector, a binding, a proxy or None.
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
@@ -319,18 +319,18 @@ def make_proxy(
         ValueError: a proxy to share has a scale for each of other channels.
     """
     where = f"{type(layer).__name__}({slot.name}=...)"
-    if given is None or isinstance(given, QuantProxyFromInjector):
+    if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
         if overrides:
-            _refuse_overrides(where, slot, given, overrides)
-        if given is not None:
-            _check_kind(where, slot, type(given), "a proxy")
-            _check_channels(where, given, channel_shape)
-        return given
-    binding = binding_of(given)
+            _refuse_overrides(where, slot, quantizer, overrides)
+        if quantizer is not None:
+            _check_kind(where, slot, type(quantizer), "a proxy")
+            _check_channels(where, quantizer, channel_shape)
+        return quantizer
+    binding = binding_of(quantizer)
     if binding is None:
         raise TypeError(
             f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
-            f"(other_layer.{slot.name}) or None, got {_shown(given)}"
+            f"(other_layer.{slot.name}) or None, got {_shown(quantizer)}"
         )
     named = binding.let(**overrides) if overrides else binding
     if channel_shape is not None and named.declares("scaling_per_output"):
@@ -421,26 +421,26 @@ def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
 
 
 def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:
-    held = proxy.binding.overrides.get(CHANNEL_SHAPE)
-    if None not in (held, channel_shape) and held != channel_shape:
+    shape = proxy.binding.overrides.get(CHANNEL_SHAPE)
+    if None not in (shape, channel_shape) and shape != channel_shape:
         raise ValueError(
-            f"{where}: the proxy has scales of shape {held}, one for each channel of the layer it was made for, and "
+            f"{where}: the proxy has scales of shape {shape}, one for each channel of the layer it was made for, and "
             f"here they would be {channel_shape}.\n  cure: an injector, for a quantizer of its own"
         )
 
 
-def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str, Any]) -> NoReturn:
+def _refuse_overrides(where: str, slot: Slot, quantizer: Any, overrides: Mapping[str, Any]) -> NoReturn:
     names = ", ".join(repr(slot.prefix + name) for name in overrides)
     why, cure = "there is no quantizer", f"give an injector: {slot.name}=..."
-    if given is not None:
+    if quantizer is not None:
         why = "the quantizer is shared with another layer as it is"
         cure = f"give an injector of its own, {slot.name}=..., or override where the proxy is first made"
     raise TypeError(f"{where}: {names} would have no effect: {why}.\n  cure: {cure}")
 
 
-def _shown(given: Any) -> str:
+def _shown(thing: Any) -> str:
     return (
-        f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
+        f"the class {thing.__name__}" if inspect.isclass(thing) else f"{type(thing).__name__} {thing!r:.80}"
     )
 
 

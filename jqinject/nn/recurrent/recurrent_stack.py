@@ -97,15 +97,15 @@ def _initial_carry(
     dtype = canonicalize_dtype(x, jnp.zeros((), cell.param_dtype), dtype=cell.dtype)
     slots = ("io_quant", "cell_state_quant")
 
-    def state(given: Any, slot: str) -> jax.Array:
-        if given is None:
+    def state(start: Any, slot: str) -> jax.Array:
+        if start is None:
             return jnp.zeros(shape, dtype)
-        if given.shape != shape:
-            raise ValueError(f"an initial state has to be (batch, hidden) = {shape}, got {given.shape}")
+        if start.shape != shape:
+            raise ValueError(f"an initial state has to be (batch, hidden) = {shape}, got {start.shape}")
         proxy = getattr(cell, slot)
-        return as_array(given if proxy is None else proxy(given)).astype(dtype)
+        return as_array(start if proxy is None else proxy(start)).astype(dtype)
 
-    states = [state(given, slot) for given, slot in zip(initial, slots[: len(initial)], strict=True)]
+    states = [state(start, slot) for start, slot in zip(initial, slots[: len(initial)], strict=True)]
     return (states[1], states[0]) if len(states) == 2 else states[0]
 
 
