@@ -381,7 +381,9 @@ class MergedBatchNorm(QuantNormLayer[Any]):
     def _features(self) -> tuple[int | None, int]:
         return None, 0  # whatever the layer before it returns
 
-    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
+    ) -> Any:
         """The input, quantized as the output of the normalization was.
 
         Args:

@@ -395,7 +395,7 @@ def _with_prefix(prefix: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
 
 
-def _of_one_matrix(query: QuantLinearGeneral) -> dict[str, Any]:
+def _of_one_matrix(query: Any) -> dict[str, Any]:
     """The proxies of the first projection that serve the others too: those with one scale for the tensor.
 
     With a scale for each channel, the scales of one matrix are those of its parts.

@@ -124,7 +124,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
     layers: Any
     batch_first: bool
     return_quant_tensor: bool
-    cell_class: ClassVar[type[QuantRecurrentCell]]
+    cell_class: ClassVar[Any]
     state_quantizers: ClassVar[tuple[str, ...]]
     crossed: ClassVar[Mapping[str, str]]
 
