@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from jax.sharding import auto_axes
 
+from jqinject.dot import FrozenParam
 from jqinject.nn.base.keywords import QuantConvTransposeKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView
@@ -130,8 +131,10 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
 
     def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        array, frozen = as_array(x), self.frozen
-        explicit = asked(True, array, as_array(weight) if frozen is None else frozen.numbers["scale"])
+        array = as_array(x)
+        explicit = asked(
+            True, array, weight.numbers["scale"] if isinstance(weight, FrozenParam) else as_array(weight)
+        )
         return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
