@@ -149,7 +149,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
             one without transforms (`hadamard=None`).
         contraction: "auto" convolves integers in evaluation and once frozen, floats in training; "int" insists on
             integers; "float" convolves the dequantized floats in any case.
-        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

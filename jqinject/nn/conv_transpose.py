@@ -52,7 +52,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         padding, kernel_dilation, use_bias, mask, dtype, param_dtype, precision, kernel_init, bias_init,
             transpose_kernel, promote_dtype, preferred_element_type, kernel_metadata, bias_metadata: as for
             `nnx.ConvTranspose`.
-        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

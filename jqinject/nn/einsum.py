@@ -59,7 +59,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         rngs: for the parameters, and for quantizers that draw random numbers.
         dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, einsum_op, preferred_element_type,
             kernel_metadata, bias_metadata: as for `nnx.Einsum`.
-        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

@@ -46,7 +46,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
         dtype, param_dtype, embedding_init, promote_dtype, embedding_metadata: as for `nnx.Embed`.
-        more: overrides: `weight_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

@@ -54,7 +54,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         contraction: "auto" contracts the payloads of an 8-bit float input and weight, integers in evaluation and once
             frozen, and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized
             floats in any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
-        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -130,7 +130,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         axis, batch_axis, use_bias, dtype, param_dtype, kernel_init, bias_init, precision, promote_dtype,
             dot_general, dot_general_cls, preferred_element_type, kernel_metadata, bias_metadata: as for
             `nnx.LinearGeneral`.
-        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -248,7 +248,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
         use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
             preferred_element_type, kernel_metadata, bias_metadata, lora_dtype, lora_param_dtype, a_initializer,
             b_initializer, lora_param_type, lora_promote_dtype, a_metadata, b_metadata: as for `nnx.LoRALinear`.
-        more: overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

@@ -126,7 +126,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         epsilon, dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, reduction_axes, feature_axes,
             axis_name, axis_index_groups, use_fast_variance, promote_dtype, bias_metadata, scale_metadata: as
             for `nnx.LayerNorm`.
-        more: overrides: `output_...`, `input_...`, `grad_...`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -183,7 +183,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         rngs: for the parameters, and for quantizers that draw random numbers.
         epsilon, dtype, param_dtype, use_scale, scale_init, reduction_axes, feature_axes, axis_name,
             axis_index_groups, use_fast_variance, promote_dtype, scale_metadata: as for `nnx.RMSNorm`.
-        more: overrides: `output_...`, `input_...`, `grad_...`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -243,7 +243,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         epsilon, dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, reduction_axes, axis_name,
             axis_index_groups, use_fast_variance, promote_dtype, bias_metadata, scale_metadata: as for
             `nnx.GroupNorm`.
-        more: overrides: `output_...`, `input_...`, `grad_...`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -304,8 +304,8 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         use_running_average, axis, momentum, epsilon, dtype, param_dtype, use_bias, use_scale, bias_init,
             scale_init, axis_name, axis_index_groups, use_fast_variance, promote_dtype, bias_metadata,
             scale_metadata: as for `nnx.BatchNorm`.
-        more: overrides: `output_...`, `input_...`, `grad_...`. With `axis_name` the statistics that the quantizers
-            keep are taken over the mapped axis too, unless `output_axis_name=...` and its like say otherwise.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`. With `axis_name` the statistics that the
+            quantizers keep are taken over the mapped axis too, unless `output_axis_name=...` says otherwise.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

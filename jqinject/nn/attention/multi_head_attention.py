@@ -99,7 +99,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             out_promote_dtype, ln_promote_dtype, qkv_dot_general, out_dot_general, qkv_dot_general_cls,
             out_dot_general_cls, keep_rngs, kernel_metadata, out_kernel_metadata, bias_metadata,
             out_bias_metadata, query_ln_scale_metadata, key_ln_scale_metadata: as for `nnx.MultiHeadAttention`.
-        more: overrides: `in_proj_weight_...` and its like for each of the quantizers above.
+        more: overrides of quantizers: `in_proj_weight_...` and its like for each of the quantizers above.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector, write
@@ -172,12 +173,12 @@ def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.B
         )
     if not _is_ours(layer):
         return
-    if layer.output_quant is not None and layer.output_quant.is_quant_enabled:
+    if is_on(layer.output_quant):
         raise ValueError(
             f"this {name} quantizes its output before the batch norm, which would come after it once merged.\n"
             "  cure: give the output quantizer to the batch norm: QuantBatchNorm(..., output_quant=...)"
         )
-    if isinstance(norm, nnx.BatchNorm) and getattr(norm, "input_quant", None) is not None:
+    if getattr(norm, "input_quant", None) is not None:
         raise ValueError(
             "this batch norm quantizes its input, which is the output of the layer that it is to be merged into.\n"
             "  cure: a batch norm without input_quant"

@@ -126,7 +126,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         gate_fn, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init,
             promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
             `nnx.LSTMCell`.
-        more: overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`,
+        more: overrides of quantizers: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`,
             `cell_state_...`.
 
     Raises:
@@ -212,7 +212,7 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         gate_fn, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init,
             promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
             `nnx.OptimizedLSTMCell`.
-        more: overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`,
+        more: overrides of quantizers: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`,
             `cell_state_...`.
 
     Raises:
@@ -286,7 +286,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         dtype, param_dtype, carry_init, residual, activation_fn, kernel_init, recurrent_kernel_init, bias_init,
             promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
             `nnx.SimpleCell`.
-        more: overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -370,7 +370,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         gate_fn, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init,
             promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
             `nnx.GRUCell`.
-        more: overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
