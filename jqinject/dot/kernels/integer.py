@@ -91,14 +91,21 @@ class IntegerOperand:
     @property
     def array(self) -> jax.Array:
         """The floats, or stored integers themselves: has their shape and sharding."""
-        return self._stored().payload if self.value is None else self.value
+        return self.known.payload if self.value is None else self.value
 
     @property
     def floats(self) -> jax.Array:
         """The floats; stored integers are dequantized."""
-        return self._stored().dequantized().astype(self.dtype) if self.value is None else self.value
+        return self.known.dequantized().astype(self.dtype) if self.value is None else self.value
 
-    def _stored(self) -> Affine:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the floats."""
+        return self.array.shape
+
+    @property
+    def known(self) -> Affine:
+        """The integers, of a forward pass or stored."""
         assert self.integers is not None, "an operand has integers or floats"
         return self.integers
 

@@ -10,12 +10,10 @@ import jax
 
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.tensors.packed_tensor import floats_of
 from jqinject.quant_tensor import (
     IntQuantTensor,
     as_array,
-    grouped_integers,
     on_integers,
     on_minifloats,
 )
@@ -173,25 +171,6 @@ def in_tiles_of(tiles: LocalAqt, x: LabelledTensor, label: Label) -> LabelledTen
 
 def _length(x: LabelledTensor, label: Label) -> int:
     return x.tensor.shape[x.axis(label)]
-
-
-def in_large_groups(
-    a: LabelledTensor, b: LabelledTensor, summed: Labels
-) -> tuple[LabelledTensor, LabelledTensor]:
-    """Integers with large groups of a summed axis as tiles of it, and the other operand cut likewise."""
-    for x, other, mirrored in ((a, b, False), (b, a, True)):
-        if not grouped_integers(x.tensor):
-            continue
-        groups = x.tensor.groups
-        axis = groups.dim % len(x.labels)
-        label = x.labels[axis]
-        full = groups.length % groups.size == 0 and groups.size >= LEAST_GROUP
-        other_has_none = not grouped_integers(other.tensor)
-        if label in summed and full and other_has_none:
-            left = LabelledTensor(x.tensor.grouped, (*x.labels[:axis], tile_of(label), *x.labels[axis:]))
-            right = cut(other, label, groups.size)
-            return (right, left) if mirrored else (left, right)
-    return a, b
 
 
 def scale_beside(x: LabelledTensor, labels: Labels) -> jax.Array | None:

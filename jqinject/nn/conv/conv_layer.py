@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jqinject.dot import Affine, affine_of, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
-from jqinject.dot.tensors.contract import ChosenKernel
+from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.sharding import asked, with_sharding
