@@ -154,17 +154,17 @@ Shapes = tuple[tuple[int, ...], ...]
 @lru_cache(maxsize=1024)
 def varying_pairs(dims: Dimensions, lhs: Shapes, rhs: Shapes) -> list[int]:
     """The pairs of summed axes along which a scale or zero point varies, given their shapes."""
-    left, right = varying_axes(lhs, dims.lhs_ndim), varying_axes(rhs, dims.rhs_ndim)
+    left, right = scaled_axes(lhs, dims.lhs_ndim), scaled_axes(rhs, dims.rhs_ndim)
     pairs = zip(dims.lhs_contract, dims.rhs_contract, strict=True)
     return [pair for pair, (a, b) in enumerate(pairs) if a in left or b in right]
 
 
 @lru_cache(maxsize=1024)
-def varying_axes(shapes: Shapes, ndim: int) -> frozenset[int]:
+def scaled_axes(shapes: Shapes, ndim: int) -> frozenset[int]:
     """The axes, of `ndim`, along which scales and zero points vary, given their shapes.
 
     Example:
-        >>> sorted(varying_axes(((3, 1), (4,), ()), 2))
+        >>> sorted(scaled_axes(((3, 1), (4,), ()), 2))
         [0, 1]
     """
     return frozenset(

@@ -11,12 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import varying_axes
-from jqinject.dot.geometry.parts import Block, in_parts, part
-from jqinject.dot.geometry.patches import Window
-from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
+from jqinject.dot.geometry.dimensions import scale_in_output, scaled_axes
+from jqinject.dot.kernels.accumulate import (
+    Block,
+    in_parts,
+    integer_accumulator,
+    largest_magnitude,
+    longest_sum,
+    part,
+)
 from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.kernels.kernel_table import integer_convolution
+from jqinject.dot.kernels.kernel_table import Window, integer_convolution
 from jqinject.ops.sharding import sharded_as
 
 Spec = tuple[int, ...]
@@ -38,8 +43,8 @@ class Filters:
 
     def fit(self, lhs: Any, rhs: Any) -> bool:
         """Whether the scales and zero points of two tensors of integers vary along these axes alone."""
-        left = varying_axes((lhs.scale.shape,), lhs.ndim)
-        right = varying_axes((rhs.scale.shape, rhs.zero_point.shape), rhs.ndim)
+        left = scaled_axes((lhs.scale.shape,), lhs.ndim)
+        right = scaled_axes((rhs.scale.shape, rhs.zero_point.shape), rhs.ndim)
         return lhs.zero_point.size == 1 and left <= {self.examples} and right <= {self.channels}
 
     def take(self, lhs: Affine, rhs: Affine) -> bool:
@@ -319,16 +324,13 @@ class _ByXla:
         return self.convolution.numbers(lhs, rhs, self.accumulator)
 
 
-def _moved(
-    scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str
-) -> jax.Array | None:
-    if scale is None or scale.size == 1:
-        return scale if scale is None else scale.reshape(())
-    if not varying_axes((scale.shape,), ndim) <= {axis}:
+def _moved(scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str) -> Any:
+    if scale is None:
+        return None
+    found = scale_in_output(scale, ndim, {axis: place}, ndim)
+    if found is None:
         raise ValueError(
             f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
             f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
         )
-    shape = [1] * ndim
-    shape[place] = scale.size
-    return scale.reshape(shape)
+    return found

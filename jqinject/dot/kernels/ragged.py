@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import varying_axes
+from jqinject.dot.geometry.dimensions import scaled_axes
 from jqinject.dot.geometry.labels import Label, Labels
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.integer import Affine
@@ -94,7 +94,7 @@ class Ragged:
     def fit(self, lhs: Any, rhs: Any) -> bool:
         """Whether no scale and no zero point of two tensors varies along a summed axis."""
         return all(
-            varying_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(summed)
+            scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(summed)
             for x, summed in ((lhs, self.lhs_contract), (rhs, self.rhs_contract))
         )
 

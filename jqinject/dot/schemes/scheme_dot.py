@@ -36,17 +36,10 @@ from jqinject.dot.tensors.labelled_tensor import (
     scale_beside,
     tiled_label,
 )
+from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, Plan, ProductName, RaggedPlan
 from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
-from jqinject.dot.tensors.six_operands import (
-    BackwardProduct,
-    ConvolutionPlan,
-    DotPlan,
-    Plan,
-    RaggedPlan,
-    contract_operands,
-    quantized_gradient,
-)
+from jqinject.dot.tensors.six_operands import BackwardProduct, contract_operands, quantized_gradient
 from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
@@ -190,7 +183,7 @@ def _as_in_forward(contraction: Contraction, name: str, x: LabelledTensor, summe
 def _backward(
     contraction: Contraction,
     plan: Plan,
-    product: Any,
+    product: ProductName,
     name: str,
     g: LabelledTensor,
     x: LabelledTensor,

@@ -26,7 +26,7 @@ import jax
 
 from jqinject.dot.frozen.stored_array import StoredArray
 from jqinject.dot.frozen.stored_dot import reads_stored
-from jqinject.dot.geometry.dimensions import Dimensions, varying_axes
+from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
@@ -80,11 +80,15 @@ class ChosenKernel:
     swapped: bool = False
 
     @property
+    def dims(self) -> Dimensions:
+        """The axes of a `dot_general`."""
+        assert isinstance(self.where, Dimensions), "neither a convolution nor a ragged contraction"
+        return self.where
+
+    @property
     def integer_dimensions(self) -> Dimensions:
         """The axes of the integers: a summed axis that is cut into groups counts as two."""
-        dims = self.where
-        assert isinstance(dims, Dimensions), "of a `dot_general`"
-        dims = dims.swapped() if self.swapped else dims
+        dims = self.dims.swapped() if self.swapped else self.dims
         if self.groups is None:
             return dims
         left, right = self.groups
@@ -199,7 +203,7 @@ def keep_integers(lhs: Any, rhs: Any) -> bool:
 
 def varies_along(x: Any, axes: Sequence[int]) -> bool:
     """Whether a scale or zero point of a QuantTensor without groups varies along some axes."""
-    return not varying_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(axes)
+    return not scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(axes)
 
 
 def _integers(

@@ -25,14 +25,9 @@ from jqinject.dot.tensors.choice import (
     describe,
     varies_along,
 )
+from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, RaggedPlan, plan_of_integers
 from jqinject.dot.tensors.product import Sums
-from jqinject.dot.tensors.six_operands import (
-    ConvolutionPlan,
-    DotPlan,
-    RaggedPlan,
-    contract_by,
-    plan_of_integers,
-)
+from jqinject.dot.tensors.six_operands import contract_by
 from jqinject.quant_tensor import FloatQuantTensor, Groups, as_array, on_minifloats
 
 _IN_FLOAT32 = Sums(floats="float32")

@@ -67,11 +67,11 @@ def product(
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
         return scaled_product(a, b, out, dtype, plain)
     choice, permutation = chosen(a, b, out)
-    if permutation != tuple(range(len(out))) and permutation == choice.where.rhs_first:
+    if permutation != tuple(range(len(out))) and permutation == choice.dims.rhs_first:
         # The other order needs no transposition, and integers have the same sums.
         other, order = chosen(b, a, out)
         choice, permutation = (other, order) if other.numbers == "int" else (choice, permutation)
-    dims = choice.where
+    dims = choice.dims
     sharding = out_sharding if sharding_of is None else sharding_of(permutation)
     if choice.integers is not None:
         by = dtype, sums.accumulator_dtype, sharding
