@@ -1,0 +1,244 @@
+"""The quantized convolution, and what it shares with the transposed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, final, overload
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.dot import Affine, FrozenParam, affine_of, integer_conv
+from jqinject.dot.kernels.convolution import Convolution, Filters
+from jqinject.dot.tensors.choice import ChosenKernel
+from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
+from jqinject.nn.base.keywords import QuantConvKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.weight_layer import (
+    ContractionKind,
+    ParameterView,
+    QuantWeightLayer,
+    promoted,
+    unallocated,
+)
+from jqinject.ops.sharding import asked, with_sharding
+from jqinject.quant import QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor, on_integers
+
+
+@dataclass
+class IntegerConvolution:
+    """In the place of `lax.conv_general_dilated`: convolves integers.
+
+    Attributes:
+        choice: the row of the table for input and kernel.
+    """
+
+    choice: ChosenKernel
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        window_strides: Any,
+        padding: Any,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+        **options: Any,
+    ) -> jax.Array:
+        """The convolution; gradients go to the arrays."""
+        dtype = preferred_element_type or lhs.dtype
+        options["out_sharding"] = asked(out_sharding, lhs, rhs)
+        convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
+        left, right = self.choice.operands((lhs, rhs))
+        left = replace(left, integers=self._integers(left.integers, lhs))
+        return with_sharding(integer_conv(convolution, left, right), out_sharding)
+
+    def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
+        """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
+        x = self.choice.lhs
+        scale, zero = x.scale.reshape(()), x.zero_point.reshape(())
+        if lhs.size == x.size:
+            no_zero = integers.zero_point is None
+            return Affine(integers.payload.reshape(lhs.shape), scale, None if no_zero else zero)
+        return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
+
+
+class PlacedFilters(NamedTuple):
+    """As `PlacedContraction` of a `dot_general`.
+
+    Attributes:
+        dims: where scales may vary.
+    """
+
+    dims: Filters
+
+
+class QuantConvLayer(QuantWeightLayer[Out]):
+    """Abstract: a layer that moves a window over spatial axes, channels last."""
+
+    kernel_shape: Sequence[int]
+    in_features: int
+    out_features: int
+    mask: Any
+    promote_dtype: Any
+    _channels_last: ClassVar[bool] = True
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        return {-1: self.in_features}
+
+    @property
+    def weight_ndim(self) -> int:
+        """A kernel has the axes of the window, and one each for input and output channels."""
+        return len(self.kernel_shape)
+
+    def _contract(
+        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+    ) -> tuple[jax.Array, None]:
+        x, kernel, bias = arrays
+        if isinstance(choice.rhs, FrozenParam):
+            kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
+        view = ParameterView(
+            self,
+            {
+                "kernel": kernel,
+                "bias": bias,
+                "promote_dtype": partial(promoted, self.promote_dtype),
+                self.contraction_name: IntegerConvolution(choice),
+            },
+        )
+        return self._parent_forward(view, x, out_sharding), None
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        channel = self.output_channel_dim
+        assert isinstance(channel, int), "a kernel has its output channels along one axis"
+        return PlacedFilters(Filters(None, channel, shifted=False)) if self.mask is None else None
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.
+        return tuple(range(ndim - (self.weight_ndim - 1)))
+
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+        # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
+        # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
+        # same either way.
+        on_grid = super()._bias_on_grid(bias, weight)
+        if not on_grid or weight.scale.size == 1:
+            return on_grid
+        return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
+
+
+@final
+class QuantConv(QuantConvLayer[Out], nnx.Conv):
+    """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Conv` to the bit.
+
+    Source: Brevitas's `QuantConv1d`, `QuantConv2d`; differs from Brevitas: the arguments of the float layer are Flax's,
+    an override without effect is an error, and sums without a scale are returned as an array (there an error).
+
+    Args:
+        in_features: input channels.
+        out_features: output channels.
+        kernel_size: the window.
+        strides: as for `nnx.Conv`.
+        padding, input_dilation, kernel_dilation, feature_group_count, use_bias, mask, dtype, param_dtype, precision,
+            kernel_init, bias_init, conv_general_dilated, promote_dtype, preferred_element_type, rngs,
+            kernel_metadata, bias_metadata: as for `nnx.Conv`.
+        weight_quant: quantizer of the kernel, shape (*kernel_size, in_features / feature_group_count, out_features);
+            channels are its last axis. By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel
+            float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: as for `QuantLinear`: a `jqinject.dot.Scheme`, which quantizes what is convolved, forward and backward;
+            one without transforms (`hadamard=None`).
+        contraction: "auto" convolves integers in evaluation and once frozen, floats in training; "int" insists on
+            integers; "float" convolves the dequantized floats in any case.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> conv = QuantConv(3, 8, (3, 3), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> conv(jnp.ones((2, 5, 5, 3))).shape, conv.quant_weight().scale.shape
+        ((2, 5, 5, 8), (1, 1, 1, 8))
+    """
+
+    _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
+    contraction_name = "conv_general_dilated"
+    contraction_needs = {
+        "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
+        "point and with one scale or one for each output channel, and no mask",
+        "fp8": "a contraction of 8-bit floats, which convolutions do not have",
+    }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConv[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConv[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, **__) -> QuantConv[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = 1,
+        *,
+        rngs: nnx.Rngs,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
+        **more: Unpack[QuantConvKeywords],
+    ) -> None:
+        overrides = self._init_flax(locals(), more)
+        arguments = by_scheme(self, scheme, locals(), rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+
+    def axes_of_sums(self) -> tuple[int, ...]:
+        """The window and the input channels."""
+        return tuple(range(self.weight_ndim - 1))
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        channels = (ndim - 1,) if self.weight_shape[-2] == 1 else ()
+        return (*super()._free_input_axes(ndim), *channels)
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        # In a depthwise convolution an output channel sums over one input channel, whose scale multiplies its filter.
+        x, weight = quant_input, quant_weight
+        if not (on_integers(x) and on_integers(weight)):
+            return x, weight
+        along_channels = x.scale.ndim > 0 and x.scale.size == x.scale.shape[-1] == self.in_features
+        if x.scale.size == 1 or self.weight_shape[-2] != 1 or not along_channels:
+            return x, weight
+        scales = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
