@@ -19,6 +19,7 @@ from jqinject.nn.base.keywords import QuantConvKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_layer import (
     ContractionKind,
+    LayerArrays,
     ParameterView,
     QuantWeightLayer,
     promoted,
@@ -86,7 +87,6 @@ class QuantConvLayer(QuantWeightLayer[Out]):
     in_features: int
     out_features: int
     mask: Any
-    promote_dtype: Any
     _channels_last: ClassVar[bool] = True
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -102,7 +102,7 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         return len(self.kernel_shape)
 
     def _contract(
-        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
     ) -> tuple[jax.Array, None]:
         x, kernel, bias = arrays
         if isinstance(choice.rhs, FrozenParam):

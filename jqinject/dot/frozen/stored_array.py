@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
@@ -88,7 +87,7 @@ class StoredArray:
         scale = numbers["scale"].transpose(stored.order)
         zero, sums = numbers.get("zero_point"), numbers.get("sums")
         if zero is not None:
-            zero = zero.transpose(stored.order).astype(jnp.float32)
+            zero = zero.transpose(stored.order).astype(np.float32)
         if sums is not None:
             sums = sums.transpose(stored.order)
         return dims.with_right(stored.back), Affine(numbers["value"], scale, zero, sums)

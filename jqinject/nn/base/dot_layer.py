@@ -27,7 +27,7 @@ from jqinject.dot.tensors.contract import contract_as
 from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op
-from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.base.weight_layer import LayerArrays, QuantWeightLayer
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import (
@@ -186,9 +186,6 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
     """
 
-    dtype: Any
-    preferred_element_type: Any
-    promote_dtype: Any
     out_features: Any
 
     @property
@@ -218,7 +215,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return _last_with_first(len(shape)) if shape else None
 
     def _contract(
-        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
     ) -> tuple[jax.Array, jax.Array | None]:
         x, weight, bias = self.promote_dtype(arrays, dtype=self.dtype)
         placed = self._placed(x.shape)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
 from flax import nnx
-from flax.typing import PromoteDtypeFn
+from flax.typing import Dtype, PromoteDtypeFn
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
@@ -35,6 +35,8 @@ from jqinject.quant_tensor import (
     on_integers,
 )
 
+LayerArrays: TypeAlias = tuple[Any, Any, Any]
+"""Input, weight and bias of a call; None for no bias."""
 _VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
 
 
@@ -85,6 +87,9 @@ class QuantWeightLayer(WeightAxes[Out]):
     return_quant_tensor: bool
     in_features: Any
     bias: Any
+    dtype: Dtype | None
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
     _flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
@@ -298,7 +303,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
     def _contract(
-        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
     ) -> tuple[jax.Array, jax.Array | None]:
         """The parent's forward, which contracts payloads by a kernel of the table.
 
