@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.dot import Affine, affine_of, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
-from jqinject.dot.tensors.contract import ChosenKernel
+from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantConvKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out

@@ -31,7 +31,7 @@ from jqinject.dot.schemes.contraction import (
 )
 from jqinject.dot.schemes.quant_operand import QuantOperand
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
+from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
 from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
 from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode, served
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
@@ -230,11 +230,11 @@ class QuantizedOp(Contraction):
         right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
         if self.lhs_range is None:
-            return self._by_scheme(scheme_dot_general, dot, left, right, unrounded)
+            return self._by_scheme(contract_by_scheme, dot, left, right, unrounded)
         if self.lhs_range.use_running_average:
             warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
         return self._by_scheme(
-            scheme_dot_general, dot, left, right, unrounded, CollectedRange(self.lhs_range)
+            contract_by_scheme, dot, left, right, unrounded, CollectedRange(self.lhs_range)
         )
 
     def _by_scheme(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:

@@ -22,7 +22,8 @@ from jqinject.dot import (
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
-from jqinject.dot.tensors.contract import ChosenKernel, contract_as
+from jqinject.dot.tensors.choice import ChosenKernel
+from jqinject.dot.tensors.contract import contract_as
 from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam, contraction_output
-from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
+from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import BIAS, INPUT, WEIGHT, is_on
 from jqinject.quant_tensor import QuantTensor, is_quantized

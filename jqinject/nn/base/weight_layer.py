@@ -13,9 +13,8 @@ from flax import nnx
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import FrozenParam
-from jqinject.dot.tensors.contract import ChosenKernel, choose
-from jqinject.dot.tensors.decision import KINDS, describe
-from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
+from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
+from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.slots import (
