@@ -24,7 +24,7 @@ import jax.core
 import numpy as np
 from flax import nnx
 
-from jqinject.core import Quantized, QuantStat
+from jqinject.core import Quantized, Quantizer, QuantStat
 from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
 from jqinject.inject import (
@@ -325,7 +325,8 @@ class QuantProxyFromInjector(Answers):
                 is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
                 if is_value and isinstance(x, jax.core.Tracer):
                     found = traced_once(quantizer, x)
-                quantizer = getattr(quantizer, "keeping_payload", quantizer)
+                if found is None and isinstance(quantizer, Quantizer):
+                    found = quantizer(x, keep=True)
             made = self._pack(quantizer(x, *more) if found is None else found)
             plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
             return made if plain else self._seen(made, x)
@@ -371,6 +372,6 @@ def traced_once(quantizer: Any, x: jax.Array) -> Quantized | None:
         quantizer: the quantizer, a value.
         x: a float array.
     """
-    result = getattr(quantizer, "keeping_payload", quantizer)(x)
+    result = quantizer(x, keep=True) if isinstance(quantizer, Quantizer) else quantizer(x)
     leaves = jax.tree.leaves(result) if isinstance(result, Quantized) else [None]
     return result if all(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None

@@ -315,8 +315,8 @@ class Memory(Component):
         """The number in evaluation; changes no state."""
         if self.policy.kind == "running":
             return self._mapped(self.running_stats.get_value())
-        still_collecting = self.counter.get_value() <= self.policy.limit
-        collected = self.rule.to_stored(self.buffer.get_value())
+        record = self.record.get_raw_value()
+        collected, still_collecting = self.rule.to_stored(record["buffer"]), record["counter"] <= self.policy.limit
         return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State
