@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import SimpleMovingAverage
+from jqinject.core import Quantizer, RangeScaling
+from jqinject.core.memory.memory import Memory
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import (
     check_payload,
@@ -136,19 +137,26 @@ def freeze(
         op = op_of_weight(layer)
         if op is not None:
             freeze_op(layer, keep_master=keep_masters)
-    settle_ranges(layers)
+    freeze_ranges(layers, keep=keep_masters)
     return model
 
 
-def settle_ranges(modules: Iterable[Any]) -> None:
-    """Turn collected ranges into constants, so that none is computed from the input any more.
+def freeze_ranges(modules: Iterable[Any], *, keep: bool = False) -> None:
+    """Turn collected ranges, their scales and zero points into constants.
 
     Args:
         modules: a model's modules. An average that no batch has entered stays as it is.
+        keep: keep what was collected beside them, for `unfreeze`.
     """
+    modules = list(modules)
     for module in modules:
-        if isinstance(module, SimpleMovingAverage) and _has_batches(module):
-            module.settled = True
+        if isinstance(module, Quantizer):
+            module.freeze_range(keep)
+    for module in modules:  # also those that no quantizer holds
+        if isinstance(module, RangeScaling):
+            module.freeze(keep=keep)
+        elif isinstance(module, Memory) and not keep:
+            module.freeze()
 
 
 def _is_quantized(module: Any) -> bool:
@@ -180,12 +188,6 @@ def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
 @jax.jit
 def _all_finite(weight: jax.Array) -> jax.Array:
     return jnp.isfinite(weight).all()
-
-
-def _has_batches(average: SimpleMovingAverage) -> bool:
-    """Whether ranges were collected; assumed for an abstract model."""
-    count = average.counter.get_value()
-    return not is_concrete(count) or bool(jnp.all(count > 0))
 
 
 def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
@@ -234,8 +236,8 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
             unfreeze_op(layer)
     unfreeze_parameters(index)
     for module in ModelIndex(model).modules:
-        if isinstance(module, SimpleMovingAverage):
-            module.settled = False
+        if isinstance(module, RangeScaling):
+            module.unfreeze()
     model.train()
     return model
 

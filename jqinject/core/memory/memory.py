@@ -350,6 +350,15 @@ class Memory(Component):
             {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
         )
 
+    def freeze(self) -> None:
+        """Forget what was collected, if there is something: the number of evaluation is the parameter from now on."""
+        if self.policy.kind != "collected" or self.has_range() is not True:
+            return
+        if not isinstance(self.counter.get_value(), jax.ShapeDtypeStruct):
+            self._fill(self.counter.get_value() <= self.policy.limit)
+        self.policy = Policy("learned")
+        del self.record
+
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.
 

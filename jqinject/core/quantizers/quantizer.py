@@ -313,6 +313,13 @@ class Quantizer(Component):
             scale, of_zero = scale_of(self.scaling_impl, x, threshold, candidate), Candidate(None)
         return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
 
+    def freeze_range(self, keep: bool = False) -> None:
+        """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
+        scaling: Any = self.scaling_impl
+        if by_range(scaling):
+            grid, threshold = self._numbers()
+            scaling.freeze(threshold, grid.bit_width if grid.is_integer else None, keep=keep)
+
     @abstractmethod
     def _numbers(self) -> tuple[Any, Any]:
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
