@@ -294,6 +294,30 @@ def test_a_symmetric_range_stores_no_zero_point(place, inputs):
         jqinject.load_state(other, state)
 
 
+@pytest.mark.parametrize("act", [q.Int8ActPerTensorMinMax, q.Int8ActPerTensorAbsMax, q.Int8ActPerTensorFloat])
+def test_ranges_become_constants(act):
+    layer = trained(lambda **given: QuantLinear(16, 5, input_quant=act, **given), X, contraction="int")
+    loss = jax.value_and_grad(lambda x, layer: jnp.sum(jnp.sin(layer(x))))
+    expected, kept = loss(4 * X, layer), nnx.clone(layer)
+    restored = jqinject.unfreeze(jqinject.freeze(kept, keep_masters=True))
+    jqinject.freeze(layer)
+    np.testing.assert_array_equal(loss(4 * X, layer)[0], expected[0])
+    np.testing.assert_allclose(loss(4 * X, layer)[1], expected[1], rtol=1e-5, atol=1e-6)
+    names = {path[-1] for path, _ in nnx.to_flat_state(nnx.as_pure(nnx.state(layer.input_quant)))}
+    assert names <= {"value", "high", "low", "scale", "zero_point"}
+    before = jax.tree.leaves(nnx.state(layer.input_quant))
+    layer.train()
+    layer(9 * X)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(nnx.state(layer.input_quant)), before)
+    # Where float weights were kept, so was what had been collected: training goes on with it.
+    ours = trained(lambda **given: QuantLinear(16, 5, input_quant=act, **given), X, contraction="int")
+    ours.train()
+    for one in (ours, restored):
+        one(2 * X)
+    states = (jax.tree.leaves(nnx.state(one.input_quant)) for one in (ours, restored))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
 def test_static_scales_leave_no_reduction():
     frozen = jqinject.freeze(trained(Dense, X))
     text = nnx.jit(lambda m, x: m(x)).lower(frozen, X).as_text()
