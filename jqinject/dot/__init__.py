@@ -11,7 +11,6 @@ from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE
 from jqinject.dot.frozen.frozen_param import FrozenParam as FrozenParam
 from jqinject.dot.frozen.low_bit_cache import LowBitCache as LowBitCache
 from jqinject.dot.frozen.low_bit_cache import is_low_bit_cache as is_low_bit_cache
-from jqinject.dot.frozen.stored_weight import StoredWeight as StoredWeight
 from jqinject.dot.geometry.output import contraction_bit_width as contraction_bit_width
 from jqinject.dot.geometry.output import contraction_output as contraction_output
 from jqinject.dot.geometry.output import without_zero_points as without_zero_points

@@ -31,8 +31,7 @@ def refuse_quantized(model: nnx.Module) -> None:
     held = [
         dotted(path)
         for path, node in ModelIndex(model).places
-        if isinstance(node, FrozenParam)
-        or (isinstance(node, QuantWeightLayer) and (node.frozen is not None or is_on(node.weight_quant)))
+        if isinstance(node, FrozenParam) or (isinstance(node, QuantWeightLayer) and is_on(node.weight_quant))
     ]
     if held:
         shown = ", ".join(held[:4]) + (f" and {len(held) - 4} more" if len(held) > 4 else "")

@@ -170,8 +170,10 @@ class Slot:
             if links is None or links.layers[0]() is not layer:
                 links = complete(held, layer)
             if self.of_parameter and links.layers[0]() is layer:
+                master = attributes.get("master")
+                weight = attributes.get(layer.weight_name) if master is None else master
                 links.parameters = LayerParameters(
-                    attributes.get(layer.weight_name), attributes.get("bias"), attributes.get("input_quant")
+                    weight, attributes.get("bias"), attributes.get("input_quant")
                 )
         return held
 

@@ -14,6 +14,7 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike, PromoteDtypeFn
 from jax.sharding import auto_axes
 
+from jqinject.dot import FrozenParam
 from jqinject.nn.base.override_keywords import QuantConvTransposeOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.slots import flax_arguments
@@ -158,8 +159,10 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
 
     def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        array, frozen = as_array(x), self.frozen
-        explicit = asked(True, array, as_array(weight) if frozen is None else frozen.numbers["scale"])
+        array = as_array(x)
+        explicit = asked(
+            True, array, weight.numbers["scale"] if isinstance(weight, FrozenParam) else as_array(weight)
+        )
         return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:

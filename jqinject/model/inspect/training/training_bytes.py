@@ -234,8 +234,7 @@ class _Steps:
         copy = nnx.clone(model, graph=True)
         copy.train()
         layers = quantized_layers(copy)
-        frozen = any(isinstance(one, QuantWeightLayer) and one.frozen is not None for one in layers.values())
-        self.have_floats = not (frozen or ModelIndex(copy).frozen_parameters)
+        self.have_floats = not ModelIndex(copy).frozen_parameters
         switches = {path: switchable(path, one) for path, one in layers.items()}
         leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
         self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]
