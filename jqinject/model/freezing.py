@@ -54,8 +54,8 @@ def freeze(
     Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
-    unfrozen layer in evaluation, and that of training up to float rounding. Learned and
-    averaged input scales become constants: nothing is reduced at run time.
+    unfrozen layer in evaluation, and that of training up to float rounding. Collected ranges of inputs become
+    constants, with their scales and zero points: nothing is reduced or averaged at run time, in training mode neither.
 
     A frozen weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read as an
     array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only the
@@ -69,7 +69,8 @@ def freeze(
 
     Args:
         model: an NNX module, concrete or abstract.
-        keep_masters: keep the float weights and their quantizers as well, for `unfreeze`: `layer.master`.
+        keep_masters: keep the float weights (`layer.master`), their quantizers and what ranges were collected from, for
+            `unfreeze`.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
         sliced_from: float weights of at least so many bytes are quantized slice by slice, which takes less memory and
             makes the same bits.
@@ -178,8 +179,8 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
     """Restore the float weights of a model that was frozen with `keep_masters=True`, in training mode.
 
     Weights whose float numbers are gone, such as those of `jqinject.formats.load`, may begin at their low-bit numbers
-    instead: they are then quantized by the same scales, committed (`commit`), to the same
-    numbers, until training moves them.
+    instead: they are then quantized by the same scales, committed (`commit`), to the same numbers, until training moves
+    them. Averaged ranges of inputs are then constants still.
 
     Args:
         model: an NNX module.
