@@ -115,13 +115,14 @@ class SimpleMovingAverage(Memory):
 
     def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
         """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
-        return self.mean_of(self.record.get_raw_value(), two_ends, ndim)
+        return jax.tree.map(lambda end: shaped(end, (1,) * ndim), mean_of(self.record.get_raw_value(), two_ends))
 
-    def mean_of(self, record: dict[str, jax.Array], two_ends: bool, ndim: int = 0) -> ClippingRange:
-        """As `mean`, of the numbers of a record."""
-        count, *sums = (record[name] for name in MEAN)
-        high, low = (shaped(total / jnp.maximum(count, 1), (1,) * ndim) for total in sums)
-        return ClippingRange(high, low if two_ends else None)
+
+def mean_of(record: dict[str, jax.Array], two_ends: bool) -> ClippingRange:
+    """The mean range of the record of a `SimpleMovingAverage`."""
+    count, *sums = (record[name] for name in MEAN)
+    high, low = (total / jnp.maximum(count, 1) for total in sums)
+    return ClippingRange(high, low if two_ends else None)
 
 
 def range_along(
@@ -359,15 +360,13 @@ class RangeScaling(Component):
         """
         if self.record is not None or self.has_range() is not True:
             return
-        average = cast(SimpleMovingAverage, self.averaging_impl)
-
         def numbers(record: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            found = average.mean_of(record, self.has_zero_point)
+            found = mean_of(record, self.has_zero_point)  # of every layer, in a stack
             scale, zero_point = self._scaled(found, threshold, bit_width)
             two_ends = {} if found.low is None else {"low": found.low, "zero_point": zero_point}
             return {"high": found.high, "scale": scale, **two_ends}
 
-        held = average.record.get_raw_value()
+        held = cast(SimpleMovingAverage, self.averaging_impl).record.get_raw_value()
         abstract = isinstance(held["counter"], jax.ShapeDtypeStruct)
         self.record = QuantStat(jax.eval_shape(numbers, held) if abstract else numbers(held))
         if not keep:
