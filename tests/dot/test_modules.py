@@ -10,17 +10,10 @@ import pytest
 from flax import linen, nnx
 
 from jqinject.core import AbsMaxRange, MinMaxRange, RangeScaling, SimpleMovingAverage
-from jqinject.dot import (
-    Freezer,
-    QConvGeneralDilated,
-    QDotGeneral,
-    QEinsum,
-    QuantizedOperand,
-    QuantMode,
-    config_v4,
-)
+from jqinject.dot import Freezer, FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode
 from jqinject.inject import Binding
 from jqinject.quant import Fp8CurrentTraining, MXFP4Training
+from jqinject.quant.aqt import config_v4
 
 STILL = config_v4(rng_type=None)
 X = jax.random.normal(jax.random.key(0), (6, 8))
@@ -81,7 +74,7 @@ def test_one_module_can_not_store_two_weights():
     held = op.rhs_freezer.get()
     with pytest.raises(ValueError, match=r"holds int8 numbers of shape \(8, 5\).*given .* \(8, 4\)"):
         op(X, jnp.ones((8, 4)), (((1,), (0,)), ((), ())))
-    np.testing.assert_array_equal(op.rhs_freezer.get().payload, held.payload)
+    assert op.rhs_freezer.get() is held
 
 
 @pytest.mark.parametrize("mode", ["serve", None, 2])
@@ -162,11 +155,13 @@ def test_variables_are_there_from_the_start():
         )
 
     for op in (make(), nnx.eval_shape(make)):
-        value, scale = op.rhs_freezer.value, op.rhs_freezer.scale
+        held = op.rhs_freezer.get()
+        value, scale = held.numbers["value"], held.numbers["scale"]
         assert (value.shape, value.dtype) == ((5, 8), jnp.int8)  # what is summed over is stored last
         assert (scale.shape, scale.dtype) == ((1, 5), jnp.float32)
-        assert value.get_metadata()["out_sharding"] == ("model", "in")
-        assert scale.get_metadata()["out_sharding"] == (None, "model")
+        specs = nnx.get_partition_spec(nnx.state(op))["rhs_freezer"]["value"].get_raw_value()
+        assert specs["value"] == jax.sharding.PartitionSpec("model", "in")
+        assert specs["scale"] == jax.sharding.PartitionSpec(None, "model")
     converted = QDotGeneral(STILL, rhs_quant_mode=QuantMode.CONVERT)
     expected = converted(X, jnp.ones((8, 5)), (((1,), (0,)), ((), ())))
     op = make()
@@ -177,16 +172,30 @@ def test_variables_are_there_from_the_start():
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.int4, jnp.uint4, jnp.int2, jnp.float8_e4m3fn, jnp.int16])
 @pytest.mark.parametrize("summed", [(), (0,), (1, 2)])
 def test_what_is_stored_comes_back(dtype, summed):
-    payload = jnp.arange(3 * 4 * 5).reshape(3, 4, 5) % 4 - (0 if dtype == jnp.uint4 else 2)
-    operand = QuantizedOperand(payload.astype(dtype), jnp.full((1, 4, 1), 0.5))
-    freezer = Freezer()
-    freezer.set(operand, summed)
-    got = freezer.get()
-    assert got.payload.dtype == dtype
-    np.testing.assert_array_equal(got.payload.astype(jnp.float32), operand.payload.astype(jnp.float32))
-    np.testing.assert_array_equal(got.scale, operand.scale)
+    payload = (jnp.arange(3 * 4 * 5).reshape(3, 4, 5) % 4 - (0 if dtype == jnp.uint4 else 2)).astype(dtype)
+    scale = jnp.full((1, 4, 1), 0.5)
+    freezer = Freezer((3, 4, 5), dtype, (1, 4, 1), summed)
+    form = freezer.get().form
+    freezer.set(FrozenParam.holding({"value": form.stored.stored(payload), "scale": scale}, form))
+    np.testing.assert_array_equal(freezer.get()[...], payload.astype(jnp.float32) * 0.5)
     bits = {"int4": 4, "uint4": 4, "int2": 2, "int16": 16}.get(jnp.dtype(dtype).name, 8)
-    assert freezer.value[...].nbytes <= -(-3 * 4 * 5 * bits // 8) + 12
+    assert freezer.get().numbers["value"].nbytes <= -(-3 * 4 * 5 * bits // 8) + 12
+
+
+def test_layers_with_a_freezer_share_a_trace():
+    count = 0
+
+    @nnx.jit
+    def run(model, x):
+        nonlocal count
+        count += 1
+        return model(x)
+
+    freezer = {"shape": (8, 5), "scale_shape": (1, 5), "summed": (0,), "metadata": {"note": "kernel"}}
+    for _ in range(2):
+        op = QDotGeneral(STILL, rhs_quant_mode=QuantMode.SERVE, rhs_freezer=freezer)
+        run(nnx.Linear(8, 5, dot_general=op, rngs=nnx.Rngs(0)), X)
+    assert count == 1
 
 
 # --- Linen

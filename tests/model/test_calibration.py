@@ -20,7 +20,7 @@ from jqinject import (
     unfreeze,
 )
 from jqinject.core import AbsMaxRange, OverOutputChannelView, RangeScaling, SimpleMovingAverage
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.odml import OdmlConversion, OdmlQat
 from jqinject.quant import (
@@ -38,6 +38,7 @@ from jqinject.quant import (
     ShiftedUint8ActPerTensorFloat,
     Uint8ActPerTensorFloat,
 )
+from jqinject.quant.aqt import config_v4
 
 BATCHES = [jnp.asarray(np.random.default_rng(i).normal(size=(8, 6)).astype(np.float32)) for i in range(3)]
 

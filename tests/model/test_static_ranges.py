@@ -13,11 +13,12 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule, UncalibratedWarning
 from jqinject.core import AbsMaxRange, FixedRange, RangeScaling, SimpleMovingAverage
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.model import NothingFrozenWarning
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
+from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import IntQuantTensor
 
 X = jax.random.normal(jax.random.key(0), (4, 6))

@@ -115,7 +115,20 @@ class Contraction(InnerModule):
         in_rows: bool = True,
         found_in: Any = None,
     ) -> LabelledTensor:
-        """An operand, quantized.
+        """An operand, quantized if the scheme does; see `quantized`."""
+        return self.quantized(name, x, summed, beside=beside, in_rows=in_rows, found_in=found_in)[1]
+
+    def quantized(
+        self,
+        name: str,
+        x: LabelledTensor,
+        summed: Labels,
+        *,
+        beside: Any = None,
+        in_rows: bool = True,
+        found_in: Any = None,
+    ) -> tuple[Any, LabelledTensor]:
+        """The quantizer of an operand, None without one, and the operand quantized.
 
         Args:
             name: of an operand that is quantized in the forward pass.
@@ -130,12 +143,12 @@ class Contraction(InnerModule):
         """
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
-            return x
+            return None, x
         proxy = self._operand(name, binding, x, summed, found_in).quant
         if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
             x = transformed(binding, x, summed)
         more = (beside,) if proxy.requires_quant_input and beside is not None else ()
-        return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
+        return proxy, quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
         """The quantizer of a gradient, split for the backward pass, and its slot.
@@ -240,8 +253,7 @@ class Contraction(InnerModule):
         if kept:
             self._check_fits(name, operand, axes)
         elif found_in is not None or not axes.sized:
-            offered = {} if found_in is None else {"calibration": found_in}
-            operand = self._assembled_here(name, binding, axes, offered)
+            operand = self._assembled_here(name, binding, axes, found_in)
         else:
             operand, shared = assembled(name, binding, axes, self._where(name), self._modes), True
         draws = operand.draws and not self.deterministic
@@ -255,14 +267,14 @@ class Contraction(InnerModule):
         return self._assembled_here(name, binding, axes)
 
     def _assembled_here(
-        self, name: str, binding: Binding, axes: OperandAxes, offered: Mapping[str, Any] = {}
+        self, name: str, binding: Binding, axes: OperandAxes, found_in: Any = None
     ) -> QuantOperand:
         """A quantizer of the module's own."""
         rngs: Any = None
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        operand = QuantOperand(name, binding, axes, rngs, self._where(name), offered)
+        operand = QuantOperand(name, binding, axes, rngs, self._where(name), found_in)
         operand.set_modes(*self._modes)
         return operand
 

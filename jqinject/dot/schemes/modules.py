@@ -9,7 +9,7 @@ import jax
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.contraction import Contraction
-from jqinject.dot.schemes.quantized_einsum import einsum_by
+from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
@@ -51,14 +51,15 @@ class QDotGeneral(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import QuantMode, config_v4
+        >>> from jqinject.dot import QuantMode
+        >>> from jqinject.quant.aqt import config_v4
         >>> dot_general = QDotGeneral(config_v4(), rhs_quant_mode=QuantMode.CONVERT)
         >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
         >>> y = layer(jnp.ones((4, 3)))
         >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
         >>> layer.kernel[...] = jnp.zeros((3, 2))  # nobody looks at it any more
-        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.value.dtype
-        (True, dtype('int8'))
+        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.bit_width
+        (True, 8)
         >>> from jqinject.quant import Fp8DelayedTraining
         >>> op = QDotGeneral(Fp8DelayedTraining, lhs_shape=(1, 3), rhs_shape=(3, 2))
         >>> op.fprop_lhs.quant.scale()
@@ -81,6 +82,7 @@ class QDotGeneral(QuantizedOp):
         An operand may be a QuantTensor or a `FrozenParam`, which is contracted as it is. `unrounded` is the array that
         a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
         """
+        lhs, rhs = self._seen(lhs, rhs)
         return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
 
     @staticmethod
@@ -144,7 +146,7 @@ class QEinsum(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> layer = nnx.Einsum("btd,dnh->btnh", (8, 2, 4), einsum_op=QEinsum(config_v4()), rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((1, 3, 8))).shape
         (1, 3, 2, 4)
@@ -153,22 +155,9 @@ class QEinsum(QuantizedOp):
     def __init__(self, config: Any, *, equation: str | None = None, **keywords: Any) -> None:
         super().__init__(config, dimension_numbers=equation, **keywords)
 
-    def __call__(
-        self,
-        equation: str,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        *,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The einsum; arguments as for `jnp.einsum`."""
-
-        def contract(a: jax.Array, b: jax.Array, numbers: Any, out_sharding: Any = None) -> jax.Array:
-            return self._contract(a, b, numbers, preferred_element_type, out_sharding)
-
-        return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
+    def __call__(self, equation: str, lhs: jax.Array, rhs: jax.Array, **keywords: Any) -> jax.Array:
+        """The einsum; arguments and keywords as for `jnp.einsum`."""
+        return einsum_op(self._contract)(equation, *self._seen(lhs, rhs), **keywords)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
@@ -198,7 +187,7 @@ class QConvGeneralDilated(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> conv = QConvGeneralDilated(config_v4())
         >>> layer = nnx.Conv(3, 8, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((2, 6, 6, 3))).shape

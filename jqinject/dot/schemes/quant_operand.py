@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,6 +75,7 @@ class QuantOperand(InnerModule):
     Attributes:
         quant: the proxy.
         axes: axes of its operand.
+        found_in: finds the range instead of the `calibration` of AQT's quantizers, if there is one.
         draws: whether the quantizer draws random numbers.
         keeps_state: whether it has Variables other than random streams.
 
@@ -85,7 +85,7 @@ class QuantOperand(InnerModule):
         axes: see above.
         rngs: for a quantizer that draws random numbers.
         where: the user's callable and the operand, for errors.
-        offered: names that the quantizer may ask for.
+        found_in: see above.
 
     Raises:
         TypeError: the quantizer does not fit the operand.
@@ -101,17 +101,18 @@ class QuantOperand(InnerModule):
         axes: OperandAxes,
         rngs: nnx.Rngs | None,
         where: str,
-        offered: Mapping[str, Any],
+        found_in: Any = None,
     ) -> None:
         self.axes = axes
+        self.found_in = found_in
         if not binding.declares("proxy_class"):
             raise TypeError(
                 f"{where}: {binding.base.__name__} does not say what it quantizes.\n  cure: derive it from a "
                 "quantizer of jqinject.quant, or declare proxy_class = jqinject.proxy.ActQuantProxyFromInjector"
             )
         proxy_class = binding.resolve("proxy_class", module=self)
-        names = {"activation_channel_shape": axes.features, **offered}
-        self.quant = proxy_class(binding, self, offered=names, rngs=rngs, where=(where, ""))
+        offered = {"activation_channel_shape": axes.features}
+        self.quant = proxy_class(binding, self, offered=offered, rngs=rngs, where=(where, ""))
         why = _why_misplaced(name, binding, self.quant)
         if why:
             raise TypeError(
@@ -184,7 +185,7 @@ def assembled(
         modes: as for `QuantOperand.set_modes`.
     """
     with jax.ensure_compile_time_eval():
-        operand = QuantOperand(name, binding, axes, None, where, {})
+        operand = QuantOperand(name, binding, axes, None, where)
     operand.set_modes(*modes)
     return operand
 

@@ -22,21 +22,20 @@ from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
-from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.schemes.contraction import (
     NO_STATE_IN_SWITCHED,
     AxesByName,
     Contraction,
     operands_with_state,
 )
+from jqinject.dot.schemes.freezer import Freezer, QuantMode
 from jqinject.dot.schemes.quant_operand import QuantOperand
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
 from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
-from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode, served
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.inject import Binding
-from jqinject.quant_tensor import is_quantized, on_integers, on_minifloats
+from jqinject.quant_tensor import is_quantized, on_integers
 
 Axes = tuple[int, ...]
 Contract = Callable[..., jax.Array]
@@ -163,26 +162,29 @@ class QuantizedOp(Contraction):
         """
         labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
         over = tuple(labels[axis] for axis in summed)
-        proxy, tensor = self._apart("fprop_rhs", LabelledTensor(rhs, labels), over)
-        if proxy is None or not is_quantized(tensor):
-            name = "None" if proxy is None else proxy.binding.base.__name__
+        return self._frozen("fprop_rhs", LabelledTensor(rhs, labels), over, stored_last)
+
+    def _frozen(
+        self, name: str, x: LabelledTensor, summed: Labels, stored_last: Axes
+    ) -> tuple[dict[str, jax.Array], FrozenForm]:
+        """The low-bit numbers of an operand of the forward product; see `frozen_rhs`."""
+        self.check_freezes()
+        proxy, quantized = self.quantized(name, x, summed)
+        if proxy is None:
             raise ValueError(
-                f"{self.where}: {self.scheme.name}.fprop_rhs = {name} is not stored for serving: it makes no "
-                "QuantTensor with the axes of the weight.\n  cure: a quantizer of weights, such as "
+                "Freezer: there is nothing to freeze, as the operand is not quantized (its bits are None).\n"
+                "  cure: QuantMode.TRAIN for this side, or a configuration that quantizes it"
+            )
+        tensor = in_order(quantized, x.labels)
+        if not is_quantized(tensor):
+            raise ValueError(
+                f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: "
+                "it makes no QuantTensor with the axes of the operand.\n  cure: a quantizer of weights, such as "
                 "Int8WeightPerChannelAbsMax"
             )
+        shifted = proxy.has_zero_point and (not on_integers(tensor) or tensor.has_zero_point)
         forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-        return frozen_numbers(tensor, stored_last, _is_shifted(proxy, tensor), None, forms)
-
-    def _apart(self, name: str, x: LabelledTensor, summed: Labels) -> tuple[Any, Any]:
-        """The quantizer of an operand, and the operand quantized, its axes in order; None if its scales do not follow.
-
-        Raises:
-            ValueError: the operand cannot be stored.
-        """
-        self.check_freezes()
-        binding, tensor = self.scheme[name], in_order(self.operand(name, x, summed), x.labels)
-        return self._operand(name, binding, x, summed).quant if isinstance(binding, Binding) else None, tensor
+        return frozen_numbers(tensor, stored_last, shifted, None, forms)
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
@@ -216,13 +218,12 @@ class QuantizedOp(Contraction):
         lhs: Any,
         rhs: Any,
         numbers: Any,
-        preferred_element_type: Any,
-        out_sharding: Any,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
         unrounded: Any = None,
     ) -> jax.Array:
-        """The contraction of two operands, quantized here or stored."""
+        """The contraction of two operands of `_seen`."""
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
-        lhs, rhs = self._seen(lhs, rhs)
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
         labels = Labelling.of(dims)
         summed = summed_labels(labels.lhs, labels.rhs, labels.out)
@@ -278,50 +279,23 @@ class QuantizedOp(Contraction):
         contraction.set_view(self.use_running_average, self.deterministic)
         return contraction
 
-    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
-        """An operand, or its stored form; stores it if its mode says so."""
-        mode = self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode
-        freezer = self.lhs_freezer if side == "lhs" else self.rhs_freezer
-        if mode is QuantMode.TRAIN:
-            return x.tensor
-        if mode is QuantMode.CONVERT:
-            over = tuple(axis for axis, label in enumerate(x.labels) if label in summed)
-            freezer.set(self._stored(f"fprop_{side}", x, summed), over)
-        return served(freezer.get())
-
-    def _stored(self, name: str, x: LabelledTensor, summed: Labels) -> QuantizedOperand:
-        """An operand of the forward product in its stored form.
-
-        Args:
-            name: "fprop_lhs" or "fprop_rhs".
-            x: the operand.
-            summed: the axes that are summed over.
-
-        Raises:
-            ValueError: it is quantized in a form that cannot be stored.
-        """
-        proxy, tensor = self._apart(name, x, summed)
-        if proxy is None:
-            return QuantizedOperand(x.tensor, None)
-        if on_minifloats(tensor) and tensor.is_contractible:
-            return QuantizedOperand(tensor.payload(), tensor.scale)
-        if not _is_shifted(proxy, tensor) and has_integers(tensor):
-            narrow = tensor.bit_width == 4 and tensor.signed
-            return QuantizedOperand(tensor.int().astype(jnp.int4) if narrow else tensor.int(), tensor.scale)
-        raise ValueError(
-            f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: only "
-            "integers of at most 8 bits without a zero point and 8-bit floats are, without groups or tiles.\n  cure: a "
-            "layer of jqinject.nn (QuantLinear) with that weight_quant and jqinject.freeze"
-        )
-
     def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        """The operands as the op sees them: one served from storage has the stored shape."""
-        lhs, rhs = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
+        """The operands of a call, each in its stored form where its mode, or the caller, serves that."""
         if self.lhs_quant_mode is QuantMode.SERVE:
-            lhs = self.lhs_freezer.placeholder(lhs.dtype)
+            lhs = self.lhs_freezer.get().operand(lhs.dtype)
         if self.rhs_quant_mode is QuantMode.SERVE:
-            rhs = self.rhs_freezer.placeholder(rhs.dtype)
-        return lhs, rhs
+            rhs = self.rhs_freezer.get().operand(rhs.dtype)
+        left, right = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
+        return left, right
+
+    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
+        """An operand; in its stored form, after it is stored, where its mode says so."""
+        if (self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode) is not QuantMode.CONVERT:
+            return x.tensor
+        freezer = self.lhs_freezer if side == "lhs" else self.rhs_freezer
+        over = tuple(axis for axis, label in enumerate(x.labels) if label in summed)
+        freezer.set(FrozenParam.holding(*self._frozen(f"fprop_{side}", x, summed, over)))
+        return freezer.get().operand(x.tensor.dtype)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
@@ -342,11 +316,6 @@ def _compiled(
     contraction.set_view(*modes)
     contraction.stream = nnx.data(stream)
     return contract(contraction, static, *operands), contraction.stream
-
-
-def _is_shifted(proxy: Any, tensor: Any) -> bool:
-    """Whether a quantized tensor may have a nonzero zero point."""
-    return proxy.has_zero_point and (not on_integers(tensor) or tensor.has_zero_point)
 
 
 def _checked(mode: Any, name: str) -> QuantMode:

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from jqinject.core import ClippingRange, RangeScaling
-from jqinject.dot.schemes.operand import OperandInjector
-from jqinject.dot.schemes.scheme import SchemeSpec
+from jqinject.dot.schemes.scheme import SchemeSpec, role_of
 from jqinject.inject import Binding
 from jqinject.ops.clamp import shaped
 
@@ -49,7 +48,7 @@ def checked_range(found: Any, scheme: SchemeSpec, name: str) -> RangeScaling | N
             f"{name} has no static range.\n  cure: QuantConv(input_quant=...), or a rule with input_quant"
         )
     operand = scheme["fprop_lhs"]
-    if isinstance(operand, Binding) and not issubclass(operand.injector, OperandInjector):
+    if isinstance(operand, Binding) and role_of(operand) != "operand":
         raise TypeError(
             f"{name}: {operand.base.__name__} has a range of its own, and lhs_range would take its place.\n  cure: "
             "fprop_lhs = jqinject.quant.Int8ActPerTensorAbsMax, or another quantizer of activations with a collected "

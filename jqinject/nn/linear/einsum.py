@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
@@ -17,7 +16,7 @@ from flax.typing import Dtype, EinsumT, Initializer, PrecisionLike, PromoteDtype
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.dot.schemes.quantized_einsum import einsum_by
+from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
 from jqinject.nn.base.override_keywords import QuantEinsumOverrides
 from jqinject.nn.base.quant_layer import Out
@@ -224,16 +223,4 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         return Placed(equation.dimensions(), equation.permutation())
 
     def _injected(self, contraction: Any) -> dict[str, Any]:
-        def contract(
-            equation: str,
-            lhs: jax.Array,
-            rhs: jax.Array,
-            *,
-            precision: Any = None,
-            preferred_element_type: Any = None,
-            out_sharding: Any = None,
-        ) -> jax.Array:
-            by = partial(contraction, preferred_element_type=preferred_element_type)
-            return einsum_by(by, equation, lhs, rhs, out_sharding)
-
-        return {self.contraction_name: contract}
+        return {self.contraction_name: einsum_op(contraction)}
