@@ -136,6 +136,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
     """
 
     role = "operand"
+    quantizes_activations = True
     reads = QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes"}
 
     def __init__(
@@ -162,6 +163,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
+        check_range(self, x)
         found = self._quantized(x)
         return found if self.keeps_payload else found.value
 

@@ -78,6 +78,7 @@ class OperandInjector(InRange):
     | `preserve_zero` | whether 0 is representable; else the numbers are half-integers |
     | `preserve_max_val` | whether the range ends at the centre of the last bucket instead of its far edge |
     | `clip_gradient` | whether clipped numbers have gradient 0; scales have none |
+    | `averaging_impl` | `SimpleMovingAverage` for a static range, one for the tensor, averaged in training; None |
     | `rng_type` | stochastic rounding: `"jax.uniform"`, `"custom-1"` (16 random bits), or None for nearest |
     | `noise_sharing_axes` | axes along which random numbers are shared |
     | `calibration_axes` | the axes that share a scale: those summed over ("contracting"), those only this operand has \
@@ -108,14 +109,9 @@ class OperandInjector(InRange):
     narrow_range = True
     scale_stop_grad = True
     restrict_value_float_to_int_impl = CeilSte
+    calibration_impl = NonzeroRange
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
     random_bits = value(checked_rng_type)
-
-    @value
-    def calibration_impl(calibration: Any, module: Any = None) -> Any:
-        """`calibration`, or the static range that the module has for the operand."""
-        found_in = None if module is None else module.found_in
-        return NonzeroRange(calibration if found_in is None else found_in)
 
     @choices(RescalingIntQuant, FloatQuant)
     def tensor_quant(bits: Any) -> Any:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jqinject.core import AbsMaxRange, MinMaxRange, RangeScaling, SimpleMovingAverage
+import jqinject
+from jqinject.core import SimpleMovingAverage
 from jqinject.dot import Freezer, FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode
+from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.inject import Binding
 from jqinject.quant import Fp8CurrentTraining, MXFP4Training
-from jqinject.quant.aqt import config_v4
+from jqinject.quant.aqt import ConfigV4, config_v4
 
 STILL = config_v4(rng_type=None)
 X = jax.random.normal(jax.random.key(0), (6, 8))
@@ -224,48 +226,35 @@ def test_linen_models_through_the_bridge():
     np.testing.assert_array_equal(Net().apply(gone, X, QuantMode.SERVE), expected)
 
 
-def ranged(**names):
-    """A configuration whose left operand has a static range."""
-    return STILL.let(
-        lhs_range=RangeScaling, calibration_impl=AbsMaxRange, averaging_impl=SimpleMovingAverage, **names
-    )
+def ranged(kind, **names):
+    """A layer whose left operand has a static range, and its input."""
+    operand = ConfigV4.fwd_lhs.let(averaging_impl=SimpleMovingAverage)
+    layer, x = layer_of(kind, config=STILL.let(fwd_lhs=operand, **names))
+    jqinject.initialize(layer, x)
+    return layer, x
 
 
-@pytest.mark.parametrize("kind", ["linear", "general", "einsum", "swapped"])
+@pytest.mark.parametrize("kind", LAYERS)
 def test_a_static_range_is_averaged_in_training_and_constant_in_evaluation(kind):
-    layer, x = layer_of(kind, config=ranged())
+    layer, x = ranged(kind)
     twin, _ = layer_of(kind)
     y = call(layer, x)
     np.testing.assert_allclose(y, call(twin, x), atol=0.05)
-    op = layer.einsum_op if isinstance(layer, nnx.Einsum) else layer.dot_general
-    assert float(op.lhs_range.averaged_range().high) == pytest.approx(float(jnp.abs(x).max()), rel=1e-6)
+    op = next(node for _, node in nnx.iter_modules(layer) if isinstance(node, QuantizedOp))
+    scaling = op.fprop_lhs.quant.tensor_quant.scaling_impl
+    assert float(scaling.averaged_range().high) == pytest.approx(float(jnp.abs(x).max()), rel=1e-6)
     layer.eval()
     clipped = call(layer, 4 * x)
     assert float(jnp.abs(clipped).max()) < float(jnp.abs(4 * y).max())
-    assert int(op.lhs_range.averaging_impl.counter[...]) == 1
+    assert int(scaling.averaging_impl.counter[...]) == 1
 
 
 def test_the_gradient_beside_a_static_range_is_that_of_the_float_operands():
-    layer, x = layer_of("linear", config=ranged(dlhs_bits=None))
+    layer, x = ranged("linear", dlhs_bits=None)
     gradient = nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, x)
     np.testing.assert_allclose(
         gradient["kernel"][...], jnp.broadcast_to(x.sum(0)[:, None], (8, 5)), rtol=1e-5
     )
-
-
-def test_what_a_static_range_can_not_be():
-    with pytest.raises(ValueError, match=r"is symmetric"):
-        layer_of("linear", config=ranged().let(calibration_impl=MinMaxRange))
-    with pytest.raises(ValueError, match=r"of an operand with bits"):
-        layer_of(
-            "linear",
-            config=config_v4(fwd_bits=None),
-            lhs_range=RangeScaling(averaging_impl=SimpleMovingAverage()),
-        )
-    with pytest.raises(TypeError, match=r"must be a RangeScaling with an average"):
-        layer_of("linear", lhs_range=RangeScaling())
-    with pytest.raises(ValueError, match=r"cure: QuantConv\(input_quant"):
-        layer_of("conv", config=ranged())
 
 
 RESOLVED = {"aqt": config_v4(), "catalogue": Fp8CurrentTraining, "drawing": MXFP4Training}

@@ -508,13 +508,6 @@ def test_one_module_does_not_keep_two_weights():
         op(X, W[:, :4], NUMBERS)
 
 
-def test_an_input_with_a_range_of_its_own_takes_no_other():
-    with pytest.raises(
-        TypeError, match=r"Int8ActPerTensorAbsMax has a range of its own.*\n  cure: fprop_lhs"
-    ):
-        QDotGeneral(Scheme.let(fprop_lhs=Int8ActPerTensorAbsMax), lhs_range=object())
-
-
 def test_both_operands_can_be_stored():
     op = QDotGeneral(Scheme.let(**BY_ROW), lhs_quant_mode=QuantMode.CONVERT, rhs_quant_mode=QuantMode.CONVERT)
     expected = op(X, W, NUMBERS)

@@ -113,10 +113,9 @@ class Contraction(InnerModule):
         *,
         beside: Any = None,
         in_rows: bool = True,
-        found_in: Any = None,
     ) -> LabelledTensor:
         """An operand, quantized if the scheme does; see `quantized`."""
-        return self.quantized(name, x, summed, beside=beside, in_rows=in_rows, found_in=found_in)[1]
+        return self.quantized(name, x, summed, beside=beside, in_rows=in_rows)[1]
 
     def quantized(
         self,
@@ -126,7 +125,6 @@ class Contraction(InnerModule):
         *,
         beside: Any = None,
         in_rows: bool = True,
-        found_in: Any = None,
     ) -> tuple[Any, LabelledTensor]:
         """The quantizer of an operand, None without one, and the operand quantized.
 
@@ -136,7 +134,6 @@ class Contraction(InnerModule):
             summed: the axes that its product sums over.
             beside: the other operand, for a weight quantizer that depends on its input.
             in_rows: whether quantizers of activations see the summed axes as rows.
-            found_in: finds the range instead of the operand's `calibration`, if given.
 
         Raises:
             MissingRngsError: it is rounded stochastically without random numbers.
@@ -144,7 +141,7 @@ class Contraction(InnerModule):
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
             return None, x
-        proxy = self._operand(name, binding, x, summed, found_in).quant
+        proxy = self._operand(name, binding, x, summed).quant
         if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
             x = transformed(binding, x, summed)
         more = (beside,) if proxy.requires_quant_input and beside is not None else ()
@@ -238,9 +235,7 @@ class Contraction(InnerModule):
     def _where(self, name: str) -> str:
         return f"{self.where}: {self.scheme.name}.{name}"
 
-    def _operand(
-        self, name: str, binding: Binding, x: LabelledTensor, summed: Labels, found_in: Any = None
-    ) -> QuantOperand:
+    def _operand(self, name: str, binding: Binding, x: LabelledTensor, summed: Labels) -> QuantOperand:
         """The quantizer of an operand.
 
         Raises:
@@ -252,8 +247,8 @@ class Contraction(InnerModule):
         kept = operand is not None
         if kept:
             self._check_fits(name, operand, axes)
-        elif found_in is not None or not axes.sized:
-            operand = self._assembled_here(name, binding, axes, found_in)
+        elif not axes.sized:
+            operand = self._assembled_here(name, binding, axes)
         else:
             operand, shared = assembled(name, binding, axes, self._where(name), self._modes), True
         draws = operand.draws and not self.deterministic
@@ -266,15 +261,13 @@ class Contraction(InnerModule):
         self.recorder.axes[name] = axes if operand.quant.role in PARAMETERS else axes.without_rows(name)
         return self._assembled_here(name, binding, axes)
 
-    def _assembled_here(
-        self, name: str, binding: Binding, axes: OperandAxes, found_in: Any = None
-    ) -> QuantOperand:
+    def _assembled_here(self, name: str, binding: Binding, axes: OperandAxes) -> QuantOperand:
         """A quantizer of the module's own."""
         rngs: Any = None
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        operand = QuantOperand(name, binding, axes, rngs, self._where(name), found_in)
+        operand = QuantOperand(name, binding, axes, rngs, self._where(name))
         operand.set_modes(*self._modes)
         return operand
 

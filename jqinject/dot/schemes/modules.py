@@ -32,9 +32,6 @@ class QDotGeneral(QuantizedOp):
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             which create its variables at once: to load a frozen checkpoint, also abstractly.
-        lhs_range: a static range of the left operand: a symmetric `RangeScaling` with an average, whose range
-            replaces `calibration`; by default what the scheme's `lhs_range` assembles. Only for AQT-style operands;
-            other quantizers have their own ranges.
         lhs_shape, rhs_shape, dimension_numbers: the shapes of the operands, with any number of rows, and how they meet
             (by default as in `nnx.Linear`): for quantizers that keep state, such as a learned scale or a history.
             Layers of jqinject and `quantize` give them; without them, `jqinject.initialize` completes the module.
@@ -43,8 +40,7 @@ class QDotGeneral(QuantizedOp):
     Raises:
         TypeError: `config` is not a configuration, or a mode not a `QuantMode`.
         ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
-            gradient is taken; a static range that has a zero point, or of an operand without bits; a call by a scheme
-            that keeps state, without shapes.
+            gradient is taken; a call by a scheme that keeps state, without shapes.
 
     Source: FJFormer's `QDotGeneral`, AQT's `AqtDotGeneral`.
 
@@ -134,7 +130,7 @@ class QEinsum(QuantizedOp):
     each operand, in any order of the equation.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, lhs_shape, rhs_shape, rngs: as for
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
             `QDotGeneral`.
         equation: beside the shapes.
 
@@ -176,7 +172,7 @@ class QConvGeneralDilated(QuantizedOp):
 
     Args:
         config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
-            `QDotGeneral`; tiles are ignored. For a static range use `QuantConv(input_quant=...)`.
+            `QDotGeneral`; tiles are ignored.
         dimension_numbers: beside the shapes; by default features come last, as in `nnx.Conv`.
 
     Raises:

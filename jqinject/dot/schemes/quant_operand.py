@@ -75,7 +75,6 @@ class QuantOperand(InnerModule):
     Attributes:
         quant: the proxy.
         axes: axes of its operand.
-        found_in: finds the range instead of the `calibration` of AQT's quantizers, if there is one.
         draws: whether the quantizer draws random numbers.
         keeps_state: whether it has Variables other than random streams.
 
@@ -85,7 +84,6 @@ class QuantOperand(InnerModule):
         axes: see above.
         rngs: for a quantizer that draws random numbers.
         where: the user's callable and the operand, for errors.
-        found_in: see above.
 
     Raises:
         TypeError: the quantizer does not fit the operand.
@@ -101,10 +99,8 @@ class QuantOperand(InnerModule):
         axes: OperandAxes,
         rngs: nnx.Rngs | None,
         where: str,
-        found_in: Any = None,
     ) -> None:
         self.axes = axes
-        self.found_in = found_in
         if not binding.declares("proxy_class"):
             raise TypeError(
                 f"{where}: {binding.base.__name__} does not say what it quantizes.\n  cure: derive it from a "

@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from jqinject.core import RangeScaling, warn_if_uncalibrated
 from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
@@ -32,8 +31,8 @@ from jqinject.dot.schemes.freezer import Freezer, QuantMode
 from jqinject.dot.schemes.quant_operand import QuantOperand
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
-from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
+from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.inject import Binding
 from jqinject.quant_tensor import is_quantized, on_integers
 
@@ -56,7 +55,6 @@ class QuantizedOp(Contraction):
         rhs_quant_mode: QuantMode = QuantMode.TRAIN,
         lhs_freezer: Mapping[str, Any] | Freezer | None = None,
         rhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        lhs_range: RangeScaling | None = None,
         lhs_shape: Sequence[int] | None = None,
         rhs_shape: Sequence[int] | None = None,
         dimension_numbers: Any = None,
@@ -69,8 +67,6 @@ class QuantizedOp(Contraction):
         scheme = self._scheme_of(config)
         for each in scheme.both:
             self._check_scheme(each)
-        found = range_of(config) if lhs_range is None else lhs_range
-        self.lhs_range = nnx.data(checked_range(found, scheme, name))
         super().__init__(scheme, name, rngs, operands)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
@@ -188,20 +184,18 @@ class QuantizedOp(Contraction):
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        if self.lhs_range is not None and self.lhs_quant_mode is not QuantMode.SERVE:
-            return self.lhs_range.has_range()
         found = [saw for saw in (proxy.has_range() for proxy in self._proxies()) if saw is not None]
         return all(found) if found else None
 
     def begin_calibration(self) -> None:
         """Restart the collection of ranges."""
-        for collector in self._collectors():
-            collector.begin_calibration()
+        for proxy in self._collectors():
+            proxy.begin_calibration()
 
     def end_calibration(self) -> None:
         """Use what was collected as the ranges."""
-        for collector in self._collectors():
-            collector.end_calibration()
+        for proxy in self._collectors():
+            proxy.end_calibration()
 
     def _proxies(self) -> list[Any]:
         """The quantizers that keep state."""
@@ -209,9 +203,8 @@ class QuantizedOp(Contraction):
         return [operand.quant for operand in operands if isinstance(operand, QuantOperand)]
 
     def _collectors(self) -> list[Any]:
-        """What collects ranges."""
-        found = [proxy for proxy in self._proxies() if proxy.has_range() is not None]
-        return found if self.lhs_range is None else [*found, self.lhs_range]
+        """The quantizers that collect ranges."""
+        return [proxy for proxy in self._proxies() if proxy.has_range() is not None]
 
     def _contract(
         self,
@@ -230,13 +223,7 @@ class QuantizedOp(Contraction):
         left = self._served("lhs", LabelledTensor(lhs, labels.lhs), summed)
         right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
-        if self.lhs_range is None:
-            return self._by_scheme(scheme_dot_general, dot, left, right, unrounded)
-        if self.lhs_range.use_running_average:
-            warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
-        return self._by_scheme(
-            scheme_dot_general, dot, left, right, unrounded, CollectedRange(self.lhs_range)
-        )
+        return self._by_scheme(scheme_dot_general, dot, left, right, unrounded)
 
     def _by_scheme(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
@@ -261,13 +248,14 @@ class QuantizedOp(Contraction):
         return jax.lax.cond(left > 0, *branches)
 
     def _compiled(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
-        """The contraction, compiled where it would else run one operation after the other: of arrays, without state."""
-        runs_now = all(
-            x is None or (isinstance(x, jax.Array) and not isinstance(x, Tracer)) for x in operands
-        )
+        """The contraction, compiled where it would else run one operation after the other: of arrays, stored tensors
+        among them, without state."""
+        packed = tuple(packed_tensor(x) if is_quantized(x) and x.is_stored else x for x in operands)
+        leaves = jax.tree.leaves(packed, is_leaf=is_quantized)
+        runs_now = all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves)
         if not runs_now or self.recorder is not None or self._proxies():
             return contract(self, static, *operands)
-        y, stream = _compiled(contract, static, self.scheme, self.where, self._modes, self.stream, operands)
+        y, stream = _compiled(contract, static, self.scheme, self.where, self._modes, self.stream, packed)
         if self.stream is not None:
             self.stream.count.set_value(stream.count.get_value())
         return y
@@ -309,13 +297,14 @@ def _compiled(
     """A contraction by a scheme without state, and the stream that it has drawn from.
 
     Args:
-        contract, static, operands: as for `QuantizedOp._by_scheme`.
+        contract, static: as for `QuantizedOp._by_scheme`.
+        operands: likewise, stored tensors packed.
         scheme, where, modes, stream: of the module.
     """
     contraction = Contraction(scheme, where)
     contraction.set_view(*modes)
     contraction.stream = nnx.data(stream)
-    return contract(contraction, static, *operands), contraction.stream
+    return contract(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
 
 
 def _checked(mode: Any, name: str) -> QuantMode:

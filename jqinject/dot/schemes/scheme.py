@@ -129,12 +129,7 @@ OTHERS = (
     "before",
     *(f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in SUMS),
 )
-COMPONENTS = (
-    "explained_by",
-    "calibration",
-    "restrict_scaling_impl",
-    "lhs_range",
-)  # of a scheme, shared by its operands
+COMPONENTS = ("explained_by", "calibration", "restrict_scaling_impl")  # of a scheme, shared by its operands
 Operand = Binding | Kept | None
 
 

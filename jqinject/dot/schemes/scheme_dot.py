@@ -73,7 +73,6 @@ def scheme_dot_general(
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     unrounded: jax.Array | None = None,
-    found_in: Any = None,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
 
@@ -82,9 +81,8 @@ def scheme_dot_general(
         dot: which axes meet, and what comes out.
         lhs, rhs: float arrays, or tensors that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
-        found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
     """
-    operands = _Operands.of(contraction, dot, lhs, rhs, unrounded, found_in)
+    operands = _Operands.of(contraction, dot, lhs, rhs, unrounded)
     return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)[0]
 
 
@@ -106,7 +104,6 @@ class _Operands:
         lhs: Any,
         rhs: Any,
         unrounded: jax.Array | None = None,
-        found_in: Any = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
         scheme, labels = contraction.scheme, Labelling.of(dot.dims)
@@ -114,7 +111,7 @@ class _Operands:
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
         left, right, summed = in_tiles(scheme.fprop.tiles, x, w, labels.out)
         if not is_quantized(lhs):
-            left = contraction.operand("fprop_lhs", left, summed, found_in=found_in)
+            left = contraction.operand("fprop_lhs", left, summed)
         if not is_quantized(rhs):
             right = contraction.operand("fprop_rhs", right, summed, beside=left.tensor)
         g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dot.dtype), labels.out)

@@ -30,7 +30,6 @@ class _Facts:
     free: tuple[int, ...]
     summed: tuple[int, ...]
     weight_shape: Any
-    found_in = None  # no scheme has a static range of weights
 
     @property
     def axes(self) -> OperandAxes:
