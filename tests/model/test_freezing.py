@@ -15,17 +15,9 @@ import jqinject
 import jqinject.quant as q
 from jqinject import native
 from jqinject.core import Frozen
-from jqinject.dot import (
-    FrozenParam,
-    LocalAqt,
-    QConvGeneralDilated,
-    QDotGeneral,
-    QEinsum,
-    QuantMode,
-    Scheme,
-    config_v4,
-)
+from jqinject.dot import FrozenParam, LocalAqt, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, Scheme
 from jqinject.nn import QuantConv, QuantConvTranspose, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantReLU
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(0), (6, 16))
 IMAGES = jax.random.normal(jax.random.key(1), (2, 9, 9, 4))

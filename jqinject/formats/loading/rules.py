@@ -17,7 +17,7 @@ from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import Rule
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.base.weight_axes import is_on
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerChannelFloat
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.nn import QuantCheckpoint
-from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import as_array
 

@@ -10,13 +10,9 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam, contraction_output
-from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
+from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import (
-    BIAS,
-    INPUT,
-    WEIGHT,
-)
+from jqinject.nn.base.slots import BIAS, INPUT, WEIGHT, is_on
 from jqinject.quant_tensor import QuantTensor, is_quantized
 
 
@@ -183,11 +179,6 @@ class WeightAxes(ReassembledOnAssignment[Out]):
         if self.frozen is not None:
             return of_input, "zero_point" in self.frozen.form.names
         return of_input, self.weight_quant.has_zero_point if is_on(self.weight_quant) else None
-
-
-def is_on(proxy: Any) -> bool:
-    """Whether there is a quantizer that is not switched off."""
-    return proxy is not None and proxy.is_quant_enabled
 
 
 CONTRACTED = ("in_features", "kernel_shape")  # arguments whose axes are summed over

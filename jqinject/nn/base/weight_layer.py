@@ -13,13 +13,20 @@ from flax import nnx
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import FrozenParam
-from jqinject.dot.tensors.contract import ChosenKernel, choose
-from jqinject.dot.tensors.decision import KINDS, describe
-from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
+from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
+from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format, see
-from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
+from jqinject.nn.base.slots import (
+    GRAD,
+    OUTPUT,
+    check_input_for_weight,
+    hold_proxies,
+    input_format,
+    is_on,
+    see,
+)
+from jqinject.nn.base.weight_axes import WeightAxes, check_features
 from jqinject.proxy import LINKS, InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -80,7 +87,6 @@ class QuantWeightLayer(WeightAxes[Out]):
     return_quant_tensor: bool
     in_features: Any
     bias: Any
-    _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
     _flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
@@ -125,10 +131,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         if self.returns_accumulator:
             needed = f"a quantized input and weight, or {needed},"
             cure = f"weight_quant=... and input_quant=..., or {cure}"
-        raise ValueError(
-            f"{type(self).__name__}(return_quant_tensor=True) needs {needed} to have a scale to return.\n"
-            f"  cure: give it {cure}"
-        )
+        raise self._no_scale_to_return(needed, cure)
 
     def input_format(self) -> InputFormat | None:
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""

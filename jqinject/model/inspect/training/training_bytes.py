@@ -22,7 +22,7 @@ from jqinject.model.inspect.training.residuals import Kept, by_site, size_of
 from jqinject.model.running.switching import quantized_layers, switchable
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantCheckpoint
-from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.optim import LowBitMoment
 from jqinject.program import Call, OpQuantizers, mark_modules, name_in_scope
