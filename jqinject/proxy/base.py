@@ -135,11 +135,6 @@ class QuantProxyFromInjector(Answers):
         return not self.use_running_average
 
     @property
-    def contracts_payload(self) -> bool:
-        """Whether what was rounded is kept for a contraction: in evaluation, and of an operand in training too."""
-        return self.use_running_average or self.keeps_payload
-
-    @property
     def committed(self) -> bool:
         """Whether scales are those of the weight at the time of `commit`, and do not follow it."""
         return self.record is not None
@@ -301,7 +296,7 @@ class QuantProxyFromInjector(Answers):
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         if not isinstance(result, Quantized):
             result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
-        return result.quant_tensor(training=not self.contracts_payload)
+        return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
     def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
         """Quantize a parameter: the call of a proxy of weights.
@@ -328,7 +323,7 @@ class QuantProxyFromInjector(Answers):
         try:
             if self.record is not None:
                 found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
-            elif self.contracts_payload and not more:
+            elif (self.use_running_average or self.keeps_payload) and not more:
                 is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
                 if is_value and isinstance(x, jax.core.Tracer):
                     found = traced_once(quantizer, x)

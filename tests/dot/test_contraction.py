@@ -40,7 +40,7 @@ def quantized(operand, x, axes):
         return x
     axes = tuple(range(x.ndim)) if operand.calibration_axes == "tensor" else axes
     found = Binding(operand, {"shared_axes": axes}).resolve("tensor_quant")
-    return found.keeping_payload(x).quant_tensor(training=False)
+    return found(x, keep=True).quant_tensor(training=False)
 
 
 def contract(pair, x, w, dims, dtype, permutation, sums=PLAIN):

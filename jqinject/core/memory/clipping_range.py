@@ -115,7 +115,9 @@ class SimpleMovingAverage(Memory):
 
     def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
         """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
-        return jax.tree.map(lambda end: shaped(end, (1,) * ndim), mean_of(self.record.get_raw_value(), two_ends))
+        return jax.tree.map(
+            lambda end: shaped(end, (1,) * ndim), mean_of(self.record.get_raw_value(), two_ends)
+        )
 
 
 def mean_of(record: dict[str, jax.Array], two_ends: bool) -> ClippingRange:
@@ -360,6 +362,7 @@ class RangeScaling(Component):
         """
         if self.record is not None or self.has_range() is not True:
             return
+
         def numbers(record: dict[str, jax.Array]) -> dict[str, jax.Array]:
             found = mean_of(record, self.has_zero_point)  # of every layer, in a stack
             scale, zero_point = self._scaled(found, threshold, bit_width)

@@ -316,7 +316,10 @@ class Memory(Component):
         if self.policy.kind == "running":
             return self._mapped(self.running_stats.get_value())
         record = self.record.get_raw_value()
-        collected, still_collecting = self.rule.to_stored(record["buffer"]), record["counter"] <= self.policy.limit
+        collected, still_collecting = (
+            self.rule.to_stored(record["buffer"]),
+            record["counter"] <= self.policy.limit,
+        )
         return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State

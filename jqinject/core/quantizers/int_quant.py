@@ -144,7 +144,10 @@ class IntQuant(Delayed):
             keep: whether to return the integers as int8 or uint8; None if they are wider, delayed, or the bit width is
                 learned.
         """
-        parts, keep = (type(self.float_to_int_impl), type(self.tensor_clamp_impl)), keep and self.delay is None
+        parts, keep = (
+            (type(self.float_to_int_impl), type(self.tensor_clamp_impl)),
+            keep and self.delay is None,
+        )
         if type(grid.bit_width) is int:
             how, *ends = _constants(*parts, grid, keep)
         else:

@@ -289,10 +289,6 @@ class Quantizer(Component):
                 zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
         return self._quantize(x, scale, zero_point, ends, grid, keep)
 
-    def keeping_payload(self, x: jax.Array) -> Quantized:
-        """Like a call; the result also has the payload, if the grid has one of at most 8 bits."""
-        return self(x, keep=True)
-
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None, keep: bool = False
     ) -> Quantized:

@@ -65,7 +65,7 @@ def quantizer_of(config: dict[str, Any]) -> Quantizer:
 def quantized(injector: Any, axes: Any) -> Any:
     """The quantizer of an operand whose `axes` share a scale, as a function that returns a QuantTensor."""
     found = Binding(injector, {"shared_axes": tuple(axes)}).resolve("tensor_quant")
-    return lambda x: found.keeping_payload(x).quant_tensor(training=False)
+    return lambda x: found(x, keep=True).quant_tensor(training=False)
 
 
 def quantizer(case: Case, inputs: Arrays) -> dict[str, Any]:
