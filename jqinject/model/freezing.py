@@ -14,7 +14,7 @@ from jqinject.core import Quantizer, RangeScaling
 from jqinject.core.memory.memory import Memory
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
-from jqinject.model.frozen_ops import freeze_op, op_of_weight, quantized_op, unfreeze_op
+from jqinject.model.frozen_ops import frozen_kernel, op_of_weight, quantized_op, unfreeze_op
 from jqinject.model.frozen_weights import (
     check_parameters_freeze,
     check_unfreezes,
@@ -25,7 +25,6 @@ from jqinject.model.frozen_weights import (
 from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
@@ -119,9 +118,9 @@ def freeze(
         numbers, ahead = ahead, None if following is None else numbers_of(following, sliced_from)
         freeze_weight(index, holder, frozen_param(holder, numbers, sliced_from), keep_master=keep_masters)
     for layer in layers:
-        op = op_of_weight(layer)
-        if op is not None:
-            freeze_op(layer, keep_master=keep_masters)
+        kernel = frozen_kernel(layer)
+        if kernel is not None:
+            freeze_weight(index, layer, kernel, keep_master=keep_masters)
     freeze_ranges(layers, keep=keep_masters)
     return model
 
@@ -145,13 +144,11 @@ def freeze_ranges(modules: Iterable[Any], *, keep: bool = False) -> None:
 
 
 def _is_quantized(module: Any) -> bool:
-    """Whether a module quantizes something, or is frozen already, or is a frozen parameter."""
+    """Whether a module quantizes something, or is a frozen parameter."""
     if isinstance(module, FrozenParam):
         return True
     if isinstance(module, QuantProxyFromInjector):
         return module.is_quant_enabled
-    if isinstance(module, QuantWeightLayer):
-        return module.frozen is not None or op_of_weight(module) is not None
     return quantized_op(module) is not None
 
 

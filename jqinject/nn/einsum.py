@@ -13,7 +13,6 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.nn.base.dot_layer import (
     DEFAULT_WEIGHT,
     PlacedContraction,
@@ -209,6 +208,3 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
         return PlacedContraction(equation.dimensions(), equation.permutation())
-
-    def _injected(self, contraction: Any) -> dict[str, Any]:
-        return {self.contraction_name: einsum_op(contraction)}
