@@ -143,24 +143,25 @@ def _with_kernel(op: Any, kernel: FrozenParam, place: int) -> Callable[..., jax.
     return contract
 
 
-def freeze_op(layer: Any, *, keep_master: bool) -> None:
-    """Put the low-bit numbers of a layer's kernel in its place, from which its op takes them.
+def frozen_kernel(layer: Any) -> FrozenParam | None:
+    """Make a layer's op contract a frozen kernel.
 
     Args:
-        layer: a Flax layer with a quantized op.
-        keep_master: keep the kernel too.
+        layer: any module.
+
+    Returns:
+        The low-bit numbers of its kernel; None if no op quantizes it, or it is frozen.
     """
-    op = quantized_op(layer)
-    assert op is not None, "asked for by freeze, which has looked"
-    served = is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE
-    if served or not op.module.quantizes[1]:
-        return
+    op = op_of_weight(layer)
+    if op is None or is_frozen_op(layer):
+        return None
+    if op.module.rhs_quant_mode is QuantMode.SERVE or not op.module.quantizes[1]:
+        return None
     kernel = layer.kernel
     mask = vars(layer).get("mask")  # of a convolution
-    layer.kernel = _frozen(op, kernel, mask, kernel.dtype if layer.dtype is None else layer.dtype)
+    frozen = _frozen(op, kernel, mask, kernel.dtype if layer.dtype is None else layer.dtype)
     change_class(layer, derived_class(type(layer), KernelInOp))
-    if keep_master:
-        layer.master = kernel
+    return frozen
 
 
 def _frozen(op: OpOfLayer, kernel: nnx.Variable[Any], mask: Any, dtype: Any) -> FrozenParam:

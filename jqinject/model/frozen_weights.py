@@ -11,8 +11,8 @@ from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import is_frozen_op
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.weight_axes import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.freeze_layer import freezes
 from jqinject.program import QuantizedProgram, change_class
 
 
@@ -42,13 +42,11 @@ def check_parameters_freeze(index: ModelIndex) -> None:
 
 def quantized_weights(index: ModelIndex) -> list[Any]:
     """The layers and the sites whose quantized weight is not frozen."""
-    layers = [layer for layer in index.modules if isinstance(layer, QuantWeightLayer) and freezes(layer)]
-    sites = [
-        site
-        for *_, site in parameter_sites(index)
-        if site.master is None and site.weight_quant is not None and site.weight_quant.is_quant_enabled
+    layers = [
+        layer for layer in index.modules if isinstance(layer, QuantWeightLayer) and layer.frozen is None
     ]
-    return [*layers, *{id(site): site for site in sites}.values()]
+    sites = {id(site): site for *_, site in parameter_sites(index) if site.master is None}
+    return [holder for holder in (*layers, *sites.values()) if is_on(holder.weight_quant)]
 
 
 def freeze_weight(index: ModelIndex, holder: Any, frozen: FrozenParam, *, keep_master: bool = False) -> None:
@@ -56,14 +54,16 @@ def freeze_weight(index: ModelIndex, holder: Any, frozen: FrozenParam, *, keep_m
 
     Args:
         index: of the model.
-        holder: the layer, or the site of a parameter that the model contracts by itself.
+        holder: the layer, of Flax if its op contracts the numbers (`frozen_kernel`); or the site of a parameter that
+            the model contracts by itself.
         frozen: the numbers.
         keep_master: keep weight and quantizers, so that `jqinject.unfreeze` can bring them back.
     """
-    variable = holder.weight
     if isinstance(holder, ParameterSite):
+        variable = holder.weight
         put_in_place(index, variable, frozen)
     else:
+        variable = vars(holder)[holder.weight_name]
         setattr(holder, holder.weight_name, frozen)
     if keep_master:
         holder.master = variable
@@ -104,7 +104,7 @@ def without_masters(index: ModelIndex) -> dict[Path, FrozenParam]:
 
 def restore_masters(index: ModelIndex) -> None:
     """Put the float weights that were kept back in their places."""
-    for holder, frozen in list(_kept(index)):
+    for holder, frozen in _kept(index):
         master = holder.master
         del holder.master
         if isinstance(holder, ParameterSite):

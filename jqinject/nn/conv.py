@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import Affine, affine_of, integer_conv
+from jqinject.dot import Affine, FrozenParam, affine_of, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantConvKeywords
 from jqinject.nn.base.quant_layer import Off, On, Out
-from jqinject.nn.base.weight_layer import ContractionKind, QuantWeightLayer
+from jqinject.nn.base.weight_layer import (
+    ContractionKind,
+    ParameterView,
+    QuantWeightLayer,
+    promoted,
+    unallocated,
+)
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, on_integers
@@ -28,12 +35,9 @@ class IntegerConvolution:
 
     Attributes:
         choice: the row of the table for input and kernel.
-        grad_dtype, token: None, as there are no 8-bit floats.
     """
 
     choice: ChosenKernel
-    grad_dtype: None = None
-    token: None = None
 
     def __call__(
         self,
@@ -82,6 +86,7 @@ class QuantConvLayer(QuantWeightLayer[Out]):
     in_features: int
     out_features: int
     mask: Any
+    promote_dtype: Any
     _channels_last: ClassVar[bool] = True
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -96,7 +101,22 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         """A kernel has the axes of the window, and one each for input and output channels."""
         return len(self.kernel_shape)
 
-    contraction_class = IntegerConvolution
+    def _contract(
+        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+    ) -> tuple[jax.Array, None]:
+        x, kernel, bias = arrays
+        if isinstance(choice.rhs, FrozenParam):
+            kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
+        view = ParameterView(
+            self,
+            {
+                "kernel": kernel,
+                "bias": bias,
+                "promote_dtype": partial(promoted, self.promote_dtype),
+                self.contraction_name: IntegerConvolution(choice),
+            },
+        )
+        return self._parent_forward(view, x, out_sharding), None
 
     def _placed(self, shape: tuple[int, ...]) -> Any:
         channel = self.output_channel_dim

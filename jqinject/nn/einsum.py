@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
@@ -14,7 +13,6 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.base.dot_layer import (
     DEFAULT_WEIGHT,
     PlacedContraction,
@@ -213,18 +211,3 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
         return PlacedContraction(equation.dimensions(), equation.permutation())
-
-    def _injected(self, contraction: Any) -> dict[str, Any]:
-        def contract(
-            equation: str,
-            lhs: jax.Array,
-            rhs: jax.Array,
-            *,
-            preferred_element_type: Any = None,
-            out_sharding: Any = None,
-            **_: Any,
-        ) -> jax.Array:
-            by = partial(contraction, preferred_element_type=preferred_element_type)
-            return einsum_by(by, equation, lhs, rhs, out_sharding)
-
-        return {self.contraction_name: contract}

@@ -221,9 +221,6 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is None and self.dot_general_cls is None
 
-    def _injected(self, contraction: Any) -> dict[str, Any]:
-        return {"dot_general": contraction, "dot_general_cls": None}
-
 
 @final
 class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
@@ -303,3 +300,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)
+
+    def _contract(self, choice: Any, arrays: Any, grad_dtype: Any, out_sharding: Any) -> Any:
+        y, token = super()._contract(choice, arrays, grad_dtype, out_sharding)
+        return y + self.lora(arrays[0]), token

@@ -6,6 +6,7 @@ the quantizer and its result say.
 
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
+from jqinject.proxy.act import OperandQuantProxyFromInjector as OperandQuantProxyFromInjector
 from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.assembly import Committed as Committed
 from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning

@@ -1,6 +1,8 @@
 """A frozen parameter answers as the float one did, with the dequantized numbers."""
 
+import math
 import pickle
+import re
 from dataclasses import replace
 
 import jax
@@ -21,6 +23,7 @@ from jqinject.dot import (
 )
 from jqinject.nn import (
     QuantConv,
+    QuantEinsum,
     QuantEmbed,
     QuantGRUCell,
     QuantLinear,
@@ -29,7 +32,12 @@ from jqinject.nn import (
     QuantScaleBias,
 )
 from jqinject.ops import NF4
-from jqinject.quant import Int8WeightPerChannelFloat, Int8WeightPerTensorFloat, MXFloat4e2m1Weight
+from jqinject.quant import (
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerTensorFloat,
+    MXFloat4e2m1Weight,
+)
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups
 
 ROWS, COLUMNS = 6, 8
@@ -370,6 +378,7 @@ def test_each_device_has_the_numbers_of_its_part_of_the_weight(name, axis):
 X = jax.random.normal(jax.random.key(2), (2, 16))
 INT4 = {"weight_quant": Int8WeightPerChannelFloat, "weight_bit_width": 4}
 INT8 = {"weight_quant": Int8WeightPerChannelFloat}
+INT8_INPUT = {"input_quant": Int8ActPerTensorFloat}
 PROJECTED = {"in_proj_weight_quant": Int8WeightPerTensorFloat}
 PER_TENSOR = {"weight_quant": Int8WeightPerTensorFloat}
 GROUPS = {"weight_quant": MXFloat4e2m1Weight}
@@ -496,3 +505,36 @@ def test_groups_that_cross_shards():
     stacked_kernel = FrozenParam.holding(stack, kernel.form)
     np.testing.assert_array_equal(stacked_kernel[...], np.stack([value, value]))
     np.testing.assert_array_equal(stacked_kernel[1, :, 3], value[:, 3])
+
+
+# name: (the layer, the shape of an input)
+CALLED = {
+    "linear": (lambda rngs: QuantLinear(16, 9, **INT8, **INT8_INPUT, rngs=rngs), (2, 16)),
+    "general": (
+        lambda rngs: QuantLinearGeneral((2, 8), (4, 3), axis=(-2, -1), **INT8, **INT8_INPUT, rngs=rngs),
+        (3, 2, 8),
+    ),
+    "einsum": (
+        lambda rngs: QuantEinsum("bd,dnh->nbh", (16, 3, 5), (3, 5), **INT8, **INT8_INPUT, rngs=rngs),
+        (2, 16),
+    ),
+    "conv": (lambda rngs: QuantConv(3, 4, (3, 3), **INT8, **INT8_INPUT, rngs=rngs), (1, 5, 5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_frozen_call_makes_no_array_of_the_weights_size(name):
+    make, shape = CALLED[name]
+    layer, x = make(nnx.Rngs(0)), jax.random.normal(jax.random.key(1), shape)
+    layer(x)
+    layer.eval()
+    expected, size = layer(x), layer.kernel.size
+    jqinject.freeze(layer)
+    np.testing.assert_array_equal(layer(x), expected)
+    made = []
+    for line in str(jax.make_jaxpr(layer)(x)).splitlines():
+        results, assigned, _ = line.partition(" = ")
+        if assigned:
+            made += re.findall(r":(\w+)\[([\d,]+)\]", results)
+    assert made
+    assert [each for each in made if math.prod(map(int, each[1].split(","))) == size] == []

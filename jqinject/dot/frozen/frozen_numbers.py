@@ -20,13 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_form import FrozenForm, StoredForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
-from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
-from jqinject.ops.groups import split_groups
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -153,27 +150,6 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
     return in_groups(tensor, groups.size, groups.dim, groups.length, piece)
 
 
-def integers_of(numbers: Numbers, form: FrozenForm, summed: tuple[int, ...] | None = None) -> Affine:
-    """The integers, for a contraction, with two axes for one if there are groups.
-
-    Args:
-        numbers: as stored.
-        form: their form, which `has_integers`.
-        summed: the axes that the contraction sums over; None for those of the stored sums.
-    """
-    form = form.fitted(numbers["value"].shape)
-    if form.cut is not None:
-        return _in_pieces(numbers, form, form.cut)
-    payload, scale, zero = parts_of(numbers, form)
-    sums = numbers.get("sums")
-    known = summed is None or {*summed} == {*form.stored.summed}
-    grid = form.stored.grid
-    packed = (
-        numbers["value"] if grid is not None and grid.packed_bits == 4 and stores_last(form, summed) else None
-    )
-    return Affine(payload, scale, zero, sums if known else None, packed)
-
-
 def stores_last(form: FrozenForm, summed: tuple[int, ...] | None) -> bool:
     """Whether a contraction sums over the axes of the weight that are stored last, in their own order.
 
@@ -225,15 +201,6 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
     if form.in_turn is not None:
         scale, zero = form.in_full(scale), None if zero is None else form.in_full(zero)
     return payload, scale, zero
-
-
-def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
-    """The integers in pieces of groups that no shard divides, each with the scale of its group."""
-    payload, scale, zero = parts_of(numbers, form)
-    length = payload.shape[cut.axis]
-    pieces = split_groups(payload, cut.piece, cut.axis)
-    offset = None if zero is None else cut.of_pieces(zero, length)
-    return Affine(pieces, cut.of_pieces(scale, length), offset)
 
 
 def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:

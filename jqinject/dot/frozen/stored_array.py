@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import integers_of, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import parts_of, quant_tensor_of, stores_last
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import Affine
+from jqinject.ops.groups import split_groups
 
 
 class StoredArray:
@@ -55,7 +58,40 @@ class StoredArray:
         Args:
             summed: the axes that the contraction sums over; None for those of the stored sums.
         """
-        return integers_of(self.numbers, self.form, summed)
+        numbers, form = self.numbers, self.form
+        value = numbers["value"]
+        form = form.fitted(value.shape)
+        cut = form.cut
+        payload, scale, zero = parts_of(numbers, form)
+        if cut is not None:  # pieces of groups that no shard divides, each with the scale of its group
+            length = payload.shape[cut.axis]
+            zero = None if zero is None else cut.of_pieces(zero, length)
+            return Affine(split_groups(payload, cut.piece, cut.axis), cut.of_pieces(scale, length), zero)
+        known = summed is None or {*summed} == {*form.stored.summed}
+        grid = form.stored.grid
+        packed = grid is not None and grid.packed_bits == 4 and stores_last(form, summed)
+        return Affine(payload, scale, zero, numbers.get("sums") if known else None, value if packed else None)
+
+    def integers_as_stored(self, dims: Dimensions) -> tuple[Dimensions, Affine]:
+        """The integers for a contraction along axes of the array, and the same contraction along their own axes.
+
+        Whole bytes without groups stay in the order in which they are stored, with the summed axes last, as kernels
+        take them: nothing of the array's size is computed.
+
+        Args:
+            dims: of the contraction, with the array on the right.
+        """
+        numbers, form = self.numbers, self.form
+        stored = form.fitted(numbers["value"].shape).stored
+        if stored.grid is not None or {*dims.rhs_contract} != {*stored.summed}:
+            return dims, self.integers(dims.rhs_contract)
+        scale = numbers["scale"].transpose(stored.order)
+        zero, sums = numbers.get("zero_point"), numbers.get("sums")
+        if zero is not None:
+            zero = zero.transpose(stored.order).astype(jnp.float32)
+        if sums is not None:
+            sums = sums.transpose(stored.order)
+        return dims.with_right(stored.back), Affine(numbers["value"], scale, zero, sums)
 
     @property
     def fitted_form(self) -> FrozenForm:

@@ -81,6 +81,20 @@ class Dimensions:
             self.rhs_ndim, self.lhs_ndim, self.rhs_contract, self.lhs_contract, self.rhs_batch, self.lhs_batch
         )
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
+    def with_right(self, places: tuple[int, ...]) -> Dimensions:
+        """With the right operand's axes in another order.
+
+        Args:
+            places: where each axis is then.
+        """
+        moved = (tuple(map(places.__getitem__, axes)) for axes in (self.rhs_contract, self.rhs_batch))
+        return Dimensions.of(
+            self.lhs_ndim,
+            self.rhs_ndim,
+            tuple(zip((self.lhs_contract, self.lhs_batch), moved, strict=True)),
+        )
+
     def along(self, pairs: list[int]) -> Dimensions:
         """With some summed axes as leading batch axes instead."""
         kept = [pair for pair in range(len(self.lhs_contract)) if pair not in pairs]

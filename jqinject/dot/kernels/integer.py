@@ -225,7 +225,8 @@ def integer_contraction(
         packed: the right operand as `Affine.packed`, for a kernel that reads it so.
     """
     divisible = Divisible(dims, accumulator, out_sharding)
-    if out_sharding is not None or are_sharded(lhs, rhs):
+    unsharded = jax.typeof(lhs).sharding.mesh.empty and jax.typeof(rhs).sharding.mesh.empty
+    if out_sharding is not None or (not unsharded and are_sharded(lhs, rhs)):
         return divisible(lhs, rhs)
     traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
     run = on_one_device if traced else eagerly

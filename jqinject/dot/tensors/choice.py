@@ -216,8 +216,8 @@ def _integers(
     if isinstance(where, Dimensions):
         if grouped:
             return _in_groups(lhs, rhs, where, groups, numbers, swaps)
-        both = affine_of(lhs), rhs.integers(where.rhs_contract) if stored else affine_of(rhs)
-        return ChosenKernel("integers", "int", where, lhs, rhs, integers=both)
+        where, right = rhs.integers_as_stored(where) if stored else (where, affine_of(rhs))
+        return ChosenKernel("integers", "int", where, lhs, rhs, integers=(affine_of(lhs), right))
     if grouped or not where.fit(lhs, rhs.operand() if stored else rhs):
         return None
     both = affine_of(lhs), rhs.integers() if stored else affine_of(rhs)

@@ -272,13 +272,13 @@ def contract_as(
             lhs, rhs = _carried_by(values[0], lhs), rhs if rhs.is_stored else _carried_by(values[1], rhs)
         return _of_float8(lhs, rhs, dims, grad_dtype, dtype, out_sharding)
     if choice.integers is not None:
-        choice = replace(choice, where=dims)
         left, right = choice.operands(values)
         if choice.swapped:
             left, right = right, left
         if choice.groups is not None:
             left, right = (_split(x, groups) for x, groups in zip((left, right), choice.groups, strict=True))
-        wide = choice.integer_dimensions
+        plain = choice.groups is None and not choice.swapped
+        wide = dims if plain else replace(choice, where=dims).integer_dimensions
         plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding)
         y = contract_by(plan, left, right)[0]
         return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, None

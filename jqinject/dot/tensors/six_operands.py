@@ -31,7 +31,7 @@ from jqinject.ops.float8_cast import to_float8_again
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBits, as_bits
-from jqinject.ops.ste import backward_only, first_order
+from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     QuantTensor,
@@ -62,9 +62,9 @@ class KeptOperands(NamedTuple):
 
     lhs: Any
     rhs: Any
-    others: tuple[Any, ...]
-    quantizers: tuple[Any, Any]
-    folded: tuple[Any, Any]
+    others: tuple[Any, ...] = (None, None)
+    quantizers: tuple[Any, Any] = (None, None)
+    folded: tuple[Any, Any] = (None, None)
 
     def without_unused(self) -> KeptOperands:
         """Without the numbers of forward operands in whose place backward products have others."""
@@ -91,8 +91,8 @@ class _Static:
     plan: Plan
     lhs: Labels
     rhs: Labels
-    others: tuple[Labels | None, Labels | None]
     stored: bool
+    others: tuple[Labels | None, Labels | None] = (None, None)
 
 
 UNCHANGED = BackwardProduct()
@@ -101,6 +101,13 @@ UNCHANGED = BackwardProduct()
 def contract_by(plan: Plan, lhs: Any, rhs: Any, *rest: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """As `contract_operands`, for operands whose axes have the plan's order, backward as well."""
     labels = plan.labels
+    if isinstance(rhs, IntegerOperand):
+        static = _Static(plan, labels.lhs, labels.rhs, rhs.value is None)
+        try:
+            return _contract(static, lhs.value, rhs.value, (None, None), KeptOperands(lhs, rhs), rest)
+        except TypeError as error:
+            explain_forward_mode(error, plan.what)
+            raise
     return contract_operands(
         plan, LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs), rest=rest
     )
@@ -140,7 +147,7 @@ def contract_operands(
     quantizers, folded = ((dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded))
     kept = KeptOperands(left, right, tuple(others), quantizers, folded)
     of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
-    static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), values[1] is None)
+    static = _Static(plan, lhs.labels, rhs.labels, values[1] is None, (of_dgrad, of_wgrad))
     with backward_only(plan.what):
         return _contract(static, *values, (dgrad.slot, wgrad.slot), kept, rest)
 
@@ -148,7 +155,9 @@ def contract_operands(
 def _forward(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    plan, left, right = static.plan, unpacked_tensor(kept.lhs), unpacked_tensor(kept.rhs)
+    plan, left, right = static.plan, kept.lhs, kept.rhs
+    if not isinstance(right, IntegerOperand):
+        left, right = unpacked_tensor(left), unpacked_tensor(right)
     y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
     if plan.grad_dtype is None:
         return y, None

@@ -246,7 +246,7 @@ class ModelWeights:
 def _stored_kernel(layer: Any) -> tuple[tuple[int, ...], Any]:
     op = quantized_op(layer)
     assert op is not None, "its numbers are stored there"
-    return op.module.rhs_freezer.form.shape, layer.kernel.dtype
+    return op.module.rhs_freezer.get().shape, layer.kernel.dtype
 
 
 def _of_form(form: Any) -> NumberFormat:

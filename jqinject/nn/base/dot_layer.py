@@ -28,6 +28,7 @@ from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import (
     IntQuantTensor,
@@ -147,6 +148,7 @@ class PlacedContraction:
         """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
         return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
     def shape_of_bias(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of the output, with 1 along the axes that the weight does not have: as a bias is added."""
         shape = [1] * self.dims.out_ndim
@@ -172,44 +174,6 @@ def _last_with_first(ndim: int) -> PlacedContraction:
     return PlacedContraction(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
 
 
-@dataclass
-class PayloadContraction:
-    """Replaces `lax.dot_general` in the forward of a Flax layer, which calls it with arrays promoted to its dtype.
-
-    Attributes:
-        choice: the row of the table for input and kernel.
-        grad_dtype: dtype of the gradient's payload, or None.
-        token: the call's token for the scale of the gradient; None without.
-    """
-
-    choice: ChosenKernel
-    grad_dtype: Any = None
-    token: jax.Array | None = None
-
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The contraction; gradients go to the arrays."""
-        dims: Any = self.choice.where  # if it is called with the arrays of both unchanged
-        if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
-            dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
-        y, self.token = contract_as(
-            self.choice,
-            dims,
-            preferred_element_type or lhs.dtype,
-            (lhs, rhs),
-            grad_dtype=self.grad_dtype,
-            out_sharding=out_sharding,
-        )
-        return y
-
-
 def unsummed_axes(layer: QuantWeightLayer[Any]) -> int | tuple[int, ...]:
     """The axes of a layer's weight that its contraction does not sum over; an int if there is one."""
     channels = tuple(axis for axis in range(layer.weight_ndim) if axis not in layer.summed_axes)
@@ -222,6 +186,9 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
     """
 
+    dtype: Any
+    preferred_element_type: Any
+    promote_dtype: Any
     out_features: Any
 
     @property
@@ -241,7 +208,6 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         return {-1: self.weight_shape[0]}
 
-    contraction_class = PayloadContraction
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
@@ -250,6 +216,23 @@ class QuantDotLayer(QuantWeightLayer[Out]):
     def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
+
+    def _contract(
+        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+    ) -> tuple[jax.Array, jax.Array | None]:
+        x, weight, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        placed = self._placed(x.shape)
+        assert placed is not None, "asked for by the table"
+        dims, order, sharding = placed.dims, placed.order, out_sharding
+        if order is not None:
+            sharding = before_transpose(asked(out_sharding, x, weight), order)
+        dtype, how = self.preferred_element_type or x.dtype, {"grad_dtype": grad_dtype}
+        y, token = contract_as(choice, dims, dtype, (x, weight), **how, out_sharding=sharding)
+        if order is not None:
+            y = with_sharding(y.transpose(order), out_sharding)
+        if bias is not None:
+            y += jnp.reshape(bias, placed.shape_of_bias(choice.rhs.shape))
+        return y, token
 
     # --- scales of bias and output
 

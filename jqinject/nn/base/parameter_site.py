@@ -88,7 +88,6 @@ class ParameterSite(_Facts, InnerModule):
     weight_name = "parameter"
     bias = None
     input_quant = None
-    frozen = None
     master: nnx.Variable[Any] | None = None
     rounded_again: bool = False
     free = ()
@@ -149,7 +148,7 @@ class _BesideWeight(_Facts, nnx.Module):
     """A site that holds its parameter."""
 
     weight_name = "parameter"
-    bias = input_quant = frozen = None
+    bias = input_quant = None
 
     def __init__(self, site: ParameterSite) -> None:
         self.parameter = site.weight

@@ -169,8 +169,7 @@ class Slot:
             if links is None or links.layers[0]() is not layer:
                 links = complete(proxy, layer)
             if self.of_parameter and links.layers[0]() is layer:
-                master = attributes.get("master")
-                weight = attributes.get(layer.weight_name) if master is None else master
+                weight = attributes.get("master", attributes.get(layer.weight_name))
                 links.parameters = LayerParameters(
                     weight, attributes.get("bias"), attributes.get("input_quant")
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -77,7 +76,6 @@ class QuantWeightLayer(WeightAxes[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
-        contraction_class: what takes its place where payloads are contracted.
         reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
@@ -92,7 +90,6 @@ class QuantWeightLayer(WeightAxes[Out]):
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
-    contraction_class: ClassVar[Any]
     reads_input: ClassVar[bool] = False
 
     def _init_quantizers(
@@ -271,35 +268,50 @@ class QuantWeightLayer(WeightAxes[Out]):
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
         choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
-        contraction = None
-        if choice is not None and choice.kernel != "floats":
-            by = grad_quant if choice.kernel == "float8" else None
-            contraction = self.contraction_class(choice, None if by is None else by.q_dtype)
-        parameters = {} if contraction is None else self._injected(contraction)
-        if stored and contraction is not None:
-            # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
-            parameters[self.weight_name] = unallocated(weight.shape, weight.dtype)
-            parameters["promote_dtype"] = partial(promoted, attributes["promote_dtype"])
-        if stored and (contraction is None or self.return_quant_tensor):
-            weight = self._quantized_weight(x)
+        kernel = "floats" if choice is None else choice.kernel
         # Where 8-bit floats are contracted, the arrays only receive the gradients.
-        float8 = contraction is not None and contraction.choice.kernel == "float8"
-        array_of = _CARRIER if float8 and not self.reads_input else _VALUE
-        if self.weight_name not in parameters:
-            parameters[self.weight_name] = array_of(weight) if isinstance(weight, QuantTensor) else weight
-        parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
-        array = array_of(x) if isinstance(x, QuantTensor) else x
-        y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
+        array_of = _CARRIER if kernel == "float8" and not self.reads_input else _VALUE
+        if stored and kernel != "floats":
+            # Of a stored weight whose payload is contracted, only the dtype is read.
+            kernel_array: Any = np.zeros(0, weight.dtype)
+            weight = self._quantized_weight(x) if self.return_quant_tensor else weight
+        else:
+            weight = self._quantized_weight(x) if stored else weight
+            kernel_array = array_of(weight) if quantized or stored else weight
+        arrays = (
+            array_of(x) if isinstance(x, QuantTensor) else x,
+            kernel_array,
+            bias.value if isinstance(bias, QuantTensor) else bias,
+        )
+        y: Any
+        if choice is None or kernel == "floats":
+            parameters = {self.weight_name: arrays[1], "bias": arrays[2]}
+            y, token = self._parent_forward(ParameterView(self, parameters), arrays[0], out_sharding), None
+        else:
+            grad_dtype = grad_quant.q_dtype if kernel == "float8" and grad_quant is not None else None
+            y, token = self._contract(choice, arrays, grad_dtype, out_sharding)
         if grad_quant is not None:
-            y = grad_quant(y, None if contraction is None else contraction.token)
+            y = grad_quant(y, token)
         if output_quant is not None and output_quant.is_quant_enabled:
             y = output_quant(y)
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
-    def _injected(self, contraction: Any) -> dict[str, Any]:
-        """The attributes that make the parent's forward contract so."""
-        return {self.contraction_name: contraction}
+    def _contract(
+        self, choice: ChosenKernel, arrays: tuple[Any, Any, Any], grad_dtype: Any, out_sharding: Any
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The parent's forward, which contracts payloads by a kernel of the table.
+
+        Args:
+            choice: the kernel and the operands.
+            arrays: input and weight, which receive the gradients, and the bias or None.
+            grad_dtype: dtype of the gradient's payload where 8-bit floats are contracted, or None.
+            out_sharding: as for the parent.
+
+        Returns:
+            (the output, the token for the scale of the gradient's payload, or None).
+        """
+        raise NotImplementedError
 
     def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
         """The row of the table for input and weight; None where the parent's function contracts floats in any case.

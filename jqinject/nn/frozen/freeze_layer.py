@@ -9,7 +9,6 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.in_slices import in_slices, slices_of
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -17,12 +16,6 @@ from jqinject.proxy import beside_weights, map_stack, stack_of
 from jqinject.quant_tensor import is_concrete, is_grouped, on_integers
 
 SLICED_FROM = 2**20  # bytes
-
-
-def freezes(layer: QuantWeightLayer) -> bool:
-    """Whether a layer has a quantized weight that is not frozen."""
-    quantized = layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
-    return layer.frozen is None and quantized
 
 
 def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
