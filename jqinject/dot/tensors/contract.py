@@ -278,7 +278,8 @@ def contract_as(
         if choice.groups is not None:
             left, right = (_split(x, groups) for x, groups in zip((left, right), choice.groups, strict=True))
         plain = choice.groups is None and not choice.swapped
-        wide = dims if plain else replace(choice, where=dims).integer_dimensions
+        # A stored operand's axes may have another order than `dims` says.
+        wide: Any = choice.where if plain else choice.integer_dimensions
         plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding)
         y = contract_by(plan, left, right)[0]
         return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, None
