@@ -66,11 +66,7 @@ def product(
     if sums.scaled and out_sharding is None:
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
         return scaled_product(a, b, out, dtype, plain)
-    choice, permutation = chosen(a, b, out)
-    if permutation != tuple(range(len(out))) and permutation == choice.dims.rhs_first:
-        # The other order needs no transposition, and integers have the same sums.
-        other, order = chosen(b, a, out)
-        choice, permutation = (other, order) if other.numbers == "int" else (choice, permutation)
+    choice, permutation = _in_better_order(a, b, out)
     dims = choice.dims
     sharding = out_sharding if sharding_of is None else sharding_of(permutation)
     if choice.integers is not None:
@@ -102,6 +98,18 @@ def chosen(a: LabelledTensor, b: LabelledTensor, out: Labels) -> tuple[ChosenKer
     summed = summed_labels(a.labels, b.labels, out)
     tiles = [pair for pair, label in enumerate(summed) if label[0] == "tile"]
     return choose(a.tensor, b.tensor, dims, apart=tiles), permutation
+
+
+def _in_better_order(
+    a: LabelledTensor, b: LabelledTensor, out: Labels
+) -> tuple[ChosenKernel, tuple[int, ...]]:
+    """As `chosen`; integers have the same sums in the other order, which is taken if it needs no transposition."""
+    dims, permutation = dimensions_of(a.labels, b.labels, out)
+    if permutation != tuple(range(len(out))) and permutation == dims.rhs_first:
+        choice, other = chosen(b, a, out)
+        if choice.integers is not None:
+            return choice, other
+    return chosen(a, b, out)
 
 
 def float8_product(
