@@ -125,7 +125,7 @@ def einsum(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> einsum("df,bd->bf", jnp.ones((3, 2)), jnp.ones((4, 3)), config=config_v4(rng_type=None)).shape
         (4, 2)
     """
@@ -175,7 +175,7 @@ def conv_general_dilated(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> x, kernel = jnp.ones((1, 5, 5, 2)), jnp.ones((3, 3, 2, 4))
         >>> numbers = ("NHWC", "HWIO", "NHWC")
         >>> y = conv_general_dilated(

@@ -12,16 +12,9 @@ from flax import nnx
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.tensors.choice import check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
-from jqinject.nn.base.slots import Slot
+from jqinject.nn.base.slots import act_slot, through
 from jqinject.nn.base.weight_layer import ContractionKind
-from jqinject.proxy import ActQuantProxyFromInjector
 from jqinject.quant_tensor import as_array
-
-
-def act_slot(prefix: str) -> Slot:
-    """The place for a quantizer of activations whose overrides start with `prefix`."""
-    return Slot(f"{prefix}quant", prefix, ActQuantProxyFromInjector, "activations")
-
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
 SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = act_slot("softmax_input_"), act_slot("attn_output_weights_")
@@ -54,16 +47,6 @@ class AttentionCall(NamedTuple):
     module: Any = None
     scale: float | None = None
     contraction: ContractionKind = "auto"
-
-
-def is_on(proxy: Any) -> bool:
-    """Whether there is a quantizer, and it quantizes."""
-    return proxy is not None and proxy.is_quant_enabled
-
-
-def through(proxy: Any, x: Any) -> Any:
-    """`x` quantized, or unchanged without a quantizer."""
-    return x if proxy is None else proxy(x)
 
 
 def attention(
@@ -138,10 +121,10 @@ def _dropped(weights: jax.Array, call: AttentionCall) -> jax.Array:
             f"attention with dropout_rate={call.dropout_rate} needs a dropout_rng.\n"
             "  cure: a key, or deterministic=True"
         )
-    kept = 1.0 - call.dropout_rate
+    share = 1.0 - call.dropout_rate
     drawn = (1,) * (weights.ndim - 2) + weights.shape[-2:] if call.broadcast_dropout else weights.shape
-    keep = jax.random.bernoulli(call.dropout_rng, kept, drawn)
-    return weights * (keep.astype(weights.dtype) / jnp.asarray(kept, weights.dtype))
+    keep = jax.random.bernoulli(call.dropout_rng, share, drawn)
+    return weights * (keep.astype(weights.dtype) / jnp.asarray(share, weights.dtype))
 
 
 def _grouped(x: Any, axis: int, kv_heads: int) -> Any:
