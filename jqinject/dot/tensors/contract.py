@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -32,7 +33,6 @@ from jqinject.dot.tensors.six_operands import (
     RaggedPlan,
     contract_integers,
     contract_operands,
-    plan_of_integers,
 )
 from jqinject.quant_tensor import FloatQuantTensor, Groups, as_array, on_minifloats
 
@@ -229,6 +229,22 @@ def integer_conv(conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand) ->
         lhs, rhs: the operands; a stored right one gets no gradient.
     """
     return contract_integers(ConvolutionPlan.of(conv, "a convolution of integers"), lhs, rhs)
+
+
+@lru_cache(maxsize=1024)
+def plan_of_integers(
+    dims: Dimensions, dtype: np.dtype, accumulator_dtype: Any = None, out_sharding: Any = None
+) -> DotPlan:
+    """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
+
+    Args:
+        dims, out_sharding: as for `lax.dot_general`.
+        dtype: of the output.
+        accumulator_dtype: of integers; None means int32.
+    """
+    backward, forward = Sums(floats="first"), Sums(accumulator_dtype)
+    labels, what = Labelling.of(dims), "a contraction of integers"
+    return DotPlan(labels, dtype, forward, backward, backward, out_sharding, what=what)
 
 
 def contract_as(

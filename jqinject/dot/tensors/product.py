@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -51,7 +50,7 @@ def product(
     dtype: Any,
     sums: Sums,
     out_sharding: Any = None,
-    sharding_of: Callable[[tuple[int, ...]], Any] | None = None,
+    like: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two operands, its axes in the order of `out`. No gradient is defined for payloads.
 
@@ -61,14 +60,14 @@ def product(
         dtype: of the result.
         sums: how it sums; tiles are already cut.
         out_sharding: as for `lax.dot_general`.
-        sharding_of: gives `out_sharding`, from the permutation that follows; None if that is given.
+        like: an array with the sharding of the result on meshes with explicit axes, instead of `out_sharding`.
     """
     if sums.scaled and out_sharding is None:
-        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
+        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
         return scaled_product(a, b, out, dtype, plain)
     choice, permutation = _in_better_order(a, b, out)
     dims = choice.dims
-    sharding = out_sharding if sharding_of is None else sharding_of(permutation)
+    sharding = out_sharding if like is None else _sharding_before(permutation, like)
     if choice.integers is not None:
         by = dtype, sums.accumulator_dtype, sharding
         y = affine_dot_general(*choice.integers, choice.integer_dimensions, *by)
@@ -207,3 +206,14 @@ def _payload(x: LabelledTensor) -> jax.Array:
 
 def _in_order(y: jax.Array, permutation: tuple[int, ...]) -> jax.Array:
     return y if permutation == tuple(range(y.ndim)) else y.transpose(permutation)
+
+
+def _sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:
+    """The sharding of an array whose transposition is like `like`; None on meshes that leave it to XLA."""
+    sharding = jax.typeof(like).sharding
+    if sharding.mesh.empty or not sharding.mesh.explicit_axes:
+        return None
+    axes: list[Any] = [None] * like.ndim
+    for axis, place in enumerate(permutation):
+        axes[place] = sharding.spec[axis]
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*axes))

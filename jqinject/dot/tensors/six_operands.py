@@ -10,17 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summed_labels
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
+from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.choice import choose
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
@@ -96,11 +95,15 @@ class Plan(ABC):
         return tuple(sizes[label] for label in self.labels.out)
 
     @abstractmethod
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        """The contraction of integers, their axes in the order of `labels`; arguments as for `forward`."""
+
+    @abstractmethod
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
         """The contraction, in the order of `labels.out`.
 
         Args:
-            lhs, rhs: two tensors, or two `IntegerOperand`s.
+            lhs, rhs: the operands.
             rest: arguments of the contraction that are no operands.
         """
 
@@ -128,11 +131,12 @@ class DotPlan(Plan):
     )
     takes_payloads = True
 
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        dims, _ = dimensions_of(self.labels.lhs, self.labels.rhs, self.labels.out)
+        by = self.dtype, self.fprop.accumulator_dtype, self.out_sharding
+        return affine_dot_general(lhs, rhs, dims, *by)
+
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
-        if isinstance(rhs.tensor, IntegerOperand):
-            dims, _ = dimensions_of(lhs.labels, rhs.labels, self.labels.out)
-            by = self.dtype, self.fprop.accumulator_dtype, self.out_sharding
-            return affine_dot_general(lhs.tensor.integers, rhs.tensor.integers, dims, *by)
         return product(lhs, rhs, self.labels.out, self.dtype, self.fprop, self.out_sharding)
 
     def gradient(
@@ -140,8 +144,7 @@ class DotPlan(Plan):
     ) -> jax.Array:
         sums = (self.dgrad, self.wgrad)[number]
         dtype = jnp.float32 if sums.floats == "float32" else like.tensor.dtype
-        sharding_of = partial(_sharding_before, like=like.tensor)
-        return product(g, other, like.labels, dtype, sums, sharding_of=sharding_of)
+        return product(g, other, like.labels, dtype, sums, like=like.tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,9 @@ class ConvolutionPlan(Plan):
         }[name]
         return _without(*first), _without(*second)
 
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        return self.conv.of_integers(lhs, rhs)
+
     def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
         conv = self.conv
         found = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(lhs), as_array(rhs))
@@ -178,8 +184,6 @@ class ConvolutionPlan(Plan):
 
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
         left, right, conv = lhs.tensor, rhs.tensor, self.conv
-        if isinstance(right, IntegerOperand):
-            return conv.of_integers(left.integers, right.integers)
         integers = choose(left, right, conv).integers
         if integers is not None:
             return conv.of_integers(*integers)
@@ -219,9 +223,10 @@ class RaggedPlan(Plan):
     def of(cls, ragged: Ragged, what: str = "a ragged contraction by a scheme") -> RaggedPlan:
         return cls(labels=Labelling(*ragged.labels), dtype=ragged.dtype, what=what, ragged=ragged)
 
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        return self.ragged.integers(lhs, rhs, *rest)
+
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
-        if isinstance(rhs.tensor, IntegerOperand):
-            return self.ragged.integers(lhs.tensor.integers, rhs.tensor.integers, *rest)
         left, right = _value(lhs, self.labels.lhs), _value(rhs, self.labels.rhs)
         dtype = jnp.promote_types(left.dtype, right.dtype)
         return self.ragged.floats(left.astype(dtype), right.astype(dtype), *rest)
@@ -267,33 +272,6 @@ def _transposed(x: jax.Array, labels: Labels, wanted: Labels) -> jax.Array:
 
 def _without(labels: Labels, axis: int) -> Labels:
     return labels[:axis] + labels[axis + 1 :]
-
-
-def _sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:
-    """The sharding of an array whose transposition is like `like`; None on meshes that leave it to XLA."""
-    sharding = jax.typeof(like).sharding
-    if sharding.mesh.empty or not sharding.mesh.explicit_axes:
-        return None
-    axes: list[Any] = [None] * like.ndim
-    for axis, place in enumerate(permutation):
-        axes[place] = sharding.spec[axis]
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*axes))
-
-
-@lru_cache(maxsize=1024)
-def plan_of_integers(
-    dims: Dimensions, dtype: np.dtype, accumulator_dtype: Any = None, out_sharding: Any = None
-) -> DotPlan:
-    """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
-
-    Args:
-        dims, out_sharding: as for `lax.dot_general`.
-        dtype: of the output.
-        accumulator_dtype: of integers; None means int32.
-    """
-    backward, forward = Sums(floats="first"), Sums(accumulator_dtype)
-    labels, what = Labelling.of(dims), "a contraction of integers"
-    return DotPlan(labels, dtype, forward, backward, backward, out_sharding, what=what)
 
 
 class BackwardProduct(NamedTuple):
@@ -362,14 +340,15 @@ def contract_operands(
         (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
         quantized gradient, None without `plan.grad_dtype`).
     """
-    backward, operands = (dgrad, wgrad), (lhs.tensor, rhs.tensor)
+    backward = dgrad, wgrad
     others = tuple(None if by.other is None else packed_tensor(by.other.tensor) for by in backward)
     of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
-    left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in operands)
+    left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in (lhs.tensor, rhs.tensor))
     stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
     static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
     kept = KeptOperands(
-        *map(packed_tensor, operands),
+        packed_tensor(lhs.tensor),
+        packed_tensor(rhs.tensor),
         others,
         (dgrad.quantizer, wgrad.quantizer),
         (dgrad.folded, wgrad.folded),
@@ -382,9 +361,12 @@ def _forward(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
 ) -> tuple[jax.Array, jax.Array | None]:
     plan, left, right = static.plan, kept.lhs, kept.rhs
-    if not isinstance(right, IntegerOperand):
+    if isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand):
+        assert left.integers is not None and right.integers is not None, "of a forward pass"
+        y = plan.integers(left.integers, right.integers, *rest)
+    else:
         left, right = unpacked_tensor(left), unpacked_tensor(right)
-    y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
+        y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
     if plan.grad_dtype is None:
         return y, None
     return y, mapped_with(jnp.asarray(np.float32(0)), shaped_like(left), shaped_like(right))
