@@ -39,6 +39,7 @@ from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
 from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array, on_integers, on_minifloats
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
+Pair = tuple[LabelledTensor, LabelledTensor]
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,15 @@ class Plan(ABC):
 
     @abstractmethod
     def gradient(
-        self, number: int, g: LabelledTensor, other: LabelledTensor, like: LabelledTensor, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
     ) -> jax.Array:
         """The gradient of an operand, in the order of its labels without tiles.
 
         Args:
             number: 0 for the left operand, 1 for the right one.
-            g: the gradient of the output, quantized for this product.
-            other: the other operand of this product.
-            like: an array of the shape, the dtype and the sharding of the operand, without tiles.
+            operands: the gradient of the output, quantized for this product, and its other operand.
+            like: an array of the shape and the sharding of the operand, without tiles.
+            dtype: of the operand.
             rest: see `forward`.
         """
 
@@ -140,11 +141,11 @@ class DotPlan(Plan):
         return product(lhs, rhs, self.labels.out, self.dtype, self.fprop, self.out_sharding)
 
     def gradient(
-        self, number: int, g: LabelledTensor, other: LabelledTensor, like: LabelledTensor, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
     ) -> jax.Array:
         sums = (self.dgrad, self.wgrad)[number]
-        dtype = jnp.float32 if sums.floats == "float32" else like.tensor.dtype
-        return product(g, other, like.labels, dtype, sums, like=like.tensor)
+        dtype = jnp.float32 if sums.floats == "float32" else dtype
+        return product(*operands, like.labels, dtype, sums, like=like.tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +193,9 @@ class ConvolutionPlan(Plan):
         return conv.numbers(left.astype(dtype), right.astype(dtype), conv.dtype)
 
     def gradient(
-        self, number: int, g: LabelledTensor, other: LabelledTensor, like: LabelledTensor, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
     ) -> jax.Array:
-        x = like.tensor
+        (g, other), x = operands, like.tensor.astype(dtype)
         pair = (g.tensor, other.tensor) if number == 0 else (other.tensor, g.tensor)
         shapes = (x.shape, other.tensor.shape) if number == 0 else (other.tensor.shape, x.shape)
         conv = self.conv.of_gradient(number, (*shapes, g.tensor.shape), x.dtype)
@@ -232,8 +233,9 @@ class RaggedPlan(Plan):
         return self.ragged.floats(left.astype(dtype), right.astype(dtype), *rest)
 
     def gradient(
-        self, number: int, g: LabelledTensor, other: LabelledTensor, like: LabelledTensor, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
     ) -> jax.Array:
+        g, other = operands
         own, theirs = (self.labels.lhs, self.labels.rhs)[:: 1 if number == 0 else -1]
 
         def contract(x: jax.Array, other: jax.Array) -> jax.Array:
@@ -242,7 +244,7 @@ class RaggedPlan(Plan):
             return self.ragged.floats(*pair, *rest)
 
         gradient = _value(g, self.labels.out).astype(self.dtype)
-        return _of_floats(contract, like.tensor, _value(other, theirs), gradient)
+        return _of_floats(contract, like.tensor.astype(dtype), _value(other, theirs), gradient)
 
 
 def _of_floats(
@@ -437,9 +439,9 @@ def _gradient(
         rest: arguments that are no operands.
     """
     array = shaped_like(like.tensor)
-    whole = joined(LabelledTensor(array.astype(like.tensor.dtype), like.labels))
+    whole = joined(LabelledTensor(array, like.labels))
     g, other, seen = quantized_gradient(plan, number, g, by, other)
-    made = plan.gradient(number, g, other, whole, *rest)
+    made = plan.gradient(number, (g, other), whole, like.tensor.dtype, *rest)
     return summed_like(made.reshape(array.shape), array).astype(like.tensor.dtype), seen
 
 
