@@ -23,7 +23,7 @@ from jqinject.dot.schemes.scheme_dot import (
     explain_scheme,
 )
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.plans import ConvolutionPlan
+from jqinject.dot.tensors.six_operands import ConvolutionPlan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 

@@ -36,10 +36,18 @@ from jqinject.dot.tensors.labelled_tensor import (
     scale_beside,
     tiled_label,
 )
-from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, Plan, ProductName, RaggedPlan
 from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
-from jqinject.dot.tensors.six_operands import BackwardProduct, contract_operands, quantized_gradient
+from jqinject.dot.tensors.six_operands import (
+    BackwardProduct,
+    ConvolutionPlan,
+    DotPlan,
+    Plan,
+    ProductName,
+    RaggedPlan,
+    contract_operands,
+    quantized_gradient,
+)
 from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
