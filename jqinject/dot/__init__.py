@@ -11,7 +11,6 @@ from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE
 from jqinject.dot.frozen.frozen_param import FrozenParam as FrozenParam
 from jqinject.dot.frozen.low_bit_cache import LowBitCache as LowBitCache
 from jqinject.dot.frozen.low_bit_cache import is_low_bit_cache as is_low_bit_cache
-from jqinject.dot.frozen.stored_weight import StoredWeight as StoredWeight
 from jqinject.dot.geometry.output import contraction_bit_width as contraction_bit_width
 from jqinject.dot.geometry.output import contraction_output as contraction_output
 from jqinject.dot.geometry.output import without_zero_points as without_zero_points
@@ -29,12 +28,12 @@ from jqinject.dot.schemes.functions_of_jax import einsum as einsum
 from jqinject.dot.schemes.modules import QConvGeneralDilated as QConvGeneralDilated
 from jqinject.dot.schemes.modules import QDotGeneral as QDotGeneral
 from jqinject.dot.schemes.modules import QEinsum as QEinsum
+from jqinject.dot.schemes.modules import QRaggedDot as QRaggedDot
 from jqinject.dot.schemes.quantized_einsum import kernel_axes_of as kernel_axes_of
 from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
 from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
-from jqinject.dot.schemes.scheme_ragged import QRaggedDot as QRaggedDot
 from jqinject.dot.tensors.contract import contract as contract
-from jqinject.dot.tensors.float8_dot_general import float8_dot_general as float8_dot_general
-from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv
-from jqinject.dot.tensors.tensor_ragged import ragged_dot_general as ragged_dot_general
+from jqinject.dot.tensors.contract import float8_dot_general as float8_dot_general
+from jqinject.dot.tensors.contract import integer_conv as integer_conv
+from jqinject.dot.tensors.contract import ragged_dot_general as ragged_dot_general

@@ -13,6 +13,7 @@ from jqinject.proxy.assembly import Committed as Committed
 from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.assembly import beside_weights as beside_weights
 from jqinject.proxy.assembly import build_stacked as build_stacked
+from jqinject.proxy.assembly import map_stack as map_stack
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike

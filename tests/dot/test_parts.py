@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import jqinject
 from jqinject.dot import Affine, affine_dot_general, conv_general_dilated, dot_general, einsum
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.parts import added, blocks
+from jqinject.dot.kernels.accumulate import added, blocks
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear
 from jqinject.quant import (
     Int8ActPerTensorFloat,

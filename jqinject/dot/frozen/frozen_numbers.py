@@ -8,7 +8,7 @@
 | `sums`         | int32 sums of the payload, where a contraction of integers needs them     |
 | `scale_factor` | float32, of scales in bytes                                               |
 
-A layer keeps them in a `FrozenWeight`; a parameter without a layer in a `FrozenParam`.
+A `FrozenParam` in the place of the weight keeps them.
 """
 
 from __future__ import annotations

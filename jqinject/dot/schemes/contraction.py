@@ -20,13 +20,11 @@ from jqinject.dot.schemes.quant_operand import (
     assembled_for_any,
     assembled_for_backward,
 )
-from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError, refused_backward
-from jqinject.dot.schemes.scheme import OPERANDS, Kept, SchemeSpec
+from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError
+from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import for_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
-from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.inject import Binding
-from jqinject.quant_tensor import as_array, is_quantized
 
 Taken = tuple[Any, jax.Array | None]
 AxesByName = Mapping[str, OperandAxes]
@@ -166,34 +164,6 @@ class Contraction(InnerModule):
         if operand.keeps_state or operand.draws or not axes.sized:
             return for_backward(operand.quant)
         return assembled_for_backward(name, binding, axes, self._where(name), self._modes), None
-
-    def backward_product(
-        self,
-        names: tuple[str, str],
-        gradient: tuple[LabelledTensor, Labels],
-        other: tuple[LabelledTensor, Labels],
-        in_rows: bool = True,
-    ) -> BackwardProduct:
-        """The operands of a backward product without tiles and transforms, each with the axes that are summed over.
-
-        Args:
-            names: of the operands.
-            gradient: stand-in for the gradient.
-            other: `w` or `x`.
-            in_rows: as for `operand`.
-        """
-        x, over = other
-        # Of a stored operand the original is gone: the next best is what was made of it.
-        gone = is_quantized(x.tensor) and self.scheme[names[1]] is None
-
-        def make() -> BackwardProduct:
-            operand = None
-            if self.scheme[names[1]] is not Kept.FPROP and not gone:
-                fixed = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)
-                operand = self.operand(names[1], fixed, over, in_rows=in_rows)
-            return BackwardProduct(*self.gradient(names[0], *gradient), operand)
-
-        return refused_backward(make)
 
     @property
     def trains(self) -> bool:

@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
+from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec
-from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
-from jqinject.dot.schemes.scheme_dot import DotProduct, ExplainedScheme, explain_scheme
+from jqinject.dot.schemes.scheme_dot import (
+    DotProduct,
+    ExplainedScheme,
+    check_no_transform,
+    contract_by_scheme,
+    explain_scheme,
+)
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.plans import ConvolutionPlan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -115,7 +125,7 @@ class QDotGeneral(QuantizedOp):
             wgrad float
         """
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dot, scheme = DotProduct(dims, jax.numpy.promote_types(lhs.dtype, rhs.dtype)), self.scheme
+        dot, scheme = DotProduct(dims, jnp.promote_types(lhs.dtype, rhs.dtype)), self.scheme
         products = explain_scheme(self, dot, lhs, rhs)
         if scheme.before is not None:
             products.first = explain_scheme(Contraction(scheme.before, self.where), dot, lhs, rhs)
@@ -227,13 +237,18 @@ class QConvGeneralDilated(QuantizedOp):
             dimension_numbers,
             feature_group_count,
             batch_group_count,
-            dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
+            dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
             out_sharding=asked(out_sharding, *map(as_array, seen)),
             accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
-        x, kernel = operands_of(convolution, *seen)
-        left, right = self._served("lhs", *x), self._served("rhs", *kernel)
-        y = self._by_scheme(scheme_conv, convolution, left, right, unrounded)
+        plan = ConvolutionPlan.of(convolution)
+        left, right = (
+            self._served(side, LabelledTensor(x, labels), summed)
+            for side, x, labels, summed in zip(
+                ("lhs", "rhs"), seen, (plan.labels.lhs, plan.labels.rhs), plan.summed("fprop"), strict=True
+            )
+        )
+        y = self._by_scheme(contract_by_scheme, convolution, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -243,3 +258,55 @@ class QConvGeneralDilated(QuantizedOp):
             last = (0, lhs.ndim - 1, *range(1, lhs.ndim - 1))
             numbers = jax.lax.ConvDimensionNumbers(last, (space + 1, space, *range(space)), last)
         return lhs, rhs, (1,) * space, "SAME", None, None, numbers
+
+
+class QRaggedDot(QuantizedOp):
+    """Replaces `lax.ragged_dot_general`, quantized by a scheme, forward and backward; see `QDotGeneral`.
+
+    All three products contract dequantized values. Blocks along rows may hold rows of several experts, so a scheme that
+    transforms operands along rows (`pre_transform` of `wgrad_lhs` and `wgrad_grad`) is refused.
+    """
+
+    @classmethod
+    def _check_scheme(cls, scheme: SchemeSpec) -> None:
+        if any(sums.tiles is not None for sums in (scheme.fprop, scheme.dgrad, scheme.wgrad)):
+            raise ValueError(
+                f"the scheme {scheme.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
+                "  cure: a rule before it that names the parameter, with a scheme without tile_size"
+            )
+        if transform_of(scheme["wgrad_lhs"]) is not None:
+            raise TypeError(
+                f"{scheme.name}.wgrad_lhs declares a pre_transform, which would mix rows of several experts, and each "
+                "has a sum of its own.\n  cure: the scheme without it (hadamard=None), or a rule before it that names "
+                "the parameter"
+            )
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        group_sizes: jax.Array,
+        ragged_dot_dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        unrounded: jax.Array | None = None,
+    ) -> jax.Array:
+        """The contraction; arguments as for `lax.ragged_dot_general`.
+
+        Raises:
+            ValueError: it has batch axes, or cuts a summed axis into groups.
+        """
+        dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
+        ragged = Ragged.of(lhs, rhs, ragged_dot_dimension_numbers, dtype, precision)
+        if ragged is None:
+            raise ValueError(
+                "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
+                "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
+            )
+        return self._by_scheme(contract_by_scheme, ragged, lhs, rhs, unrounded, None, group_sizes)
+
+    @staticmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        experts = rhs.shape[numbers.rhs_group_dimensions[0]]
+        return lhs, rhs, jnp.zeros(experts, jnp.int32), numbers

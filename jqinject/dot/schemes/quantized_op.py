@@ -30,7 +30,7 @@ from jqinject.dot.schemes.contraction import (
 from jqinject.dot.schemes.freezer import Freezer, QuantMode
 from jqinject.dot.schemes.quant_operand import QuantOperand
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_dot import DotProduct, scheme_dot_general
+from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.inject import Binding
@@ -223,7 +223,7 @@ class QuantizedOp(Contraction):
         left = self._served("lhs", LabelledTensor(lhs, labels.lhs), summed)
         right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
-        return self._by_scheme(scheme_dot_general, dot, left, right, unrounded)
+        return self._by_scheme(contract_by_scheme, dot, left, right, unrounded)
 
     def _by_scheme(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from jqinject.model.site_freezing import parameter_sites
+from jqinject.model.frozen_weights import parameter_sites
 from jqinject.model.static_ranges import listed
 from jqinject.model.walk import ModelIndex
 

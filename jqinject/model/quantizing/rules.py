@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.nn import ContractionKind
-from jqinject.nn.base.override_keywords import RuleOverrides
+from jqinject.nn.base.keywords import RuleKeywords
 from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT
 from jqinject.quant import QuantizerLike
 
@@ -111,7 +111,7 @@ class Rule:
         contraction: ContractionKind = "auto",
         scheme: Any = None,
         share: bool = False,
-        **overrides: Unpack[RuleOverrides],
+        **overrides: Unpack[RuleKeywords],
     ) -> None:
         given = (
             weight_quant,

@@ -341,7 +341,10 @@ def _allowed(given: dict[str, Any], inputs: Arrays, injector: Any, numbers: Any)
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
     whole = lhs.shape, rhs.shape
     dims = Dimensions.of(lhs.ndim, rhs.ndim, numbers)
-    sums = {"dlhs": dims.gradient_of_lhs()[0].lhs_contract, "drhs": dims.gradient_of_rhs()[0].lhs_contract}
+    sums = {
+        "dlhs": tuple(dims.rhs_places[axis] for axis in dims.rhs_free),
+        "drhs": tuple(dims.lhs_places[axis] for axis in dims.lhs_free),
+    }
     if "tile_size" in given:  # the tiles' ties, found in operands that are laid out in tiles
         parts = lhs.shape[-1] // given["tile_size"]
         tiled = lhs.reshape(*lhs.shape[:-1], parts, -1), rhs.reshape(parts, -1, rhs.shape[-1])

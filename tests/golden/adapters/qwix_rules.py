@@ -299,7 +299,7 @@ def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
         if isinstance(layer, QuantWeightLayer) and layer.frozen is not None:
             frozen, groups = layer.frozen, layer.frozen.form.groups
             for kind in ("qparams", "state"):
-                payload, scale = frozen.form.stored.payload(frozen.value[...]), frozen.scale[...]
+                payload, scale = frozen.form.stored.payload(frozen.numbers["value"]), frozen.numbers["scale"]
                 if groups is not None:
                     payload, scale = groups.join(payload), jnp.squeeze(scale, groups.dim)
                 found[f"{kind}/{name}/kernel/array/qvalue"] = payload.astype(jnp.float32)
