@@ -137,7 +137,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "operand"
     quantizes_activations = True
-    reads = QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes"}
+    reads = QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes", "narrow_range"}
 
     def __init__(
         self,

@@ -163,7 +163,7 @@ class Contraction(InnerModule):
         axes = operand.axes
         if operand.keeps_state or operand.draws or not axes.sized:
             return for_backward(operand.quant)
-        return assembled_for_backward(name, binding, axes, self._where(name), self._modes), None
+        return assembled_for_backward(name, binding, axes, self._where(name), self.modes), None
 
     @property
     def trains(self) -> bool:
@@ -199,8 +199,15 @@ class Contraction(InnerModule):
             self.deterministic = deterministic
 
     @property
-    def _modes(self) -> tuple[bool, bool]:
+    def modes(self) -> tuple[bool, bool]:
+        """The arguments of `set_view`."""
         return self.use_running_average, self.deterministic
+
+    @property
+    def proxies(self) -> list[Any]:
+        """The quantizers that keep state."""
+        operands = (vars(self)[name] for name in OPERANDS)
+        return [operand.quant for operand in operands if operand is not None]
 
     def _where(self, name: str) -> str:
         return f"{self.where}: {self.scheme.name}.{name}"
@@ -220,7 +227,7 @@ class Contraction(InnerModule):
         elif not axes.sized:
             operand = self._assembled_here(name, binding, axes)
         else:
-            operand, shared = assembled(name, binding, axes, self._where(name), self._modes), True
+            operand, shared = assembled(name, binding, axes, self._where(name), self.modes), True
         draws = operand.draws and not self.deterministic
         if draws and self.stream is None:
             raise MissingRngsError(self._where(name))
@@ -238,7 +245,7 @@ class Contraction(InnerModule):
             rngs = nnx.Rngs()
             rngs.default = self.stream
         operand = QuantOperand(name, binding, axes, rngs, self._where(name))
-        operand.set_modes(*self._modes)
+        operand.set_modes(*self.modes)
         return operand
 
     def _has_no_state(self, name: str, binding: Binding) -> Exception:

@@ -19,7 +19,6 @@ from jqinject.dot.schemes.scheme_dot import (
     DotProduct,
     ExplainedScheme,
     check_no_transform,
-    contract_by_scheme,
     explain_scheme,
 )
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
@@ -248,7 +247,7 @@ class QConvGeneralDilated(QuantizedOp):
                 ("lhs", "rhs"), seen, (plan.labels.lhs, plan.labels.rhs), plan.summed("fprop"), strict=True
             )
         )
-        y = self._by_scheme(contract_by_scheme, convolution, left, right, unrounded)
+        y = self._by_scheme(convolution, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -304,7 +303,7 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._by_scheme(contract_by_scheme, ragged, lhs, rhs, unrounded, None, group_sizes)
+        return self._by_scheme(ragged, lhs, rhs, unrounded, None, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:

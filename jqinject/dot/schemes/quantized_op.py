@@ -28,8 +28,7 @@ from jqinject.dot.schemes.contraction import (
     operands_with_state,
 )
 from jqinject.dot.schemes.freezer import Freezer, QuantMode
-from jqinject.dot.schemes.quant_operand import QuantOperand
-from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
+from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
@@ -37,7 +36,6 @@ from jqinject.inject import Binding
 from jqinject.quant_tensor import is_quantized, on_integers
 
 Axes = tuple[int, ...]
-Contract = Callable[..., jax.Array]
 
 
 class QuantizedOp(Contraction):
@@ -184,7 +182,7 @@ class QuantizedOp(Contraction):
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        found = [saw for saw in (proxy.has_range() for proxy in self._proxies()) if saw is not None]
+        found = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
         return all(found) if found else None
 
     def begin_calibration(self) -> None:
@@ -197,14 +195,9 @@ class QuantizedOp(Contraction):
         for proxy in self._collectors():
             proxy.end_calibration()
 
-    def _proxies(self) -> list[Any]:
-        """The quantizers that keep state."""
-        operands = (vars(self)[name] for name in OPERANDS)
-        return [operand.quant for operand in operands if isinstance(operand, QuantOperand)]
-
     def _collectors(self) -> list[Any]:
         """The quantizers that collect ranges."""
-        return [proxy for proxy in self._proxies() if proxy.has_range() is not None]
+        return [proxy for proxy in self.proxies if proxy.has_range() is not None]
 
     def _contract(
         self,
@@ -223,18 +216,16 @@ class QuantizedOp(Contraction):
         left = self._served("lhs", LabelledTensor(lhs, labels.lhs), summed)
         right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
-        return self._by_scheme(contract_by_scheme, dot, left, right, unrounded)
+        return self._by_scheme(dot, left, right, unrounded)
 
-    def _by_scheme(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
+    def _by_scheme(self, static: Any, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
-            contract: contracts by a scheme, the first argument.
-            static: the static part of the contraction, the second argument.
-            operands: the others.
+            static, operands: as for `contract_by_scheme`.
         """
         if self.countdown is None:
-            return self._compiled(contract, static, *operands)
+            return contract_compiled(self, static, *operands)
         left = self.countdown.get_value()
         if not self.use_running_average:
             self.countdown.set_value(jnp.maximum(left - 1, 0))
@@ -242,23 +233,10 @@ class QuantizedOp(Contraction):
         after = self.scheme
         assert after.before is not None, "a delay has one"
         branches = (
-            lambda scheme=scheme: contract(self._of_one_call(scheme, key), static, *operands)
+            lambda scheme=scheme: contract_by_scheme(self._of_one_call(scheme, key), static, *operands)
             for scheme in (after.before, replace(after, before=None, delay=0))
         )
         return jax.lax.cond(left > 0, *branches)
-
-    def _compiled(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
-        """The contraction, compiled where it would else run one operation after the other: of arrays, stored tensors
-        among them, without state."""
-        packed = tuple(packed_tensor(x) if is_quantized(x) and x.is_stored else x for x in operands)
-        leaves = jax.tree.leaves(packed, is_leaf=is_quantized)
-        runs_now = all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves)
-        if not runs_now or self.recorder is not None or self._proxies():
-            return contract(self, static, *operands)
-        y, stream = _compiled(contract, static, self.scheme, self.where, self._modes, self.stream, packed)
-        if self.stream is not None:
-            self.stream.count.set_value(stream.count.get_value())
-        return y
 
     def _of_one_call(self, scheme: SchemeSpec, key: jax.Array | None) -> Contraction:
         """A contraction by another scheme, which keeps no state, in the same mode."""
@@ -290,21 +268,41 @@ class QuantizedOp(Contraction):
         """Same arguments as the function it replaces."""
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _compiled(
-    contract: Contract, static: Any, scheme: SchemeSpec, where: str, modes: Any, stream: Any, operands: Any
-) -> tuple[jax.Array, Any]:
-    """A contraction by a scheme without state, and the stream that it has drawn from.
+def contract_compiled(contraction: Contraction, static: Any, *operands: Any) -> jax.Array:
+    """A contraction by a scheme, compiled where it would else run one operation after the other.
+
+    That is a contraction of arrays, or of stored tensors, outside of `jit`, whose quantizers keep no state.
 
     Args:
-        contract, static: as for `QuantizedOp._by_scheme`.
-        operands: likewise, stored tensors packed.
-        scheme, where, modes, stream: of the module.
+        contraction, static, operands: as for `contract_by_scheme`.
     """
-    contraction = Contraction(scheme, where)
+    packed = tuple(packed_tensor(x) if is_quantized(x) and x.is_stored else x for x in operands)
+    leaves = jax.tree.leaves(packed, is_leaf=is_quantized)
+    runs_now = all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves)
+    if not runs_now or contraction.recorder is not None or contraction.proxies:
+        return contract_by_scheme(contraction, static, *operands)
+    facts = contraction.scheme, contraction.where, contraction.stateless, contraction.modes
+    y, stream = _compiled(static, *facts, contraction.stream, packed)
+    if contraction.stream is not None:
+        contraction.stream.count.set_value(stream.count.get_value())
+    return y
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _compiled(
+    static: Any, scheme: SchemeSpec, where: str, stateless: Any, modes: Any, stream: Any, operands: Any
+) -> tuple[jax.Array, Any]:
+    """The contraction, and the stream that it has drawn from.
+
+    Args:
+        static: as for `contract_by_scheme`.
+        operands: likewise, stored tensors packed.
+        scheme, where, stateless, modes, stream: of the module.
+    """
+    contraction = Contraction(scheme, where, stateless=stateless)
     contraction.set_view(*modes)
     contraction.stream = nnx.data(stream)
-    return contract(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
+    return contract_by_scheme(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
 
 
 def _checked(mode: Any, name: str) -> QuantMode:
