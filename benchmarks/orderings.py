@@ -142,7 +142,7 @@ def measured(
     if trial.rounding:
         model.eval()
         images = [jnp.asarray(batch) for batch, _ in training.batches(digits, 1, seed)]
-        jqinject.learn_rounding(model, images, steps=arguments.rounding_steps, seed=seed, progress=False)
+        jqinject.learn_rounding(model, images, steps=arguments.rounding_steps, progress=False)
     return 100 * training.accuracy(model, digits)
 
 

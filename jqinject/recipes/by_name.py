@@ -7,6 +7,7 @@ from jqinject.recipes.passes.awq import AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize
+from jqinject.recipes.passes.fold_batch_norm import FoldBatchNorm
 from jqinject.recipes.passes.fold_norms import FoldNorms
 from jqinject.recipes.passes.learned_rotation import LearnedRotation
 from jqinject.recipes.passes.low_rank import LowRank
@@ -30,12 +31,11 @@ PASSES = (
         CorrectBatchNorm,
         CorrectBiases,
         Equalize,
+        FoldBatchNorm,
         FoldNorms,
         LearnedRotation,
-        LowRank,
-        Rotate,
     ),
-    *(SmoothQuant, Solve, SplitChannels, TweakNorms),
+    *(LowRank, Rotate, SmoothQuant, Solve, SplitChannels, TweakNorms),
 )
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jqinject.model.ptq.round_training import Adam
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.recipes.batch_errors import BatchErrors
@@ -89,17 +89,17 @@ class TweakNorms:
         errors = BatchErrors[dict[str, jax.Array]](
             work, work.quantized, partial(_gains, start, sizes), _apart
         )
-        zero = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
-        state = {
-            path: Adam(value, jnp.zeros_like(value), jnp.zeros_like(value)) for path, value in zero.items()
-        }
-        before = errors.error(zero)
-        best, least, taken = zero, before, 0
+        optimizer = optax.adam(self.learning_rate)
+        moved = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
+        state, before = optimizer.init(moved), errors.error(moved)
+        best, least, taken = moved, before, 0
         for step in with_progress(range(self.steps), "norms", shown=work.progress):
-            gradients = errors.gradient(step, {path: each.value for path, each in state.items()})
-            count, rate = jnp.float32(step), self.learning_rate
-            state = {path: each.moved(gradients[path], rate, count) for path, each in state.items()}
-            moved = {path: each.value for path, each in state.items()}
+            gradients = errors.gradient(step, moved)
+            with jax.numpy_dtype_promotion(
+                "standard"
+            ):  # optax raises floats to the power of an integer count
+                updates, state = optimizer.update(gradients, state)
+            moved = jax.tree.map(jnp.add, moved, updates)
             found = errors.error(moved)
             if found < least:
                 best, least, taken = moved, found, step + 1
