@@ -197,7 +197,9 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 2])
     parser.add_argument("--epochs", type=int, default=30, help="of training with quantizers in the loop")
     parser.add_argument("--float-epochs", type=int, default=FLOAT_EPOCHS)
-    parser.add_argument("--edges-8-bits", action="store_true", help="the first and the last layer have 8 bits")
+    parser.add_argument(
+        "--edges-8-bits", action="store_true", help="the first and the last layer have 8 bits"
+    )
     parser.add_argument("--rounding-steps", type=int, default=500, help="of AdaRound, for each layer")
     arguments = parser.parse_args()
     show(collect(arguments, lambda text: print(text, flush=True)), arguments)

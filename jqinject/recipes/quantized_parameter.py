@@ -15,8 +15,9 @@ from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
 from jqinject.ops.groups import fitting_size, split_groups, spread_groups
-from jqinject.program import OpQuantizers, quantized_stack
+from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
+from jqinject.quant_tensor import as_array
 
 
 class QuantizedParameter:
@@ -74,6 +75,10 @@ class QuantizedParameter:
     def quantized(self, value: jax.Array) -> Any:
         """A parameter as the quantizer would quantize it now: a QuantTensor. Nothing moves."""
         return quantized_stack(nnx.clone(self.proxy, graph=True), value, self.depth)
+
+    def nearest(self, value: jax.Array) -> jax.Array:
+        """A parameter as the quantizer would round it now, float32."""
+        return jnp.asarray(as_array(self.quantized(value)), jnp.float32)
 
     def measure(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Scale and zero point of each number, float32, in the shape of the parameter.
@@ -187,3 +192,13 @@ def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
             if node.weight_quant.is_quant_enabled and all(node is not each.holder for each in found.values()):
                 found[name] = QuantizedParameter(name, node)
     return found
+
+
+def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
+    """The low-rank updates of a model, by the paths of their parameters as text.
+
+    Args:
+        model: a quantized NNX module.
+    """
+    held = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
+    return {name: adapter for node in held for name, adapter in node.adapters_by_path().items()}

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call, SplitCall
-from jqinject.quant_tensor import as_array
+from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solving import finite_statistics, output_error
 from jqinject.recipes.stream.stream import Visit
@@ -48,8 +47,8 @@ class ModelSensitivity:
     ) -> None:
         self._model, self._kind, self._loss = model, kind, loss
         self._batches = list(zip(calls, batches, strict=True))
-        entries = {".".join(path): entry for path, entry in ModelIndex(model).by_path.items()}
-        self._values: Values = {path: entries[path].variable.get_value() for path in paths}
+        variables = ModelIndex(model).by_name
+        self._values: Values = {path: variables[path].get_value() for path in paths}
         self._measured: dict[int, Any] = {}
 
     def of(self, path: str, value: jax.Array) -> float:
@@ -90,7 +89,7 @@ def _filled(state: Any, values: Values, begin: int) -> Any:
     """
     filled = []
     for path, variable in nnx.to_flat_state(state):
-        value = values.get(".".join(map(str, path[begin:])))
+        value = values.get(dotted(path[begin:]))
         filled.append((path, variable.replace(variable.get_value() if value is None else value)))
     return nnx.from_flat_state(filled)
 
@@ -161,11 +160,6 @@ def _curvature(loss: Any, values: Values, changed: Values) -> jax.Array:
 BY_LOSS = {"gradient": _gradient, "fisher": _fisher, "hessian": _curvature}
 
 
-def _rounded(parameter: QuantizedParameter) -> jax.Array:
-    """A parameter rounded to nearest, float32."""
-    return jnp.asarray(as_array(parameter.quantized(parameter.value.astype(jnp.float32))), jnp.float32)
-
-
 def of_model(
     measured: ModelSensitivity, path: str, choices: Mapping[int, Mapping[str, QuantizedParameter]]
 ) -> dict[int, float]:
@@ -176,7 +170,8 @@ def of_model(
         path: of the parameter.
         choices: width -> the quantized parameters.
     """
-    return {bits: measured.of(path, _rounded(made[path])) for bits, made in choices.items()}
+    at_widths = {bits: parameters[path] for bits, parameters in choices.items()}
+    return {bits: measured.of(path, x.nearest(x.value.astype(jnp.float32))) for bits, x in at_widths.items()}
 
 
 def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParameter]]) -> dict[int, float]:
@@ -191,7 +186,6 @@ def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParamete
     weights = visit.site.weights(original)
 
     def error(parameter: QuantizedParameter) -> float:
-        rounded = jnp.asarray(as_array(parameter.quantized(original)), jnp.float32)
-        return output_error(visit.site.weights(rounded) - weights, weights, statistics)
+        return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
 
     return {bits: error(made[site_path(visit.site)]) for bits, made in choices.items()}

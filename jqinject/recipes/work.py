@@ -33,7 +33,7 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, on_integers
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import Online, transformed_input
-from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import QuantizeInput, Stream
 
@@ -216,8 +216,7 @@ class Work:
 
     def _updates(self) -> dict[Any, jax.Array]:
         """The low-rank updates beside parameters of the quantized model, as arrays by path."""
-        held = [node for _, node in ModelIndex(self.quantized).places if isinstance(node, OpQuantizers)]
-        adapters = {name: each for node in held for name, each in node.adapters_by_path().items()}
+        adapters = adapters_of(self.quantized)
         shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
         return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
 

@@ -169,7 +169,7 @@ def _adapted(
     adapters = {}
     for plan in plans:
         name = dotted(plan.path)
-        variable = index.by_path[tuple(map(str, plan.path))].variable
+        variable = index.by_name[name]
         factors = None
         if start == "error" and name in bases:
             wrong = _rounding_error(model.op_quant.weights[name])
@@ -236,7 +236,7 @@ def with_low_rank(
     adapters, kept = {}, {}
     for wide in plans:
         name = dotted(wide.path)
-        variable: Any = index.by_path[tuple(map(str, wide.path))].variable
+        variable = index.by_name[name]
         value = variable.get_value()
         plan = kept[name] = wide.within(value.shape)
         adapters[name] = new_adapter(

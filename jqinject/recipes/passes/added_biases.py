@@ -15,15 +15,6 @@ BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)
 """Layers that add a bias to their outputs' last axes if they have one."""
 
 
-def variables_by_path(model: nnx.Module) -> dict[str, Any]:
-    """The Variables of a model by each of their paths, as text.
-
-    Args:
-        model: any.
-    """
-    return {dotted(path): held.variable for path, held in ModelIndex(model).by_path.items()}
-
-
 def add_biases(work: Work) -> frozenset[str]:
     """Give the layers whose weight is quantized a bias of 0, in the float model and in the quantized one.
 

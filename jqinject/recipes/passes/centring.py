@@ -7,9 +7,8 @@ from functools import partial
 
 import jax
 
+from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.transforms.sources import values_of
-from jqinject.recipes.transforms.turning import Turning
 from jqinject.recipes.work import Work, site_path
 
 
@@ -42,26 +41,18 @@ def centred(work: Work, by: str) -> list[Centred]:
         ValueError: the outputs move.
     """
     change = FloatChange(work, by)
-    change.run(lambda site: ())
-    paths = {slot: path for slot, (path, _) in change.owners.items()}
-    values = values_of(change.traced.flat, change.state, change.links)
-    turning = Turning(change.links, change.traced.flat, change.traced.found, paths, values)
+    change.run()
     done: list[Centred] = []
-    taken: set[str] = set()
-    for site in change.sites:
-        region = None if site.name in taken else turning.of(site)
-        if region is None or isinstance(region, str) or not (region.normalized and region.keeps_sums):
+    for site, region in change.turning():
+        if isinstance(region, str) or not (region.normalized and region.keeps_sums):
             continue
-        taken |= region.sinks
         read = {site_path(each) for each in change.sites if each.name in region.sinks}
-        makers = {
-            path: axis for path, axis in region.parameters.items() if ".".join(map(str, path)) not in read
-        }
+        makers = {path: axis for path, axis in region.parameters.items() if dotted(path) not in read}
         changes = {
             path: partial(without_mean, axis=axis, block=region.block) for path, axis in makers.items()
         }
         change.change(site.name, changes)
-        names = tuple(".".join(map(str, path)) for path in makers)
+        names = tuple(map(dotted, makers))
         done.append(Centred(names, tuple(sorted(region.sinks))))
     change.finish()
     return done

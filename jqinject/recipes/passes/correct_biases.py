@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.model.running.progress import with_progress
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.quant_tensor import as_array
-from jqinject.recipes.passes.added_biases import add_biases, variables_by_path
+from jqinject.recipes.passes.added_biases import add_biases
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.stream.stream import Batch, Visit
 from jqinject.recipes.transforms.biases import Bias, Biases
@@ -127,7 +127,7 @@ class _Shifts:
         site, parameter = visit.site, self.parameters.get(site_path(visit.site))
         if parameter is None and not self._quantizers.is_on(site):
             return None
-        weight = visit.original if parameter is None else as_array(parameter.quantized(parameter.value))
+        weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
         bias = self._bias(visit, visit.stream.batches[0])
@@ -149,7 +149,7 @@ class _Shifts:
 
     def put(self) -> None:
         """Put the corrected biases into the quantized model."""
-        quantized, floats = (variables_by_path(model) for model in (self.work.quantized, self.work.model))
+        quantized, floats = (ModelIndex(model).by_name for model in (self.work.quantized, self.work.model))
         for path, total in self._sums.items():
             original = floats[dotted(path)].get_value()
             shift = (total / np.maximum(self._counts[path], 1)).reshape(original.shape)

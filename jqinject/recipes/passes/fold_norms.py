@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.program import dotted
 from jqinject.recipes.passes.centring import centred
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import Path
 from jqinject.recipes.transforms.biases import Biases
 from jqinject.recipes.transforms.gains import Gain, Gains, Sink
-from jqinject.recipes.transforms.sources import values_of
 from jqinject.recipes.work import Work, site_path
 
 
@@ -83,11 +83,11 @@ class FoldNorms:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: ())
+        change.run()
         folding = _Folding(change)
         done: list[Any] = []
         for slot, gains in folding.gains.by_parameter().items():
-            path = ".".join(map(str, change.owners[slot][0]))
+            path = dotted(change.owners[slot][0])
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
             if isinstance(why, str):
                 done.append(NotFolded(path, why))
@@ -106,7 +106,7 @@ class _Folding:
             traced.found,
             change.links,
             set(change.owners),
-            values_of(traced.flat, change.state, change.links),
+            change.value_of,
         )
         self.biases = Biases(traced.flat, change.owners)
 
@@ -135,7 +135,7 @@ class _Folding:
         _then(changes, path, lambda value: jnp.full_like(value, (1 - start) / slope))
         self.change.change(sinks[0].site.name, changes)
         names = tuple(dict.fromkeys(sink.site.name for sink in sinks))
-        return Folded(".".join(map(str, path)), names, how)
+        return Folded(dotted(path), names, how)
 
     def _shared(self, sinks: list[Sink]) -> str:
         """Who else reads the weights; empty if no one does."""

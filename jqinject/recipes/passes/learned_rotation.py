@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.running.progress import with_progress
+from jqinject.program import dotted
 from jqinject.recipes.batch_errors import BatchErrors
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.passes.rotate import turned
 from jqinject.recipes.stream.site import Path
 from jqinject.recipes.transforms.cayley import cayley_step
-from jqinject.recipes.transforms.sources import values_of
 from jqinject.recipes.transforms.turned_region import TurnedRegion
-from jqinject.recipes.transforms.turning import Turning
 from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2")
@@ -100,7 +99,7 @@ class LearnedRotation:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: ())
+        change.run()
         regions = self._regions(change)
         if not regions:
             return [NothingToRotate()]
@@ -118,17 +117,10 @@ class LearnedRotation:
         return [Learned(kinds, sizes, before, least, taken), *change.finish()]
 
     def _regions(self, change: FloatChange) -> list[tuple[str, _Region]]:
-        paths = {slot: path for slot, (path, _) in change.owners.items()}
-        traced = change.traced
-        values = values_of(traced.flat, change.state, change.links)
-        turning = Turning(change.links, traced.flat, traced.found, paths, values)
-        taken: set[str] = set()
         found: list[tuple[str, _Region]] = []
-        for site in change.sites:
-            region = None if site.name in taken else turning.of(site)
-            if region is None or isinstance(region, str):
+        for site, region in change.turning():
+            if isinstance(region, str):
                 continue
-            taken |= region.sinks
             kind = "R1" if region.normalized else "R2"
             if kind in self.kinds and region.block > 1:
                 found.append((kind, _Region.of(region, site.name)))
@@ -161,7 +153,7 @@ class _Descent:
     def __post_init__(self) -> None:
         self.matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in self.regions)
         quantized = self.work.copied().quantized
-        names = {path: ".".join(map(str, path)) for region in self.regions for path, _ in region.axes}
+        names = {path: dotted(path) for region in self.regions for path, _ in region.axes}
         held = {path: self.change.values[path] for path in names}
 
         def values(matrices: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
