@@ -12,9 +12,9 @@ from jqinject.model.inspect.coverage import coverage as coverage
 from jqinject.model.inspect.coverage_rows import ActivationContraction as ActivationContraction
 from jqinject.model.inspect.coverage_rows import ContractedWeight as ContractedWeight
 from jqinject.model.inspect.coverage_rows import MissedWeight as MissedWeight
-from jqinject.model.inspect.histograms import Histogram as Histogram
-from jqinject.model.inspect.histories import History as History
+from jqinject.model.inspect.layer_numbers import Histogram as Histogram
 from jqinject.model.inspect.layer_numbers import Histograms as Histograms
+from jqinject.model.inspect.layer_numbers import History as History
 from jqinject.model.inspect.layer_numbers import LayerNumbers as LayerNumbers
 from jqinject.model.inspect.layer_numbers import LayerReport as LayerReport
 from jqinject.model.inspect.layer_numbers import Saturation as Saturation
@@ -24,8 +24,8 @@ from jqinject.model.inspect.training.training_bytes import TrainingBytes as Trai
 from jqinject.model.lora.adapting import lora as lora
 from jqinject.model.lora.merging import LossyMergeWarning as LossyMergeWarning
 from jqinject.model.lora.merging import merge_lora as merge_lora
+from jqinject.model.quantizing.check_rules import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.initialize import initialize as initialize
-from jqinject.model.quantizing.low_coverage import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport

@@ -12,10 +12,8 @@ from jqinject.model.inspect.coverage import coverage_of
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import CallBatch, check_batches
 from jqinject.program import CALL, Method
-from jqinject.recipes.by_name import BY_NAME
 from jqinject.recipes.files import read, write
-from jqinject.recipes.identity import identity_of
-from jqinject.recipes.journal import Journal
+from jqinject.recipes.journal import Journal, identity_of
 from jqinject.recipes.report import Explanation, Model, Report, Result, Step
 from jqinject.recipes.work import Work
 
@@ -92,7 +90,7 @@ class Recipe:
         Raises:
             ValueError: it is not a recipe; an unknown pass, solver or argument; the text says where.
         """
-        return cls(*read(path, BY_NAME))
+        return cls(*read(path))
 
     def apply(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
-from jqinject.model.lora.factors import dense_update
+from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.walk import ModelIndex

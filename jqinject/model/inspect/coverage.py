@@ -16,12 +16,12 @@ from jqinject.model.inspect.coverage_rows import (
     ContractedWeight,
     MissedWeight,
     TracedCall,
+    WeightSize,
     activation_entry,
     rule_for,
     traced,
     used_weight,
 )
-from jqinject.model.inspect.covered import WeightSize
 from jqinject.model.inspect.weight_numbers import ModelWeights, Weight
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
@@ -112,7 +112,7 @@ class Coverage:
         return "\n".join([*lines, *(wrapped(line, hang="  ") for line in self.summary)])
 
     def _repr_html_(self) -> str:
-        from jqinject.model.inspect.page.coverage_page import coverage_fragment
+        from jqinject.model.inspect.page.report_page import coverage_fragment
 
         return coverage_fragment(self)
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.model.inspect.operation_counts import operations_by
+from jqinject.model.inspect.weight_flow import operations_by
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
 from jqinject.program.jaxpr import Body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from jqinject.model.inspect.covered import Covered
+from jqinject.model.inspect.coverage_rows import Covered
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.training.training_bytes import TrainingBytes
 from jqinject.terminal import blocks, columns, table, wrapped

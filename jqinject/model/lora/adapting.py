@@ -15,7 +15,9 @@ from jqinject.model.lora.adapter_plan import (
     PlannedAdapter,
     Rank,
     checked_rank,
+    dense_update,
     factor_of_update,
+    nearest_factors,
     new_adapter,
     plan_adapters,
 )
@@ -28,7 +30,6 @@ from jqinject.model.lora.checks import (
     refuse_adapted,
     refuse_bias_quantizers,
 )
-from jqinject.model.lora.factors import dense_update, nearest_factors
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
 from jqinject.model.quantizing.plan import check_operations
 from jqinject.model.quantizing.quantize_model import quantize_program

@@ -14,11 +14,17 @@ from flax import nnx
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import quantize
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call
-from jqinject.recipes.allocation import cheapest_errors
-from jqinject.recipes.budgets import Budget, Seconds, float_bits, multiply_adds, seconds_of
+from jqinject.recipes.allocation import (
+    Budget,
+    Seconds,
+    cheapest_errors,
+    float_bits,
+    multiply_adds,
+    seconds_of,
+)
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.sensitivities import (
     BY_LOSS,

@@ -15,11 +15,11 @@ from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.clip import Clip
-from jqinject.recipes.solvers.integers import squared_errors
+from jqinject.recipes.solvers.solver import squared_errors
 from jqinject.recipes.stream.block import Block, module_around
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
-from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.walk import factors_of
 from jqinject.recipes.work import Work, site_path
 
 WithWeights = bool | Literal["both", "always"]

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Transform
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
@@ -22,8 +22,7 @@ from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.sources import values_of
-from jqinject.recipes.transforms.turned_region import TurnedRegion
-from jqinject.recipes.transforms.turning import Turning
+from jqinject.recipes.transforms.turning import TurnedRegion, Turning
 from jqinject.recipes.transforms.walk import Links
 from jqinject.recipes.work import Work, site_path
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jqinject.model.lora.adapter_plan import PlannedAdapter
+from jqinject.model.lora.adapter_plan import PlannedAdapter, dense_update, nearest_factors
 from jqinject.model.lora.adapting import with_low_rank
-from jqinject.model.lora.factors import dense_update, nearest_factors
 from jqinject.program import Adapter
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of
 from jqinject.recipes.work import Work

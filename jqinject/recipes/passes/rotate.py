@@ -20,7 +20,7 @@ from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.turn_scores import turned_scores
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
 from jqinject.recipes.transforms.sources import comes_from_nonlinearity
-from jqinject.recipes.transforms.turned_region import TurnedRegion
+from jqinject.recipes.transforms.turning import TurnedRegion
 from jqinject.recipes.work import Work, site_path
 
 KINDS = ("R1", "R2", "R3", "R4")

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.program import dotted
-from jqinject.recipes.batch_errors import BatchErrors
+from jqinject.recipes.sensitivities import BatchErrors
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.work import Work
 

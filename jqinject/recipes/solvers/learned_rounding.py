@@ -14,8 +14,7 @@ from jqinject.core.rounding import LearnedRound
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.columns import HIGHEST
-from jqinject.recipes.solvers.integers import bounded_codes, squared_errors
-from jqinject.recipes.solvers.solver import Problem, Solution
+from jqinject.recipes.solvers.solver import Problem, Solution, bounded_codes, squared_errors
 
 SHARES: dict[LearnedRoundImplType, LearnedRound] = {
     LearnedRoundImplType.HARD_SIGMOID: LearnedRoundHardSigmoid(),

@@ -11,8 +11,8 @@ import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
 from jqinject.recipes.stream.site import CASTS, MOVES, Path, is_known, known_value
-from jqinject.recipes.transforms.labels import compressed
-from jqinject.recipes.transforms.moved import moved_by_numpy
+from jqinject.recipes.transforms.steps import moved_by_numpy
+from jqinject.recipes.transforms.walk import compressed
 
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze", "expand_dims")
 """Operations that keep every number of a value, once."""

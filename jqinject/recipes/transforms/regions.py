@@ -10,9 +10,8 @@ import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot
 from jqinject.recipes.stream.site import ContractionSite, FoundSites, Path
-from jqinject.recipes.transforms.labels import Labels, relabelled
 from jqinject.recipes.transforms.steps import RULES
-from jqinject.recipes.transforms.walk import Links, Walk
+from jqinject.recipes.transforms.walk import Labels, Links, Walk, relabelled
 
 TRIES = 16
 """How many ways to carry a factor through products are tried."""

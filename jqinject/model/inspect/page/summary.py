@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from html import escape
 
-from jqinject.model.inspect.covered import Covered, WeightSize
+from jqinject.model.inspect.coverage_rows import Covered, WeightSize
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.report_table import Rows, decibels
 
