@@ -164,16 +164,19 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            self._quantized = quantize(
-                self.model,
-                self.rules_with_transforms,
-                inputs=self.inputs,
-                methods=self.methods,
-                allow_idle=self.allow_idle or bool(self.online),
-            )
+            self._quantized = self.quantized_by(self.rules_with_transforms)
             self._fill_transforms()
             self._calibrate()
         return self._quantized
+
+    def quantized_by(self, rules: Sequence[Rule]) -> nnx.Module:
+        """The float model quantized by rules, its ranges not calibrated.
+
+        Args:
+            rules: of the work, or others in their place.
+        """
+        idle = self.allow_idle or bool(self.online)
+        return quantize(self.model, rules, inputs=self.inputs, methods=self.methods, allow_idle=idle)
 
     @property
     def rules_with_transforms(self) -> tuple[Rule, ...]:

@@ -110,7 +110,7 @@ OPAQUE = frozenset({"pallas_call", "ffi_call", "pure_callback"})
 
 
 @dataclass(frozen=True)
-class Contracted:
+class TracedContraction:
     """One contraction, or one look-up.
 
     Attributes:
@@ -151,7 +151,7 @@ class Contracted:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a program an equation is: see `Contracted`."""
+    """Where in a program an equation is: see `TracedContraction`."""
 
     path: str = ""
     times: int = 1
@@ -181,7 +181,7 @@ class WeightFlow:
     def __init__(
         self, body: Body, inputs: Sequence[Flow], constant: Callable[[Any], Flow] = lambda value: Flow()
     ) -> None:
-        self.found: list[Contracted] = []
+        self.found: list[TracedContraction] = []
         self.read: set[str] = set()
         self._constant = constant
         self._run(body, inputs, Place())
@@ -247,14 +247,16 @@ class WeightFlow:
         path = path_in(equation.scopes) or place.path
         operation = operation_of(equation.name).name
         self.found.append(
-            Contracted(equation, weight.sources, operation, path, place.times, weight.through, place.inside)
+            TracedContraction(
+                equation, weight.sources, operation, path, place.times, weight.through, place.inside
+            )
         )
 
     # --- programs within
 
     def _branches(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
         outputs: list[list[Flow]] = []
-        runs: list[list[Contracted]] = []
+        runs: list[list[TracedContraction]] = []
         outer = self.found
         for branch in equation.branches:
             self.found = []

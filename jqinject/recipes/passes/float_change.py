@@ -23,7 +23,7 @@ from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.sources import values_of
 from jqinject.recipes.transforms.turning import TurnedRegion, Turning
-from jqinject.recipes.transforms.walk import Links
+from jqinject.recipes.transforms.walk import DefUse
 from jqinject.recipes.work import Work, site_path
 
 TOLERANCE = 1e-5
@@ -69,10 +69,10 @@ class FloatChange:
         self.done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> DefUse:
         """What makes and reads each value of the program."""
         count = self.traced.program.output_tree.num_leaves
-        return Links(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
+        return DefUse(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
 
     @cached_property
     def value_of(self) -> Callable[[Slot], Any]:

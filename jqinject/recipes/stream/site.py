@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.program import dotted
-from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, Slot, Step
+from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.matrices import Matrices, matrices_of
 
 
@@ -209,7 +209,7 @@ class Product:
 
 
 @dataclass
-class FoundSites:
+class ProgramSites:
     """The contractions of parameters in a program, in the order in which they run.
 
     Attributes:
@@ -227,7 +227,7 @@ class FoundSites:
 
 def sites_of(
     flat: FlatProgram, parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]], state: set[Slot]
-) -> FoundSites:
+) -> ProgramSites:
     """The contractions of parameters in a program.
 
     Args:
@@ -235,9 +235,9 @@ def sites_of(
         parameters: path and shape of the parameter in each slot that holds one.
         state: the slots of the model's state, parameters included.
     """
-    found = FoundSites(fixed={*state, *flat.constants})
+    found = ProgramSites(fixed={*state, *flat.constants})
     owner: dict[Slot, Slot] = {slot: slot for slot in parameters}
-    made_by: dict[Slot, tuple[Step, int]] = {}
+    made_by: dict[Slot, tuple[FlatStep, int]] = {}
     for index, step in enumerate(flat.steps):
         owners = {owner[slot] for slot in step.inputs if slot in owner}
         if all(slot in found.fixed for slot in step.inputs):
@@ -253,17 +253,17 @@ def sites_of(
     return found
 
 
-def _moves_owned(step: Step, owner: Mapping[Slot, Slot]) -> bool:
+def _moves_owned(step: FlatStep, owner: Mapping[Slot, Slot]) -> bool:
     return step.name in (*CASTS, *MOVES) and step.inputs[0] in owner
 
 
 def _look(
     flat: FlatProgram,
-    found: FoundSites,
+    found: ProgramSites,
     index: int,
     name: str,
     owner: Mapping[Slot, Slot],
-    made_by: Mapping[Slot, tuple[Step, int]],
+    made_by: Mapping[Slot, tuple[FlatStep, int]],
     parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]],
 ) -> None:
     step = flat.steps[index]
@@ -311,10 +311,10 @@ def _places(
     slot: Slot,
     source: Slot,
     shape: tuple[int, ...],
-    made_by: Mapping[Slot, tuple[Step, int]],
+    made_by: Mapping[Slot, tuple[FlatStep, int]],
 ) -> Places | str:
     """Where each number of an operand stands in the parameter; a sentence if it is not simply one of its numbers."""
-    chain: list[tuple[Step, int]] = []
+    chain: list[tuple[FlatStep, int]] = []
     while slot != source:
         step, place = made_by[slot]
         if step.name not in (*CASTS, *MOVES):
@@ -332,7 +332,7 @@ def _places(
     return Places.of(moved, shape) or "a number of the parameter is contracted more than once"
 
 
-def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> bool:
+def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[FlatStep, int]]) -> bool:
     """Whether a value depends on neither parameters nor inputs.
 
     Args:
@@ -345,7 +345,7 @@ def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, i
     return slot in made_by and all(is_known(flat, other, made_by) for other in made_by[slot][0].inputs)
 
 
-def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:
+def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[FlatStep, int]]) -> Any:
     """A value that depends on neither parameters nor inputs.
 
     Args:

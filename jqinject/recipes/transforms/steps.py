@@ -11,12 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import Slot, Step
+from jqinject.recipes.stream.flat_program import FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS
 from jqinject.recipes.transforms.walk import Labels, Walk, varies
 
 
-def moved(walk: Walk, step: Step, index: int) -> None:
+def moved(walk: Walk, step: FlatStep, index: int) -> None:
     """Operations that move the numbers of their first operand: slices, transpositions, copies along axes."""
     for slot in step.inputs[1:]:
         walk.refuse(slot, f"numbers are picked by it in {step.name}")
@@ -27,12 +27,12 @@ def moved(walk: Walk, step: Step, index: int) -> None:
             walk.refuse(slot, f"which of its numbers are picked by {step.name} depends on the input")
 
 
-def joined(walk: Walk, step: Step, index: int) -> None:
+def joined(walk: Walk, step: FlatStep, index: int) -> None:
     """Concatenation and stacking."""
     _moved(walk, step, step.inputs)
 
 
-def _moved(walk: Walk, step: Step, data: Sequence[int]) -> None:
+def _moved(walk: Walk, step: FlatStep, data: Sequence[int]) -> None:
     outputs = [slot for slot in step.outputs if walk.has(slot)]
     if not outputs and not any(walk.has(slot) for slot in data):
         return
@@ -58,7 +58,7 @@ def _moved(walk: Walk, step: Step, data: Sequence[int]) -> None:
         walk.give(slot, whole[start:end].reshape(shape), seen[start:end].reshape(shape))
 
 
-def _places(walk: Walk, step: Step, data: Sequence[int]) -> list[np.ndarray]:
+def _places(walk: Walk, step: FlatStep, data: Sequence[int]) -> list[np.ndarray]:
     """For each output, where its numbers come from in the operands, one after the other."""
     start, operands = 0, []
     for slot in data:
@@ -73,7 +73,7 @@ def _places(walk: Walk, step: Step, data: Sequence[int]) -> list[np.ndarray]:
     return [np.asarray(made) for made in step.run(*map(jnp.asarray, operands), *rest)]
 
 
-def moved_by_numpy(step: Step, x: np.ndarray) -> Any:
+def moved_by_numpy(step: FlatStep, x: np.ndarray) -> Any:
     """The commonest moves, without a compilation for each shape, and mostly without a copy; None for others.
 
     Args:
@@ -99,7 +99,7 @@ def moved_by_numpy(step: Step, x: np.ndarray) -> Any:
 MIXED = "one factor would have to stand in for those of several channels of a contraction"
 
 
-def dot(walk: Walk, step: Step, index: int) -> None:
+def dot(walk: Walk, step: FlatStep, index: int) -> None:
     """`dot_general`."""
     contracted, batch = step.params["dimension_numbers"]
     sides = [
@@ -163,7 +163,7 @@ def _as_result(labels: Labels, side: _Side, sides: list[_Side], rank: int) -> La
     return _onto(labels, _result_axes(side, sides), rank)
 
 
-def _from_result(walk: Walk, step: Step, index: int, sides: list[_Side]) -> None:
+def _from_result(walk: Walk, step: FlatStep, index: int, sides: list[_Side]) -> None:
     made = step.outputs[0]
     labels = walk.labels[made]
     able = []
@@ -184,7 +184,7 @@ def _from_result(walk: Walk, step: Step, index: int, sides: list[_Side]) -> None
     walk.give(other.slot, np.zeros((1,) * other.rank, int))
 
 
-def convolution(walk: Walk, step: Step, index: int) -> None:
+def convolution(walk: Walk, step: FlatStep, index: int) -> None:
     """`conv_general_dilated`: factors of input and output channels."""
     params: Any = step.params
     spec, groups = params["dimension_numbers"], params["feature_group_count"]
@@ -225,7 +225,7 @@ def convolution(walk: Walk, step: Step, index: int) -> None:
         walk.give(x, none)
 
 
-def ragged(walk: Walk, step: Step, index: int) -> None:
+def ragged(walk: Walk, step: FlatStep, index: int) -> None:
     """`ragged_dot_general`, of rows in groups, each with a matrix of its own."""
     x, weight, *rest = step.inputs
     made = step.outputs[0]
@@ -252,10 +252,10 @@ def ragged(walk: Walk, step: Step, index: int) -> None:
         walk.refuse(weight, "other numbers of the parameter have factors")
 
 
-Rule = Callable[[Walk, Step, int], None]
+Rule = Callable[[Walk, FlatStep, int], None]
 
 
-def same(walk: Walk, step: Step, index: int) -> None:
+def same(walk: Walk, step: FlatStep, index: int) -> None:
     """Sums, maxima and the like: all operands and the result have the same factors."""
     operands = step.inputs[1:] if step.name == "select_n" else step.inputs
     if step.name == "select_n":
@@ -267,7 +267,7 @@ def same(walk: Walk, step: Step, index: int) -> None:
             walk.give(slot, walk.labels[known])
 
 
-def product(walk: Walk, step: Step, index: int) -> None:
+def product(walk: Walk, step: FlatStep, index: int) -> None:
     """A product: one of the operands has the factors of the result."""
     (one, other), (made,) = step.inputs, step.outputs
     having = [slot for slot in (one, other) if walk.has(slot)]
@@ -289,7 +289,7 @@ def product(walk: Walk, step: Step, index: int) -> None:
         walk.give(other if carrier == one else one, np.zeros((), int))
 
 
-def quotient(walk: Walk, step: Step, index: int) -> None:
+def quotient(walk: Walk, step: FlatStep, index: int) -> None:
     """A quotient: the numerator has the factors of the result."""
     above, below = step.inputs
     walk.refuse(below, "something is divided by it")
@@ -300,7 +300,7 @@ def quotient(walk: Walk, step: Step, index: int) -> None:
             walk.give(slot, walk.labels[known])
 
 
-def sign_alone(walk: Walk, step: Step, index: int) -> None:
+def sign_alone(walk: Walk, step: FlatStep, index: int) -> None:
     """Comparisons with 0, signs: no positive factor changes them."""
     walk.refuse(step.outputs[0], f"it is the result of {step.name}")
     for slot in step.inputs:
@@ -316,7 +316,7 @@ def along(axes_of: Callable[[Any], set[int]], *, removed: bool = False) -> Rule:
         removed: whether the result lacks them.
     """
 
-    def rule(walk: Walk, step: Step, index: int) -> None:
+    def rule(walk: Walk, step: FlatStep, index: int) -> None:
         x, made = step.inputs[0], step.outputs[0]
         axes = axes_of(step.params)
         for slot in step.inputs[1:]:

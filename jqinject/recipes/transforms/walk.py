@@ -13,10 +13,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
+from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import known_value
 
 Labels = np.ndarray
+
+
+class Refused(Exception):
+    """A gain cannot be taken over, or a value not rotated, and why."""
 
 
 def compressed(labels: Labels) -> Labels:
@@ -146,8 +150,8 @@ class Walk:
     def __init__(
         self,
         flat: FlatProgram,
-        links: Links,
-        rules: Mapping[str, Callable[[Walk, Step, int], None]],
+        links: DefUse,
+        rules: Mapping[str, Callable[[Walk, FlatStep, int], None]],
         count: int,
         choices: Mapping[int, int],
     ) -> None:
@@ -238,7 +242,7 @@ class Walk:
             self.reasons.append(why)
 
 
-class Links:
+class DefUse:
     """What makes and what reads each value of a program.
 
     Args:
@@ -261,7 +265,7 @@ class Links:
         self.inputs = set(flat.inputs)
         returned, state = flat.outputs[:count], flat.outputs[count:]
         self.outputs = {*returned, *(slot for slot in state if slot not in parameters)}
-        self.made_by: dict[Slot, tuple[Step, int]] = {}
+        self.made_by: dict[Slot, tuple[FlatStep, int]] = {}
         self.shapes = dict(shapes) | {slot: np.shape(value) for slot, value in flat.constants.items()}
         self.unowned = set(flat.constants)
         """Slots that depend on constants alone."""
@@ -287,12 +291,12 @@ class Links:
         """The steps that make or read a value."""
         return self._touching.get(slot, [])
 
-    def _made(self, step: Step) -> list[tuple[int, ...]]:
+    def _made(self, step: FlatStep) -> list[tuple[int, ...]]:
         if step.equation is not None:
             return [tuple(x.shape) for x in step.equation.outputs]
         shape = self.shapes[step.inputs[0]]
         return [shape[1:] if step.name == "slice_of_stack" else (len(step.inputs), *shape)]
 
 
-def _at(step: Step) -> str:
+def _at(step: FlatStep) -> str:
     return f" in {step.path}" if step.path else ""

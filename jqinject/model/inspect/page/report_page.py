@@ -9,10 +9,10 @@ from jqinject.model.inspect.layer_numbers import History, LayerReport
 from jqinject.model.inspect.page.html_table import STYLE, TITLES, framed, row_of
 from jqinject.model.inspect.page.summary import costs, coverage_tiles, tiles
 from jqinject.model.inspect.page.svg_charts import histogram_chart, series_chart
-from jqinject.model.inspect.report_table import RIGHT, Rows, head, legend, notes, rows
+from jqinject.model.inspect.report_table import RIGHT, ReportRows, head, legend, notes, rows
 
 
-def page(report: Rows) -> str:
+def page(report: ReportRows) -> str:
     """The whole page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
@@ -22,7 +22,7 @@ def page(report: Rows) -> str:
     )
 
 
-def fragment(report: Rows, title: str = "") -> str:
+def fragment(report: ReportRows, title: str = "") -> str:
     """The report as a part of a page, or of a notebook.
 
     Args:
@@ -42,7 +42,7 @@ def fragment(report: Rows, title: str = "") -> str:
     )
 
 
-def _table(report: Rows) -> str:
+def _table(report: ReportRows) -> str:
     """A row for each layer, and below it its note, over all columns."""
     names = head(report)[:-1]
     *entries, totals = rows(report)
