@@ -1,4 +1,4 @@
-"""Writes `jqinject/nn/base/override_keywords.pyi`: the further keywords of every layer, with their types.
+"""Writes `jqinject/nn/base/keywords.pyi`: the further keywords of every layer, with their types.
 
     python -m jqinject.catalogue.typed_keywords
 
@@ -7,34 +7,39 @@ A test compares the file with what this makes of the ready-made quantizers.
 
 from __future__ import annotations
 
+import ast
 import enum
 import inspect
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from flax import nnx
 
 import jqinject.nn
 from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
-from jqinject.nn.base import override_keywords
 from jqinject.nn.base.quant_layer import QuantLayer, keywords_of
-from jqinject.nn.base.slots import Slot
+from jqinject.nn.base.slots import Slot, flax_layer, flax_parameters
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES
 
-STUB = Path(str(override_keywords.__file__)).with_suffix(".pyi")
+STUB = Path(str(jqinject.nn.__file__)).parent / "base" / "keywords.pyi"
 KINDS = {"weight": "weight", "bias": "bias", "activation": "act", "gradient": "grad", "accumulator": "trunc"}
-HEAD = """# Written by `python -m jqinject.catalogue.typed_keywords`: what layers take beside their own arguments.
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypedDict
+HEAD = """# Written by `python -m jqinject.catalogue.typed_keywords`: the keywords of layers, of Flax and of quantizers.
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Optional, TypeAlias, TypedDict, Union
 
 import jax
 import numpy as np
 from flax import nnx
-from flax.typing import Dtype, Initializer, PromoteDtypeFn
+from flax.typing import Axes, ConvGeneralDilatedT, DotGeneralT, Dtype, EinsumT, Initializer, PaddingLike
+from flax.typing import PrecisionLike, PromoteDtypeFn
 from jax.typing import DTypeLike
 
 from jqinject.inject import ExtendedInjector
@@ -46,48 +51,73 @@ Array: TypeAlias = float | jax.Array | np.ndarray
 DType: TypeAlias = DTypeLike | None
 AxisName: TypeAlias = str | tuple[str, ...] | None
 Injector: TypeAlias = type[ExtendedInjector]
+Axis: TypeAlias = int
+Size: TypeAlias = int
 """
-CELLS = """
-class CellKeywords(TypedDict, total=False):
-    dtype: Dtype | None
-    param_dtype: Dtype
-    carry_init: Initializer | None
-    activation_fn: Callable[..., Any]
-    kernel_init: Initializer
-    recurrent_kernel_init: Initializer
-    bias_init: Initializer
-    promote_dtype: PromoteDtypeFn
-    keep_rngs: bool
-    kernel_metadata: Mapping[str, Any]
-    recurrent_kernel_metadata: Mapping[str, Any]
-    bias_metadata: Mapping[str, Any]
+OF_CELLS: Mapping[str, type[nnx.Module]] = {"QuantLSTM": nnx.LSTMCell, "QuantRNN": nnx.SimpleCell}
+# What Flax's annotations call something -> what the stub calls it.
+RENAMED = {
+    r"\btp\.Type\b": "type",
+    r"\btp\.|\brnglib\.": "",
+    r"\bArray\b": "jax.Array",
+    r"\bvariablelib\.Variable": "nnx.Variable[Any]",
+}
 
-class LSTMCellKeywords(CellKeywords, total=False):
-    gate_fn: Callable[..., Any]
 
-class SimpleCellKeywords(CellKeywords, total=False):
-    residual: bool
-"""
-OF_CELLS = {"QuantLSTM": "LSTMCellKeywords", "QuantRNN": "SimpleCellKeywords"}
+class _Layer(NamedTuple):
+    """What the stub says of a layer.
+
+    Attributes:
+        slots: its places for quantizers.
+        own: its arguments.
+        flax: keyword of its Flax layer -> annotation.
+    """
+
+    slots: Sequence[Slot]
+    own: frozenset[str]
+    flax: Mapping[str, str]
 
 
 def stub() -> str:
     """The text of the stub."""
     groups: dict[str, str] = {}
-    layers = [_layer(name, *layer, groups) for name, layer in _layers().items()]
-    return "\n".join([HEAD, *_enums(), CELLS, *groups.values(), *layers])
+    layers = [_keywords(name, layer, groups) for name, layer in _layers().items()]
+    return "\n".join([HEAD, *_enums(), "", *groups.values(), *layers])
 
 
-def _layers() -> dict[str, tuple[Sequence[Slot], frozenset[str]]]:
-    """Layer -> its places for quantizers, and its own arguments."""
-    found: dict[str, tuple[Sequence[Slot], frozenset[str]]] = {}
+def _layers() -> dict[str, _Layer]:
+    layers: dict[str, _Layer] = {}
     for name, layer in sorted(vars(jqinject.nn).items()):
         if not (inspect.isclass(layer) and issubclass(layer, QuantLayer)) or layer.__name__ != name:
             continue
-        parameters = inspect.signature(layer).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            found[name] = layer.override_slots(), frozenset(p.name for p in parameters)
-    return {**found, "Rule": (RULE_SLOTS, frozenset())}
+        arguments = inspect.signature(layer.__init__).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in arguments.values()):
+            parent = OF_CELLS.get(name) or flax_layer(layer)
+            flax = {} if parent is None else _flax_types(parent)
+            own = frozenset(inspect.signature(layer).parameters)
+            layers[name] = _Layer(
+                layer.override_slots(), own, {k: flax[k] for k in flax if k not in arguments}
+            )
+    return {**layers, "Rule": _Layer(RULE_SLOTS, frozenset(), {})}
+
+
+def _flax_types(parent: type[nnx.Module]) -> dict[str, str]:
+    """Keyword of a Flax layer -> its annotation as Flax writes it."""
+    types: dict[str, str] = {}
+    for cls in parent.__mro__:
+        if "__init__" in vars(cls) and cls is not object:
+            (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__))).body
+            assert isinstance(function, ast.FunctionDef)
+            for argument in function.args.kwonlyargs:
+                if argument.annotation is not None and argument.arg in flax_parameters(parent):
+                    types.setdefault(argument.arg, _renamed(ast.unparse(argument.annotation)))
+    return types
+
+
+def _renamed(annotation: str) -> str:
+    for pattern, name in RENAMED.items():
+        annotation = re.sub(pattern, name, annotation)
+    return annotation
 
 
 def _enums() -> Iterable[str]:
@@ -97,25 +127,25 @@ def _enums() -> Iterable[str]:
             yield f"{name}: TypeAlias = enums.{name} | Literal[{', '.join(texts)}]"
 
 
-def _layer(name: str, slots: Sequence[Slot], own: frozenset[str], groups: dict[str, str]) -> str:
-    bases, fields = ([OF_CELLS[name]] if name in OF_CELLS else []), {}
-    for slot in {slot.prefix: slot for slot in slots}.values():
-        keywords = keywords_of(slot, slots, names_of(slot))
+def _keywords(name: str, layer: _Layer, groups: dict[str, str]) -> str:
+    bases: list[str] = []
+    fields: dict[str, str] = {}
+    for slot in {slot.prefix: slot for slot in layer.slots}.values():
+        keywords = keywords_of(slot, layer.slots, names_of(slot))
         group = (
             "".join(word.capitalize() for word in slot.prefix.split("_")) + f"{_kind(slot).capitalize()}Names"
         )
-        whole = {slot.prefix + known: known for known in names_of(slot)}
-        if own.isdisjoint(whole) and len(keywords) == len(whole):
-            groups.setdefault(group, _class(group, (), whole))
+        types = {slot.prefix + known: NAMES[known][0] for known in names_of(slot)}
+        if layer.own.isdisjoint(types) and len(keywords) == len(types):
+            groups.setdefault(group, _class(group, (), types))
             bases.append(group)
         else:
-            fields |= {keyword: known for known, keyword in keywords.items() if keyword not in own}
-    return _class(f"{name}Overrides", bases, fields)
+            fields |= {k: NAMES[known][0] for known, k in keywords.items() if k not in layer.own}
+    return _class(f"{name}Keywords", bases, {**layer.flax, **fields})
 
 
-def _class(name: str, bases: Sequence[str], fields: Mapping[str, str]) -> str:
-    types = {keyword: NAMES[fields[keyword]][0] for keyword in sorted(fields)}
-    rows = [f"    {keyword}: {annotation}" for keyword, annotation in types.items()] or ["    ..."]
+def _class(name: str, bases: Sequence[str], types: Mapping[str, str]) -> str:
+    rows = [f"    {keyword}: {types[keyword]}" for keyword in sorted(types)] or ["    ..."]
     inherited = ", ".join([*(bases or ["TypedDict"]), "total=False"])
     return "\n".join([f"class {name}({inherited}):", *rows, ""])
 

@@ -27,7 +27,7 @@ def quantized_bytes(model: Classifier, recipe: Recipe) -> int:
 
 def frozen_bytes(model: Classifier) -> int:
     """Bytes of a frozen model's weights and biases: integers (two 4-bit ones to a byte), scales, sums, and biases."""
-    held = [part for layer in model.layers().values() for part in (layer.frozen, layer.bias)]
+    held = [part for layer in model.layers().values() for part in (layer.kernel, layer.bias)]
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
 
 

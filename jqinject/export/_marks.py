@@ -16,7 +16,6 @@ from jax.interpreters import batching
 from jqinject.core._protocols import is_nearest
 from jqinject.core.quantizers.quantizer import DelayWrapper
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.program import Around, intercept
 from jqinject.program.jaxpr import Primitive
 from jqinject.proxy import QuantProxyFromInjector
@@ -43,10 +42,10 @@ def mark_quantizers(model: Any) -> None:
     for _, node in nnx.iter_modules(model):
         if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
             intercept(node, call)
-        elif isinstance(node, FrozenWeight):
-            intercept(node, weight, "quant_tensor")
         elif isinstance(node, QuantWeightLayer):
             node.contraction = "float"
+            if node.frozen is not None:
+                intercept(node, weight, "_quantized_weight")
 
 
 class _MarkedCall(Around):

@@ -12,32 +12,20 @@ from flax import nnx
 
 from jqinject.core import SimpleMovingAverage
 from jqinject.dot import FrozenParam
-from jqinject.model.from_payload import (
-    check_payload,
-    unfreeze_layer_from_payload,
-    unfreeze_parameter_from_payload,
-)
+from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.frozen_ops import freeze_op, op_of_weight, quantized_op, unfreeze_op
-from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.site_freezing import (
+from jqinject.model.frozen_weights import (
     check_parameters_freeze,
-    check_parameters_unfreeze,
-    freeze_parameters,
-    parameter_sites,
-    unfreeze_parameters,
-    without_masters,
+    check_unfreezes,
+    freeze_weight,
+    quantized_weights,
+    restore_masters,
 )
+from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.freeze_layer import (
-    SLICED_FROM,
-    check_unfreezes,
-    freeze_layer,
-    freezes,
-    numbers_of,
-    unfreeze_layer,
-)
+from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
@@ -57,22 +45,20 @@ def freeze(
 ) -> Model:
     """Turn a model into a serving model, in place: quantized weights become low-bit payloads with scales.
 
-    The model is set to evaluation mode. In every jqinject layer with a quantized weight, a `FrozenWeight` replaces the
-    weight, its quantizer and the gradient quantizer. It holds the payload (int8; 4-bit and narrower integers packed;
-    8-bit floats in their dtype, other minifloats as codes, packed likewise), its scale, and its zero point if it has
-    one. Of Flax layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` the kernel becomes a `FrozenParam`,
-    which the op contracts. Everything else stays as it is. Weights are replaced one by one, so there are never two
-    copies of the model.
-
-    A parameter that the model contracts by itself becomes a `FrozenParam` in its place.
+    The model is set to evaluation mode. Every quantized weight becomes a `jqinject.dot.FrozenParam` in its place: the
+    weight of a jqinject layer, whose quantizer and gradient quantizer go; the kernel of a Flax layer with a
+    `QDotGeneral`, `QEinsum` or `QConvGeneralDilated`, which contracts it; and a parameter that the model contracts by
+    itself. It holds the payload (int8; 4-bit and narrower integers packed; 8-bit floats in their dtype, other
+    minifloats as codes, packed likewise), its scale, and its zero point if it has one. Everything else stays as it is.
+    Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
     unfrozen layer in evaluation, and that of training up to float rounding. Learned and
     averaged input scales become constants: nothing is reduced at run time.
 
-    A frozen layer's weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read
-    as an array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only
-    the rows that it reads. It is not part of the state, and assigning to it raises.
+    A frozen weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read as an
+    array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only the
+    rows that it reads. Assigning an array to it raises.
 
     Orbax saves `nnx.as_pure(nnx.state(model))`; `load_state` fills the abstract model
     `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` with what it restores.
@@ -82,7 +68,7 @@ def freeze(
 
     Args:
         model: an NNX module, concrete or abstract.
-        keep_masters: keep the float weights and their quantizers as well, for `unfreeze`.
+        keep_masters: keep the float weights and their quantizers as well, for `unfreeze`: `layer.master`.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
         sliced_from: float weights of at least so many bytes are quantized slice by slice, which takes less memory and
             makes the same bits.
@@ -101,8 +87,8 @@ def freeze(
         >>> from jqinject.nn import QuantLinear
         >>> layer = QuantLinear(64, 32, use_bias=False, rngs=nnx.Rngs(0))
         >>> frozen = freeze(layer)
-        >>> {"/".join(map(str, path)): x.dtype.name for path, x in nnx.to_flat_state(nnx.state(frozen))}
-        {'frozen/scale': 'float32', 'frozen/sums': 'int32', 'frozen/value': 'int8'}
+        >>> {f"kernel/{name}": x.dtype.name for name, x in sorted(frozen.kernel.get_raw_value().items())}
+        {'kernel/scale': 'float32', 'kernel/sums': 'int32', 'kernel/value': 'int8'}
     """
     _check_model(model, "freeze")
     index = ModelIndex(model)
@@ -114,9 +100,8 @@ def freeze(
         if op is not None:
             op.module.check_freezes()
     check_parameters_freeze(index)
-    ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
-    sites = [site for *_, site in parameter_sites(index) if site.master is None]
-    check_finite(index, [*ours, *sites], "freeze")
+    weights = quantized_weights(index)
+    check_finite(index, weights, "freeze")
     check_updates(index)
     if not any(map(_is_quantized, [*layers, *index.frozen_parameters])):
         warnings.warn(
@@ -127,11 +112,10 @@ def freeze(
         )
     _to_evaluation(model, layers)
     merge_inside(index)
-    ahead = numbers_of(ours[0], sliced_from) if ours else None
-    for layer, following in itertools.zip_longest(ours, ours[1:]):
+    ahead = numbers_of(weights[0], sliced_from) if weights else None
+    for holder, following in itertools.zip_longest(weights, weights[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following, sliced_from)
-        freeze_layer(layer, keep_master=keep_masters, numbers=numbers, sliced_from=sliced_from)
-    freeze_parameters(index, keep_masters, sliced_from)
+        freeze_weight(index, holder, frozen_param(holder, numbers, sliced_from), keep_master=keep_masters)
     for layer in layers:
         op = op_of_weight(layer)
         if op is not None:
@@ -212,59 +196,23 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
         >>> unfreeze(layer).kernel.shape
         (4, 2)
         >>> served = freeze(QuantLinear(4, 2, rngs=nnx.Rngs(0)))
-        >>> codes = served.frozen.quant_tensor().int()
+        >>> codes = served.quant_weight().int()
         >>> bool((unfreeze(served, from_payload=True).quant_weight().int() == codes).all())
         True
     """
     _check_model(model, "unfreeze")
     if from_payload:
-        _from_payload(ModelIndex(model))
+        unfreeze_from_payload(ModelIndex(model))
     index = ModelIndex(model)
-    layers = index.modules
-    for layer in layers:
-        if isinstance(layer, QuantWeightLayer):
-            check_unfreezes(layer)
-        else:
-            unfreeze_op(layer, only_check=True)
-    check_parameters_unfreeze(index)
-    for layer in layers:
-        if isinstance(layer, QuantWeightLayer):
-            unfreeze_layer(layer)
-        else:
-            unfreeze_op(layer)
-    unfreeze_parameters(index)
+    check_unfreezes(index)
+    for layer in index.modules:
+        unfreeze_op(layer)
+    restore_masters(index)
     for module in ModelIndex(model).modules:
         if isinstance(module, SimpleMovingAverage):
             module.settled = False
     model.train()
     return model
-
-
-def _from_payload(index: ModelIndex) -> None:
-    """Make float weights where none were kept."""
-    gone = {*without_masters(index)}
-    layers = [
-        (f"{dotted(path)}.{node.weight_name}".lstrip("."), node)
-        for path, node in index.places
-        if isinstance(node, QuantWeightLayer)
-        and node.frozen is not None
-        and vars(node).get(node.weight_name) is None
-    ]
-    layers = list({id(node): (path, node) for path, node in layers}.values())
-    parameters = {
-        id(node): (path, node)
-        for path, node in reversed(index.places)
-        if isinstance(node, FrozenParam) and dotted(path) in gone
-    }
-    for path, layer in layers:
-        frozen: Any = layer.frozen
-        check_payload(path, frozen.numbers, frozen.form)
-    for path, parameter in parameters.values():
-        check_payload(dotted(path), parameter.numbers, parameter.form)
-    for path, layer in layers:
-        unfreeze_layer_from_payload(layer, path)
-    for path, parameter in parameters.values():
-        unfreeze_parameter_from_payload(index, path, parameter)
 
 
 def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -12,9 +13,10 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import in_two_levels
 from jqinject.dot.frozen.frozen_numbers import Numbers, quant_tensor_of
+from jqinject.model.frozen_weights import put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
-from jqinject.model.site_freezing import put_in_place
 from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
@@ -50,56 +52,48 @@ MINIFLOATS = {
 }
 
 
-def check_payload(path: str, numbers: Numbers, form: FrozenForm) -> None:
-    """Raise if there is no quantizer for low-bit numbers.
+def unfreeze_from_payload(index: ModelIndex) -> None:
+    """Put float weights and their quantizers in the places of the frozen ones that were not kept.
 
     Raises:
-        ValueError: names the weight.
+        ValueError: no quantizer is for the numbers of a weight; nothing is changed then.
     """
-    _quantizer(path, numbers, form)
+    gone = without_masters(index)
+    for path, frozen in gone.items():
+        _quantizer(dotted(path), frozen.numbers, frozen.form)
+    nodes = dict(index.places)
+    for path, frozen in gone.items():
+        name, layer = dotted(path), nodes.get(path[:-1])
+        value = frozen.quant_tensor().value
+        variable = nnx.Param(value, **_own(frozen.get_metadata()))
+        put_in_place(index, frozen, variable)
+        if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
+            proxy = _proxy_of_layer(layer, name, frozen)
+        else:
+            layer, proxy = _site(index, path, frozen, value)
+        _keep_scales(proxy, layer, frozen.numbers, frozen.form, name)
 
 
-def unfreeze_layer_from_payload(layer: QuantWeightLayer, path: str) -> None:
-    """Put a float weight and its quantizer into a frozen layer.
-
-    Args:
-        layer: the layer.
-        path: of its weight, for errors.
-    """
-    frozen: Any = layer.frozen
-    numbers, form = frozen.numbers, frozen.form
-    view = frozen.view()
-    value = quant_tensor_of(numbers, form).value
-    del layer.frozen
-    setattr(layer, layer.weight_name, nnx.Param(value, **_own(view.get_metadata())))
-    declared, overrides = _quantizer(path, numbers, form)
+def _proxy_of_layer(layer: QuantWeightLayer, name: str, frozen: FrozenParam) -> WeightQuantProxyFromInjector:
+    """A layer with its new quantizer."""
+    declared, overrides = _quantizer(name, frozen.numbers, frozen.form)
+    where = f"the weight quantizer of {name}"
     proxy = WeightQuantProxyFromInjector(
-        declared,
-        layer,
-        overrides=overrides,
-        where=(f"the weight quantizer of {path}", ""),
-        stack=stack_of((layer,)),
+        declared, layer, overrides=overrides, where=(where, ""), stack=stack_of((layer,))
     )
-    warn_of_cut_groups(proxy, layer, f"the weight quantizer of {path}")
+    warn_of_cut_groups(proxy, layer, where)
     layer.weight_quant = proxy
-    _keep_scales(proxy, layer, numbers, form, path)
+    return proxy
 
 
-def unfreeze_parameter_from_payload(index: ModelIndex, path: Path, frozen: FrozenParam) -> None:
-    """Put a float parameter in the places of a frozen one, and its quantizer into the model that runs it.
-
-    Args:
-        index: of the model.
-        path: of the parameter.
-        frozen: the parameter.
-    """
-    numbers, form, name = frozen.numbers, frozen.form, dotted(path)
+def _site(
+    index: ModelIndex, path: Path, frozen: FrozenParam, value: jax.Array
+) -> tuple[ParameterSite, WeightQuantProxyFromInjector]:
+    """The new site of a parameter in the model that runs it, with its quantizer."""
+    numbers, form = frozen.numbers, frozen.form
     owner_path, owner = _owner(index, path)
-    value = quant_tensor_of(numbers, form).value
-    variable = nnx.Param(value, **_own(frozen.get_metadata()))
-    put_in_place(index, frozen, variable)
     depth = value.ndim - len(form.shape)
-    declared, overrides = _quantizer(name, numbers, form)
+    declared, overrides = _quantizer(dotted(path), numbers, form)
     inner, groups = _scaled(numbers, form)
     scale = inner.scale if groups is None else jnp.squeeze(inner.scale, inner.scale.ndim + groups.dim)
     ndim = len(form.shape)
@@ -118,7 +112,7 @@ def unfreeze_parameter_from_payload(index: ModelIndex, path: Path, frozen: Froze
     if held is None:
         owner.op_quant.weights = held = nnx.Dict({})
     held[dotted(own)] = site
-    _keep_scales(site.weight_quant, site, numbers, form, name)
+    return site, site.weight_quant
 
 
 def _owner(index: ModelIndex, path: Path) -> tuple[Path, Any]:

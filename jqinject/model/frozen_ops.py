@@ -3,15 +3,15 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
-from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
 from jqinject.program import change_class
 from jqinject.program.tracing.class_swap import ClassMixin, derived_class
 
@@ -95,11 +95,12 @@ class KernelInOp(ClassMixin):
     """What a Flax layer becomes whose kernel is a `FrozenParam`: its op gets the parameter, not the dequantized kernel.
 
     Attributes:
-        float_kernel: the kernel before, if it was kept.
+        master: the kernel before, if it was kept.
     """
 
     __slots__ = ()
-    float_kernel: nnx.Variable[Any] | None = None
+    master: nnx.Variable[Any] | None = None
+    weight_name = "kernel"
 
     @classmethod
     def method(cls, kind: type, name: str) -> Callable[..., Any]:
@@ -125,7 +126,9 @@ def _stand_in(layer: Any, kind: type) -> Any:
     vars(found).update(vars(layer))
     if op is not None and isinstance(kernel, FrozenParam):
         # Flax reads the kernel, casts it and hands it to the op: what comes out of that says the dtype.
-        vars(found)["kernel"] = nnx.Param(jnp.zeros(kernel.shape, kernel.dtype), eager_sharding=False)
+        vars(found)["kernel"] = unallocated(kernel.shape, kernel.dtype)
+        vars(found)["promote_dtype"] = partial(promoted, layer.promote_dtype)
+        vars(found)["mask"] = None  # of a convolution: it is in the numbers
         vars(found)[op.name] = _with_kernel(op.module, kernel, 2 if op.name == "einsum_op" else 1)
     return found
 
@@ -157,7 +160,7 @@ def freeze_op(layer: Any, *, keep_master: bool) -> None:
     layer.kernel = _frozen(op, kernel, mask, kernel.dtype if layer.dtype is None else layer.dtype)
     change_class(layer, derived_class(type(layer), KernelInOp))
     if keep_master:
-        layer.float_kernel = kernel
+        layer.master = kernel
 
 
 def _frozen(op: OpOfLayer, kernel: nnx.Variable[Any], mask: Any, dtype: Any) -> FrozenParam:
@@ -188,24 +191,8 @@ def _frozen(op: OpOfLayer, kernel: nnx.Variable[Any], mask: Any, dtype: Any) -> 
     return FrozenParam.holding(numbers, forms[0], kernel.get_metadata())
 
 
-def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:
-    """Make a Flax layer contract its own kernel again.
-
-    Raises:
-        ValueError: it was not kept.
-    """
+def unfreeze_op(layer: Any) -> None:
+    """Make the op of a Flax layer that served its own numbers quantize the kernel again."""
     op = quantized_op(layer)
-    if op is None or not (is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE):
-        return
-    if is_frozen_op(layer) and layer.float_kernel is None:
-        raise ValueError(
-            f"{type(layer).__name__}: the float kernel is gone.\n  cure: freeze(model, keep_masters=True), or load a "
-            "float checkpoint into a model that was not frozen"
-        )
-    if only_check:
-        return
-    op.module.rhs_quant_mode = QuantMode.TRAIN
-    if is_frozen_op(layer):
-        layer.kernel = layer.float_kernel
-        del layer.float_kernel
-        change_class(layer, type(layer)._base_class)
+    if op is not None and (is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE):
+        op.module.rhs_quant_mode = QuantMode.TRAIN

@@ -10,7 +10,6 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.model.static_ranges import listed
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.proxy import QuantProxyFromInjector
 
 ABSENT = object()
@@ -92,8 +91,8 @@ def quantization_status_manager(
 def _warn_of_frozen(model: nnx.Module) -> None:
     frozen: dict[int, str] = {}
     for path, node in ModelIndex(model).places:
-        if isinstance(node, FrozenParam) or (isinstance(node, QuantWeightLayer) and node.frozen is not None):
-            frozen.setdefault(id(node), dotted(path) or "the layer")
+        if isinstance(node, FrozenParam):
+            frozen.setdefault(id(node), dotted(path))
     if frozen:
         shown = listed(tuple(frozen.values()))
         warnings.warn(

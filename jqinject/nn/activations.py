@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.inject import Binding, ExtendedInjector
-from jqinject.nn.base.act_layer import QuantActLayer
-from jqinject.nn.base.override_keywords import (
-    QuantHardTanhOverrides,
-    QuantIdentityOverrides,
-    QuantReLUOverrides,
-    QuantSigmoidOverrides,
-    QuantTanhOverrides,
-)
-from jqinject.nn.base.quant_layer import Out
+from jqinject.inject import Binding
+from jqinject.nn.base.keywords import QuantHardTanhKeywords, QuantIdentityKeywords, QuantReLUKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.slots import ACT, GRAD, INPUT, binding_of, hold_proxies, is_on, through
 from jqinject.ops import tensor_clamp
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -34,6 +29,71 @@ from jqinject.quant_tensor import (
     on_minifloats,
     relu,
 )
+
+
+class QuantActLayer(QuantLayer[Out]):
+    """Abstract: y = act_quant(f(input_quant(x))).
+
+    Attributes:
+        act_quant, input_quant, grad_quant: proxies, or None.
+        return_quant_tensor: whether the output is a QuantTensor.
+        keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
+    """
+
+    act_quant: Any = ACT
+    input_quant: Any = INPUT
+    grad_quant: Any = GRAD
+    return_quant_tensor: bool
+    keeps_scale: ClassVar[bool] = False
+
+    def _init_quantizers(
+        self,
+        arguments: dict[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+        offered: dict[str, Any] | None = None,
+    ) -> None:
+        if return_quant_tensor and arguments["act_quant"] is None and not self.keeps_scale:
+            raise self._no_scale_to_return("a quantizer", "act_quant=...")
+        vars(self).update(return_quant_tensor=return_quant_tensor)
+        hold_proxies(self, arguments, overrides, rngs, offered=offered)
+
+    def __init__(
+        self,
+        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
+        *,
+        return_quant_tensor: bool = False,
+        grad_quant: QuantizerLike = None,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Unpack[QuantReLUKeywords],
+    ) -> None:
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+
+    @abstractmethod
+    def _activation(self, x: Any) -> Any:
+        """The activation function, on an array or a QuantTensor."""
+
+    def _before_quantizer(self, x: jax.Array) -> jax.Array:
+        return self._activation(x)
+
+    def __call__(self, x: Any) -> Out:
+        """The activation function, then the quantizer.
+
+        Args:
+            x: float array or QuantTensor, any shape.
+
+        Returns:
+            An array of the shape and dtype of `x`, or a QuantTensor with `return_quant_tensor`. Without any quantizer,
+            what comes in as an array comes out as one.
+        """
+        x = through(self.input_quant, x)
+        quantizes = is_on(self.act_quant)
+        y = self.act_quant(self._before_quantizer(as_array(x))) if quantizes else self._activation(x)
+        if self.grad_quant is not None:
+            y = self.grad_quant.on(y)
+        return y if self.return_quant_tensor else as_array(y)
 
 
 @final
@@ -63,16 +123,12 @@ class QuantIdentity(QuantActLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantIdentity[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantIdentity[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantIdentity[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantIdentity[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantIdentity[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantIdentity[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -81,7 +137,7 @@ class QuantIdentity(QuantActLayer[Out]):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantIdentityOverrides],
+        **overrides: Unpack[QuantIdentityKeywords],
     ) -> None:
         self._init_quantizers(
             {"act_quant": act_quant, "grad_quant": grad_quant}, overrides, return_quant_tensor, rngs
@@ -118,28 +174,12 @@ class QuantReLU(QuantActLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantReLU[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantReLU[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantReLU[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantReLU[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantReLU[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
-
-    def __init__(
-        self,
-        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        *,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
-        rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantReLUOverrides],
-    ) -> None:
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        def __new__(cls, *_, **__) -> QuantReLU[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if is_quantized(x) else jax.nn.relu(x)
@@ -170,28 +210,12 @@ class QuantSigmoid(QuantActLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantSigmoid[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantSigmoid[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantSigmoid[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantSigmoid[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantSigmoid[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
-
-    def __init__(
-        self,
-        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        *,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
-        rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantSigmoidOverrides],
-    ) -> None:
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        def __new__(cls, *_, **__) -> QuantSigmoid[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.sigmoid(as_array(x))
@@ -222,16 +246,12 @@ class QuantTanh(QuantActLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantTanh[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantTanh[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantTanh[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantTanh[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantTanh[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantTanh[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -241,12 +261,48 @@ class QuantTanh(QuantActLayer[Out]):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantTanhOverrides],
+        **overrides: Unpack[QuantReLUKeywords],
     ) -> None:
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jnp.tanh(as_array(x))
+
+
+@final
+class QuantHardSwish(QuantActLayer[Out]):
+    """y = act_quant(x * min(max(x + 3, 0), 6) / 6); by default unsigned 8 bits, which clip its few negative results.
+
+    Args:
+        act_quant: quantizer of the result: an injector, a proxy to share, or None.
+        input_quant: quantizer of what comes in.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+            `input_`, of `grad_quant` with `grad_`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
+        ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
+
+    Example:
+        >>> QuantHardSwish(return_quant_tensor=True)(jnp.array([-1.0, 0.0, 1.0])).int()
+        Array([  0,   0, 255], dtype=uint8)
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantHardSwish[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantHardSwish[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, **__) -> QuantHardSwish[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def _activation(self, x: Any) -> Any:
+        return jax.nn.hard_swish(as_array(x))
 
 
 @final
@@ -281,16 +337,12 @@ class QuantHardTanh(QuantActLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantHardTanh[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantHardTanh[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantHardTanh[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantHardTanh[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantHardTanh[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantHardTanh[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -302,20 +354,20 @@ class QuantHardTanh(QuantActLayer[Out]):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantHardTanhOverrides],
+        **overrides: Unpack[QuantHardTanhKeywords],
     ) -> None:
-        binding = _binding(act_quant)
+        binding = binding_of(act_quant)
         self.min_val, self.max_val = _bounds(binding, min_val, max_val)
         if not self.min_val < self.max_val:
             raise ValueError(
                 f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}"
             )
-        given: Mapping[str, Any] = overrides
-        offered = {"min_val": self.min_val, "max_val": self.max_val}
+        bounds = {"min_val": self.min_val, "max_val": self.max_val}
+        declared: dict[str, Any] = {**overrides}
         if binding is not None:
-            asked_for = {"min_val": min_val, "max_val": max_val}
-            given = {**{n: offered[n] for n in asked_for if asked_for[n] is not None}, **overrides}
-        self._init_quantizers(locals(), given, return_quant_tensor, rngs, offered)
+            given = {"min_val": min_val, "max_val": max_val}
+            declared = {name: bounds[name] for name in bounds if given[name] is not None} | declared
+        self._init_quantizers(locals(), declared, return_quant_tensor, rngs, bounds)
 
     def _activation(self, x: Any) -> Any:
         value = as_array(x)
@@ -327,19 +379,13 @@ class QuantHardTanh(QuantActLayer[Out]):
         return x
 
 
-def _binding(given: Any) -> Binding | None:
-    """The binding of an injector; None of what is none."""
-    is_injector = isinstance(given, type) and issubclass(given, ExtendedInjector)
-    return given if isinstance(given, Binding) else Binding(given) if is_injector else None
-
-
 def _bounds(binding: Binding | None, min_val: float | None, max_val: float | None) -> tuple[float, float]:
     """Each bound: as given, else as the quantizer declares it itself, else -1 and 1."""
 
-    def bound(name: str, given: float | None, default: float, **known: Any) -> float:
-        if given is None and binding is not None and binding.declares(name):
-            given = binding.resolve(name, **known)
-        return default if given is None else float(given)
+    def bound(name: str, value: float | None, default: float, **context: Any) -> float:
+        if value is None and binding is not None and binding.declares(name):
+            value = binding.resolve(name, **context)
+        return default if value is None else float(value)
 
     highest = bound("max_val", max_val, 1.0)
     return bound("min_val", min_val, -1.0, max_val=highest), highest

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.override_keywords import QuantConcatOverrides, QuantEltwiseAddOverrides
-from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
-from jqinject.proxy import QuantProxyFromInjector
+from jqinject.nn.base.keywords import QuantConcatKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies, through
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, is_quantized, on_integers
 from jqinject.quant_tensor.arithmetic import add
@@ -30,18 +29,19 @@ class QuantMergeLayer(QuantLayer[Out]):
     output_quant: Any = OUTPUT
     return_quant_tensor: bool
 
-    def _init_quantizers(
+    def __init__(
         self,
-        input_quant: QuantizerLike,
-        output_quant: QuantizerLike,
-        tied: bool,
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-        overrides: Mapping[str, Any],
+        input_quant: QuantizerLike = Int8ActPerTensorFloat,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
+        *,
+        tie_input_output_quant: bool = False,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Unpack[QuantConcatKeywords],
     ) -> None:
         self.return_quant_tensor = return_quant_tensor
-        arguments = {"input_quant": input_quant, "output_quant": output_quant}
-        if not tied:
+        if not tie_input_output_quant:
+            arguments = {"input_quant": input_quant, "output_quant": output_quant}
             hold_proxies(self, arguments, overrides, rngs)
             return
         if not nnx.set_graph_mode.current_value():
@@ -49,24 +49,25 @@ class QuantMergeLayer(QuantLayer[Out]):
                 f"{type(self).__name__}(tie_input_output_quant=True) shares a quantizer, and NNX's tree mode knows no "
                 "shared objects.\n  cure: graph mode, or tie_input_output_quant=False"
             )
-        slot = OUTPUT if input_quant is None else INPUT
-        other = INPUT if slot is OUTPUT else OUTPUT
+        slot, other, quantizer = INPUT, OUTPUT, input_quant
+        if input_quant is None:
+            slot, other, quantizer = OUTPUT, INPUT, output_quant
         idle = [name for name in overrides if name.startswith(other.prefix)]
-        if idle or arguments[other.name] not in (None, arguments[slot.name]):
+        if idle or (input_quant is not None and output_quant not in (None, input_quant)):
             raise ValueError(
                 f"{type(self).__name__}(tie_input_output_quant=True) has one quantizer for inputs and output, got two"
                 + (f" ({', '.join(idle)})" if idle else "")
                 + f".\n  cure: {other.name}=None, and overrides that start with {slot.prefix}"
             )
-        hold_proxies(self, {slot.name: arguments[slot.name]}, overrides, rngs, slots=(slot,))
+        hold_proxies(self, {slot.name: quantizer}, overrides, rngs, slots=(slot,))
         if getattr(self, slot.name) is not None:
             setattr(self, other.name, getattr(self, slot.name))
 
     def _quantized(self, x: Any) -> Any:
-        return _through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))
+        return through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))
 
     def _output(self, y: Any) -> Any:
-        y = _through(self.output_quant, y)
+        y = through(self.output_quant, y)
         if not self.return_quant_tensor:
             return as_array(y)
         if not is_quantized(y):
@@ -109,30 +110,12 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantEltwiseAdd[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEltwiseAdd[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantEltwiseAdd[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEltwiseAdd[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEltwiseAdd[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
-
-    def __init__(
-        self,
-        input_quant: QuantizerLike = Int8ActPerTensorFloat,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        *,
-        tie_input_output_quant: bool = False,
-        return_quant_tensor: bool = False,
-        rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantEltwiseAddOverrides],
-    ) -> None:
-        self._init_quantizers(
-            input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
-        )
+        def __new__(cls, *_, **__) -> QuantEltwiseAdd[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __call__(self, input: Any, other: Any) -> Out:
         """The sum.
@@ -181,30 +164,12 @@ class QuantConcat(QuantMergeLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantConcat[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConcat[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantConcat[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConcat[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantConcat[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
-
-    def __init__(
-        self,
-        input_quant: QuantizerLike = Int8ActPerTensorFloat,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        *,
-        tie_input_output_quant: bool = False,
-        return_quant_tensor: bool = False,
-        rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantConcatOverrides],
-    ) -> None:
-        self._init_quantizers(
-            input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
-        )
+        def __new__(cls, *_, **__) -> QuantConcat[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Out:
         """The tensors joined.
@@ -225,7 +190,3 @@ class QuantConcat(QuantMergeLayer[Out]):
 
 
 QuantCat = QuantConcat  # Brevitas's name
-
-
-def _through(proxy: QuantProxyFromInjector | None, x: Any) -> Any:
-    return x if proxy is None else proxy(x)

@@ -1,26 +1,110 @@
-"""Quantized normalizations of one example: Flax's, computed in float, with a quantized output."""
+"""Quantized normalizations: Flax's, computed in float, between an input and an output quantizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.norm_layer import QuantNormLayer
-from jqinject.nn.base.override_keywords import (
-    QuantGroupNormOverrides,
-    QuantLayerNormOverrides,
-    QuantRMSNormOverrides,
+from jqinject.nn.base.keywords import (
+    QuantBatchNormKeywords,
+    QuantGroupNormKeywords,
+    QuantLayerNormKeywords,
+    QuantRMSNormKeywords,
 )
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, hold_proxies, is_on, through
+from jqinject.nn.base.weight_axes import check_features
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, as_array
+
+
+class QuantNormLayer(QuantLayer[Out]):
+    """Abstract: y = output_quant(norm(input_quant(x))), the norm computed in float.
+
+    Attributes:
+        input_quant, output_quant, grad_quant: proxies, or None.
+        return_quant_tensor: whether the output is a QuantTensor.
+    """
+
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
+    grad_quant: Any = GRAD
+    return_quant_tensor: bool
+    num_features: int
+
+    def _init_quantizers(
+        self,
+        arguments: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
+
+        Args:
+            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
+                `input_quant`.
+            overrides: the user's further keywords.
+            return_quant_tensor: whether to return QuantTensors.
+            rngs: for quantizers that draw random numbers.
+        """
+        stack, shapes = self._stack(), self._channel_shapes()
+        axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
+        offered = {} if axis_name is None else {"axis_name": axis_name}
+        hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes, offered=offered)
+        self.return_quant_tensor = return_quant_tensor
+        if return_quant_tensor and not is_on(self.output_quant):
+            raise self._no_scale_to_return("output_quant")
+
+    def _channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Slot -> the shape of a scale for each channel, where features are an axis that counts from the end."""
+        axis, count = self._features()
+        if axis is None or axis >= 0:
+            return {}
+        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
+
+    def _features(self) -> tuple[int | None, int]:
+        """The axis of the features, None if there are several, and how many they are."""
+        axes = self.axis if isinstance(self, nnx.BatchNorm) else -1
+        if isinstance(self, nnx.LayerNorm | nnx.RMSNorm):
+            axes = self.feature_axes
+        axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
+        count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
+        return axis if isinstance(axis, int) else None, count
+
+    def _stack(self) -> tuple[int, ...]:
+        """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
+        variables = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
+        return variables[0].shape[:-1] if variables else ()
+
+    def _quantized(self, x: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
+        """The norm of the quantized input, with a quantized output.
+
+        Args:
+            x: float array or QuantTensor.
+            norm: the forward of the Flax layer.
+        """
+        axis, count = self._features()
+        if axis is not None:
+            check_features(self, x, {axis: count}, argument="num_features")
+        y: Any = norm(as_array(through(self.input_quant, x)))
+        y = through(self.output_quant, through(self.grad_quant, y))
+        return y if self.return_quant_tensor else as_array(y)
+
+    def __call__(self, x: Any, mask: jax.Array | None = None) -> Out:
+        """The parent's forward on the quantized input, then the output quantizer.
+
+        Args:
+            x: float array or QuantTensor.
+            mask: as for the parent.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor`.
+        """
+        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))
 
 
 @final
@@ -42,7 +126,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         epsilon, dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, reduction_axes, feature_axes,
             axis_name, axis_index_groups, use_fast_variance, promote_dtype, bias_metadata, scale_metadata: as
             for `nnx.LayerNorm`.
-        overrides: `output_...`, `input_...`, `grad_...`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -55,63 +139,30 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         dtype('int8')
     """
 
-    _flax_forward = staticmethod(nnx.LayerNorm.__call__)
-
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantLayerNorm[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLayerNorm[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantLayerNorm[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLayerNorm[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantLayerNorm[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantLayerNorm[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
         num_features: int,
         *,
-        epsilon: float = 1e-06,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        use_bias: bool = True,
-        use_scale: bool = True,
-        bias_init: Initializer = nnx.initializers.zeros,
-        scale_init: Initializer = nnx.initializers.ones,
-        reduction_axes: Axes = -1,
-        feature_axes: Axes = -1,
-        axis_name: str | None = None,
-        axis_index_groups: Any = None,
-        use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        bias_metadata: Mapping[str, Any] = {},
-        scale_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         output_quant: QuantizerLike = Int8ActPerTensorFloat,
         input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
-        **overrides: Unpack[QuantLayerNormOverrides],
+        **more: Unpack[QuantLayerNormKeywords],
     ) -> None:
-        nnx.LayerNorm.__init__(self, **flax_arguments(nnx.LayerNorm, locals()))
+        overrides = self._init_flax(locals(), more)
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
-
-    def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The parent's forward on the quantized input, then the output quantizer.
-
-        Args:
-            x: float array or QuantTensor.
-            mask: as for the parent.
-
-        Returns:
-            An array, or a QuantTensor with `return_quant_tensor`.
-        """
-        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))
 
 
 @final
@@ -132,7 +183,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         rngs: for the parameters, and for quantizers that draw random numbers.
         epsilon, dtype, param_dtype, use_scale, scale_init, reduction_axes, feature_axes, axis_name,
             axis_index_groups, use_fast_variance, promote_dtype, scale_metadata: as for `nnx.RMSNorm`.
-        overrides: `output_...`, `input_...`, `grad_...`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -145,60 +196,30 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         dtype('int8')
     """
 
-    _flax_forward = staticmethod(nnx.RMSNorm.__call__)
-
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantRMSNorm[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantRMSNorm[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantRMSNorm[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantRMSNorm[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantRMSNorm[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantRMSNorm[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
         num_features: int,
         *,
-        epsilon: float = 1e-06,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        use_scale: bool = True,
-        scale_init: Initializer = nnx.initializers.ones,
-        reduction_axes: Axes = -1,
-        feature_axes: Axes = -1,
-        axis_name: str | None = None,
-        axis_index_groups: Any = None,
-        use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        scale_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         output_quant: QuantizerLike = Int8ActPerTensorFloat,
         input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
-        **overrides: Unpack[QuantRMSNormOverrides],
+        **more: Unpack[QuantRMSNormKeywords],
     ) -> None:
-        nnx.RMSNorm.__init__(self, **flax_arguments(nnx.RMSNorm, locals()))
+        overrides = self._init_flax(locals(), more)
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
-
-    def __call__(self, x: Any, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The parent's forward on the quantized input, then the output quantizer.
-
-        Args:
-            x: float array or QuantTensor.
-            mask: as for the parent.
-
-        Returns:
-            An array, or a QuantTensor with `return_quant_tensor`.
-        """
-        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))
 
 
 @final
@@ -222,7 +243,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         epsilon, dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, reduction_axes, axis_name,
             axis_index_groups, use_fast_variance, promote_dtype, bias_metadata, scale_metadata: as for
             `nnx.GroupNorm`.
-        overrides: `output_...`, `input_...`, `grad_...`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -235,21 +256,15 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         dtype('int8')
     """
 
-    _flax_forward = staticmethod(nnx.GroupNorm.__call__)
-
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantGroupNorm[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantGroupNorm[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantGroupNorm[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantGroupNorm[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantGroupNorm[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantGroupNorm[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -257,39 +272,124 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         num_groups: int | None = 32,
         group_size: int | None = None,
         *,
-        epsilon: float = 1e-06,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        use_bias: bool = True,
-        use_scale: bool = True,
-        bias_init: Initializer = nnx.initializers.zeros,
-        scale_init: Initializer = nnx.initializers.ones,
-        reduction_axes: Axes | None = None,
-        axis_name: str | None = None,
-        axis_index_groups: Any = None,
-        use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        bias_metadata: Mapping[str, Any] = {},
-        scale_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         output_quant: QuantizerLike = Int8ActPerTensorFloat,
         input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
-        **overrides: Unpack[QuantGroupNormOverrides],
+        **more: Unpack[QuantGroupNormKeywords],
     ) -> None:
-        nnx.GroupNorm.__init__(self, **flax_arguments(nnx.GroupNorm, locals()))
+        overrides = self._init_flax(locals(), more)
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
-    def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
+
+@final
+class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
+    """`nnx.BatchNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
+
+    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
+    override what a quantizer declares: `output_bit_width=4` declares `bit_width = 4` anew for the output quantizer.
+    With every quantizer None the layer is `nnx.BatchNorm` to the bit. `model.eval()` puts the norm and its
+    quantizers into evaluation mode together; `use_running_average` of a call is for the norm alone.
+
+    Args:
+        num_features: size of the features' axis.
+        output_quant: quantizer of the output. By default `Int8ActPerTensorFloat`, which is what the layer is for; None
+            leaves the output float.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        return_quant_tensor: return a QuantTensor with the scale of `output_quant`.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        use_running_average, axis, momentum, epsilon, dtype, param_dtype, use_bias, use_scale, bias_init,
+            scale_init, axis_name, axis_index_groups, use_fast_variance, promote_dtype, bias_metadata,
+            scale_metadata: as for `nnx.BatchNorm`.
+        more: overrides of quantizers: `output_...`, `input_...`, `grad_...`. With `axis_name` the statistics that the
+            quantizers keep are taken over the mapped axis too, unless `output_axis_name=...` says otherwise.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> norm = QuantBatchNorm(4, return_quant_tensor=True, rngs=nnx.Rngs(0))
+        >>> norm(jnp.eye(4)).int().dtype
+        dtype('int8')
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantBatchNorm[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantBatchNorm[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, **__) -> QuantBatchNorm[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        rngs: nnx.Rngs,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        **more: Unpack[QuantBatchNormKeywords],
+    ) -> None:
+        overrides = self._init_flax(locals(), more)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+    ) -> Out:
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:
             x: float array or QuantTensor.
-            mask: as for the parent.
+            use_running_average, mask: as for the parent.
 
         Returns:
             An array, or a QuantTensor with `return_quant_tensor`.
         """
-        return self._quantized(x, lambda x: self._flax_forward(self, x, mask=mask))
+        return self._quantized(x, lambda x: self._flax_forward(self, x, use_running_average, mask=mask))
+
+
+@final
+class MergedBatchNorm(QuantNormLayer[Any]):
+    """Replaces a batch normalization that was merged: y = output_quant(x).
+
+    Args:
+        norm: the normalization; its quantizers of output and gradient go on here.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> MergedBatchNorm(nnx.BatchNorm(2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
+        Array([[1., 1.]], dtype=float32)
+    """
+
+    def __init__(self, norm: nnx.BatchNorm) -> None:
+        self.return_quant_tensor = getattr(norm, "return_quant_tensor", False)
+        for name in ("output_quant", "grad_quant"):
+            proxy = getattr(norm, name, None)
+            if proxy is not None:
+                setattr(self, name, proxy)
+
+    def _features(self) -> tuple[int | None, int]:
+        return None, 0  # whatever the layer before it returns
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
+    ) -> Any:
+        """The input, quantized as the output of the normalization was.
+
+        Args:
+            x: float array or QuantTensor.
+            use_running_average, mask: as for `nnx.BatchNorm`; they change nothing.
+        """
+        if self.output_quant is None and self.grad_quant is None:
+            return x
+        return self._quantized(x, lambda x: x)

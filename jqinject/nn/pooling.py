@@ -1,47 +1,50 @@
-"""Pooling as a layer, on QuantTensors and arrays."""
+"""Pooling as a layer, on QuantTensors and arrays: maxima, means, and sums that are truncated instead of divided."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.override_keywords import QuantAvgPoolOverrides, QuantMaxPoolOverrides
-from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
-from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import as_array, avg_pool, max_pool, on_integers
+from jqinject.nn.base.keywords import (
+    QuantAvgPoolKeywords,
+    QuantMaxPoolKeywords,
+    TruncAdaptiveAvgPool2dKeywords,
+    TruncAvgPool2dKeywords,
+    TruncAvgPoolKeywords,
+)
+from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.slots import INPUT, OUTPUT, TRUNC, hold_proxies, through
+from jqinject.quant import QuantizerLike, RoundTo8bit
+from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
+
+Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
 
-class QuantPoolLayer(QuantLayer[Out]):
-    """Abstract: y = output_quant(pool(input_quant(x))), channels last.
+class QuantWindowLayer(QuantLayer[Out]):
+    """Abstract: a layer that moves a window over spatial axes.
 
     Attributes:
-        input_quant, output_quant: proxies, or None.
+        window_shape, strides, padding: of the window, as `nnx.avg_pool` takes them.
         return_quant_tensor: whether what comes out as a QuantTensor stays one.
     """
 
-    input_quant: Any = INPUT
-    output_quant: Any = OUTPUT
+    window_shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    padding: Padding
     return_quant_tensor: bool
 
-    def _init_pool(
-        self,
-        window: tuple[Sequence[int], Sequence[int] | None, Any],
-        arguments: dict[str, Any],
-        overrides: Mapping[str, Any],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
+    def _set_window(
+        self, window_shape: Sequence[int], strides: Sequence[int] | None, padding: Padding
     ) -> None:
-        shape, strides, padding = window
-        self.window_shape = tuple(shape)
+        self.window_shape = tuple(window_shape)
         self.strides = None if strides is None else tuple(strides)
-        self.padding = padding if isinstance(padding, str) else tuple(tuple(pair) for pair in padding)
-        if not self.window_shape or any(size < 1 for size in self.window_shape):
+        self.padding = padding if isinstance(padding, str) else tuple((low, high) for low, high in padding)
+        if any(size < 1 for size in self.window_shape):
             raise ValueError(
                 f"{type(self).__name__}: window_shape has a size of at least 1 for each spatial axis, got "
                 f"{self.window_shape}"
@@ -51,7 +54,26 @@ class QuantPoolLayer(QuantLayer[Out]):
                 f"{type(self).__name__}: strides {self.strides} and window_shape {self.window_shape} need one entry "
                 "each for every spatial axis"
             )
-        self.return_quant_tensor = return_quant_tensor
+
+    def _means(self, x: Any) -> Any:
+        return avg_pool(x, self.window_shape, self.strides, self.padding)
+
+
+class QuantPoolLayer(QuantWindowLayer[Out]):
+    """Abstract: y = output_quant(pool(input_quant(x))), channels last.
+
+    Attributes:
+        input_quant, output_quant: proxies, or None.
+    """
+
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
+
+    def _init_pool(
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+    ) -> None:
+        self._set_window(*(arguments[name] for name in ("window_shape", "strides", "padding")))
+        self.return_quant_tensor = arguments["return_quant_tensor"]
         hold_proxies(self, arguments, overrides, rngs)
 
     @abstractmethod
@@ -71,9 +93,7 @@ class QuantPoolLayer(QuantLayer[Out]):
         Raises:
             ValueError: the window has more axes than `x` has spatial ones, or scales vary along one of them.
         """
-        x = x if self.input_quant is None else self.input_quant(x)
-        y = self._pool(x)
-        y = y if self.output_quant is None else self.output_quant(y)
+        y = through(self.output_quant, self._pool(through(self.input_quant, x)))
         return y if self.return_quant_tensor else as_array(y)
 
 
@@ -106,27 +126,24 @@ class QuantMaxPool(QuantPoolLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
-        ) -> QuantMaxPool[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off, **__) -> QuantMaxPool[jax.Array]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantMaxPool[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantMaxPool[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
         window_shape: Sequence[int],
         strides: Sequence[int] | None = None,
-        padding: Any = "VALID",
+        padding: Padding = "VALID",
         *,
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantMaxPoolOverrides],
+        **overrides: Unpack[QuantMaxPoolKeywords],
     ) -> None:
-        arguments = {"input_quant": input_quant, "output_quant": output_quant}
-        self._init_pool((window_shape, strides, padding), arguments, overrides, return_quant_tensor, rngs)
+        self._init_pool(locals(), overrides, rngs)
 
     def _pool(self, x: Any) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
@@ -163,34 +180,236 @@ class QuantAvgPool(QuantPoolLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
-        ) -> QuantAvgPool[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off, **__) -> QuantAvgPool[jax.Array]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantAvgPool[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantAvgPool[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
         window_shape: Sequence[int],
         strides: Sequence[int] | None = None,
-        padding: Any = "VALID",
+        padding: Padding = "VALID",
         count_include_pad: bool = True,
         *,
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantAvgPoolOverrides],
+        **overrides: Unpack[QuantAvgPoolKeywords],
     ) -> None:
         self.count_include_pad = count_include_pad
-        arguments = {"input_quant": input_quant, "output_quant": output_quant}
-        self._init_pool((window_shape, strides, padding), arguments, overrides, return_quant_tensor, rngs)
+        self._init_pool(locals(), overrides, rngs)
 
     def _pool(self, x: Any) -> Any:
         x = x if on_integers(x) else as_array(x)
-        window = (self.window_shape, self.strides, self.padding)
         if self.count_include_pad or self.padding == "VALID":
-            return avg_pool(x, *window)
+            return self._means(x)
         present = jnp.ones((*x.shape[x.ndim - 1 - len(self.window_shape) : -1], 1), x.dtype)
-        return avg_pool(as_array(x), *window) / avg_pool(present, *window)
+        return self._means(as_array(x)) / self._means(present)
+
+
+class QuantTruncLayer(QuantWindowLayer[Out]):
+    """Abstract: y = trunc_quant(mean(x)), where the integers of the mean are sums.
+
+    Attributes:
+        trunc_quant: the proxy, or None.
+    """
+
+    trunc_quant: Any = TRUNC
+
+    def __call__(self, x: Any) -> Out:
+        """The means of the windows, with the integers of `trunc_quant`.
+
+        Args:
+            x: `IntQuantTensor` of shape (*batch, *spatial, channels); an array is pooled in float, without
+                `return_quant_tensor`.
+
+        Returns:
+            An `IntQuantTensor`, or its value without `return_quant_tensor`, of shape (*batch, *pooled, channels).
+
+        Raises:
+            TypeError: `x` is an array, and a QuantTensor is to be returned.
+            ValueError: the window does not fit, or scales vary along an axis that is pooled.
+        """
+        if not on_integers(x):
+            if self.return_quant_tensor:
+                raise TypeError(
+                    f"{type(self).__name__}: expected an IntQuantTensor, whose integers are summed, got "
+                    f"{type(x).__name__}.\n  cure: return_quant_tensor=True in the layer before, or "
+                    "return_quant_tensor=False here, to pool in float"
+                )
+            return self._means(as_array(x))
+        y = through(self.trunc_quant, self._means(x))
+        return y if self.return_quant_tensor else as_array(y)
+
+
+@final
+class TruncAvgPool(QuantTruncLayer[Out]):
+    """The mean of every window of an `IntQuantTensor`: the sums of its integers, cut to fewer bits by `trunc_quant`.
+
+    For k elements in a window the integers are sums of k and have ceil(log2((2**b - 1) * k)) bits; the scale is that of
+    the input divided by k. `trunc_quant` then divides the integers by a power of two and multiplies the scale by it.
+
+    Source: Brevitas's `TruncAvgPool2d`; differs from Brevitas: any number of spatial axes, channels last, and the
+    arguments of `nnx.avg_pool`: strides are 1 unless given.
+
+    Args:
+        window_shape: size of the window along every spatial axis.
+        strides: steps of the window; 1 by default.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; it counts as zeros.
+        trunc_quant: quantizer of the sums: an injector, a proxy to share, or None for all bits.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `trunc_quant`, declared anew, without a prefix.
+
+    Raises:
+        TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = IntQuantTensor.from_int(jnp.arange(8).reshape(1, 8, 1), 1.0, signed=False)
+        >>> y = TruncAvgPool((4,), strides=(4,), bit_width=9)(x)  # sums of 10 bits: 6 and 22
+        >>> y.int().ravel().tolist(), y.value.ravel().tolist()
+        ([3, 11], [1.5, 5.5])
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On = ..., **__) -> TruncAvgPool[IntQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off, **__) -> TruncAvgPool[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, **__) -> TruncAvgPool[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        window_shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Padding = "VALID",
+        *,
+        trunc_quant: QuantizerLike = RoundTo8bit,
+        return_quant_tensor: bool = True,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Unpack[TruncAvgPoolKeywords],
+    ) -> None:
+        self._set_window(window_shape, strides, padding)
+        self.return_quant_tensor = return_quant_tensor
+        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
+
+
+@final
+class TruncAvgPool2d(QuantTruncLayer[Out]):
+    """`TruncAvgPool` for images: (*batch, height, width, channels).
+
+    Source: Brevitas's `TruncAvgPool2d`; differs from Brevitas: channels last, and the arguments of `nnx.avg_pool`:
+    strides are 1 unless given.
+
+    Args:
+        window_shape: height and width of the window; one number for both.
+        strides: its steps, likewise; 1 by default.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; it counts as zeros.
+        trunc_quant: quantizer of the sums: an injector, a proxy to share, or None for all bits.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `trunc_quant`, declared anew, without a prefix.
+
+    Raises:
+        TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = IntQuantTensor.from_int(jnp.full((1, 4, 4, 3), 200), 0.1, signed=False)
+        >>> y = TruncAvgPool2d(2, strides=2)(x)
+        >>> y.shape, y.int().max().item(), y.bit_width
+        ((1, 2, 2, 3), 200, 8)
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On = ..., **__) -> TruncAvgPool2d[IntQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off, **__) -> TruncAvgPool2d[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, **__) -> TruncAvgPool2d[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        window_shape: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        padding: Padding = "VALID",
+        *,
+        trunc_quant: QuantizerLike = RoundTo8bit,
+        return_quant_tensor: bool = True,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Unpack[TruncAvgPool2dKeywords],
+    ) -> None:
+        steps = None if strides is None else _pair(strides, "strides")
+        self._set_window(_pair(window_shape, "window_shape"), steps, padding)
+        self.return_quant_tensor = return_quant_tensor
+        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
+
+
+@final
+class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
+    """`TruncAvgPool2d` with windows that leave `output_size` along height and width.
+
+    Source: Brevitas's `TruncAdaptiveAvgPool2d`; differs from Brevitas: channels last, and sizes that do not divide
+    are an error, as windows of different size would need different scales.
+
+    Args:
+        output_size: height and width of the output; one number for both.
+        trunc_quant: quantizer of the sums: an injector, a proxy to share, or None for all bits.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `trunc_quant`, declared anew, without a prefix.
+
+    Raises:
+        TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = IntQuantTensor.from_int(jnp.full((1, 6, 4, 3), 7), 0.1, signed=False)
+        >>> TruncAdaptiveAvgPool2d(1, bit_width=16)(x).shape
+        (1, 1, 1, 3)
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *_, return_quant_tensor: On = ..., **__
+        ) -> TruncAdaptiveAvgPool2d[IntQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off, **__) -> TruncAdaptiveAvgPool2d[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, **__) -> TruncAdaptiveAvgPool2d[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        output_size: int | Sequence[int],
+        *,
+        trunc_quant: QuantizerLike = RoundTo8bit,
+        return_quant_tensor: bool = True,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Unpack[TruncAdaptiveAvgPool2dKeywords],
+    ) -> None:
+        self.output_size = _pair(output_size, "output_size")
+        self.return_quant_tensor = return_quant_tensor
+        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
+
+    def _means(self, x: Any) -> Any:
+        return adaptive_avg_pool(x, self.output_size)
+
+
+def _pair(sizes: int | Sequence[int], name: str) -> tuple[int, ...]:
+    """Height and width; one number for both."""
+    pair = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
+    if len(pair) != 2 or any(size < 1 for size in pair):
+        raise ValueError(f"{name} must be one positive int or two, for height and width, got {sizes!r}")
+    return pair

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from flax.typing import Dtype
 
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
-from jqinject.nn.base.override_keywords import QuantScaleBiasOverrides
-from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.keywords import QuantScaleBiasKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -67,16 +67,12 @@ class QuantScaleBias(QuantWeightLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantScaleBias[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantScaleBias[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantScaleBias[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantScaleBias[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantScaleBias[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantScaleBias[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -94,7 +90,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantScaleBiasOverrides],
+        **overrides: Unpack[QuantScaleBiasKeywords],
     ) -> None:
         self.num_features = num_features
         self.axis = axis

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.nn.base.quant_layer import Out, QuantLayer
+from jqinject.nn.base.quant_layer import Off, Out, QuantLayer
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import as_array, on_integers, pre_round_integers
 from jqinject.quant_tensor.shaping import map_metadata
@@ -51,12 +51,10 @@ class QuantUpsample(QuantLayer[Out]):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
-        ) -> QuantUpsample[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off, **__) -> QuantUpsample[jax.Array]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantUpsample[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantUpsample[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -71,13 +69,13 @@ class QuantUpsample(QuantLayer[Out]):
             raise ValueError("QuantUpsample takes either size or scale_factor, got both or none of them")
         if method not in METHODS:
             raise ValueError(f"QuantUpsample: method must be one of {METHODS}, got {method!r}")
-        given: Any = scale_factor if size is None else size
-        self.target = tuple(given) if isinstance(given, Sequence) else given
+        target: Any = scale_factor if size is None else size
+        self.target = tuple(target) if isinstance(target, Sequence) else target
         self.is_factor = size is None
         for number in self.target if isinstance(self.target, tuple) else (self.target,):
             if not number > 0:
                 raise ValueError(
-                    f"QuantUpsample: {'scale_factor' if self.is_factor else 'size'} has to be positive, got {given!r}"
+                    f"QuantUpsample: {'scale_factor' if self.is_factor else 'size'} has to be positive, got {target!r}"
                 )
         self.method = method
         self.align_corners = align_corners
@@ -107,21 +105,21 @@ class QuantUpsample(QuantLayer[Out]):
     def _sizes(self, shape: tuple[int, ...]) -> dict[int, tuple[int, Fraction]]:
         """Spatial axis -> its size wanted, and how far apart in the input two elements of the output are."""
         spatial = len(shape) - 2
-        wanted = self.target if isinstance(self.target, tuple) else (self.target,) * spatial
-        if not 0 < len(wanted) <= len(shape) - 1:
+        targets = self.target if isinstance(self.target, tuple) else (self.target,) * spatial
+        if not 0 < len(targets) <= len(shape) - 1:
             raise ValueError(
-                f"QuantUpsample: {self.target!r} is for {len(wanted)} spatial axes, got an input of shape {shape}; "
+                f"QuantUpsample: {self.target!r} is for {len(targets)} spatial axes, got an input of shape {shape}; "
                 "expected (*batch, *spatial, channels)"
             )
-        first = len(shape) - 1 - len(wanted)
-        lengths = shape[first : first + len(wanted)]
+        first = len(shape) - 1 - len(targets)
+        lengths = shape[first : first + len(targets)]
         if self.is_factor:
-            found = [
-                (int(n * factor), 1 / Fraction(factor)) for n, factor in zip(lengths, wanted, strict=True)
+            steps = [
+                (int(n * factor), 1 / Fraction(factor)) for n, factor in zip(lengths, targets, strict=True)
             ]
         else:
-            found = [(int(size), Fraction(n, int(size))) for n, size in zip(lengths, wanted, strict=True)]
-        return dict(enumerate(found, first))
+            steps = [(int(size), Fraction(n, int(size))) for n, size in zip(lengths, targets, strict=True)]
+        return dict(enumerate(steps, first))
 
     def _bilinear(self, x: Any, sizes: dict[int, tuple[int, Fraction]]) -> Any:
         y = as_array(x)
@@ -145,16 +143,14 @@ def _nearest(x: Any, axis: int, size: int, step: Fraction) -> Any:
     # In integers: what is a whole number stays one.
     index = np.array([i * step.numerator // step.denominator for i in range(size)], np.int32)
 
-    def along(array: jax.Array) -> jax.Array:
+    def taken(array: jax.Array) -> jax.Array:
         return jnp.take(array, index, axis=axis)
 
     if not on_integers(x):
-        return along(x)
-    return map_metadata(x, along(x.value), _where_it_varies(along, axis))
-
-
-def _where_it_varies(along: Callable[[jax.Array], jax.Array], axis: int) -> Callable[[jax.Array], jax.Array]:
-    return lambda metadata: along(metadata) if metadata.shape[axis] > 1 else metadata
+        return taken(x)
+    return map_metadata(
+        x, taken(x.value), lambda varying: taken(varying) if varying.shape[axis] > 1 else varying
+    )
 
 
 def _linear(x: jax.Array, axis: int, size: int, step: Fraction | None) -> jax.Array:

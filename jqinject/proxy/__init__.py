@@ -6,11 +6,13 @@ the quantizer and its result say.
 
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
+from jqinject.proxy.act import OperandQuantProxyFromInjector as OperandQuantProxyFromInjector
 from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.assembly import Committed as Committed
 from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.assembly import beside_weights as beside_weights
 from jqinject.proxy.assembly import build_stacked as build_stacked
+from jqinject.proxy.assembly import map_stack as map_stack
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike

@@ -106,7 +106,6 @@ def build_stacked(
     layers: tuple[Any, ...],
     sizes: tuple[int, ...],
     rngs: nnx.Rngs | None = None,
-    one_by_one: bool = False,
 ) -> Any:
     """`build(layers, rngs)` for every layer of a stack, its Variables stacked alike (along the leading axes).
 
@@ -115,14 +114,10 @@ def build_stacked(
         layers: the stacked layers.
         sizes: of the leading axes that they are stacked along.
         rngs: for quantizers that draw random numbers; every layer gets streams of its own.
-        one_by_one: one layer after the other, which takes the memory of one.
     """
-    streams = None if rngs is None else rngs.split(sizes)
-    graphdef, state = nnx.split((layers, streams), graph=True)
     made: dict[str, Any] = {}
 
-    def one(state: nnx.State) -> Any:
-        unstacked, own_streams = nnx.merge(graphdef, state)
+    def one(unstacked: tuple[Any, ...], own_streams: nnx.Rngs | None) -> Any:
         quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
             made["plain"] = quantizer
@@ -131,15 +126,39 @@ def build_stacked(
         made["graphdef"], inner = nnx.split(quantizer, graph=True)
         return inner
 
-    mapped = one
-    for size in reversed(sizes):
-        mapped = _over_leading_axis(mapped, size, one_by_one)
-    stacked = mapped(state)
+    stacked = map_stack(one, layers, sizes, rngs)
     if "plain" in made:
         return made["plain"]
     # Merged, the quantizer holds these Variables themselves.
     borrowed = {path: vars(layers[index])[name] for path, (index, name) in made["foreign"].items()}
     return nnx.merge(made["graphdef"], nnx.from_flat_state({**dict(nnx.to_flat_state(stacked)), **borrowed}))
+
+
+def map_stack(
+    function: Callable[[tuple[Any, ...], nnx.Rngs | None], Any],
+    layers: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    rngs: nnx.Rngs | None = None,
+    one_by_one: bool = False,
+) -> Any:
+    """`function(layers, rngs)` for every layer of a stack; the arrays of its results are stacked alike.
+
+    Args:
+        function: of unstacked layers; returns a pytree.
+        layers: the stacked layers.
+        sizes: of the leading axes that they are stacked along.
+        rngs: for what draws random numbers; every layer gets streams of its own.
+        one_by_one: one layer after the other, which takes the memory of one.
+    """
+    streams = None if rngs is None else rngs.split(sizes)
+    graphdef, state = nnx.split((layers, streams), graph=True)
+
+    def mapped(state: nnx.State) -> Any:
+        return function(*nnx.merge(graphdef, state))
+
+    for size in reversed(sizes):
+        mapped = _over_leading_axis(mapped, size, one_by_one)
+    return mapped(state)
 
 
 def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bool) -> Callable[[Any], Any]:

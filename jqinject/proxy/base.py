@@ -55,7 +55,9 @@ class QuantProxyFromInjector(Answers):
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         record: scale and zero point of the weight at the time of `commit`; None if not committed.
         served_layers: how many layers share it.
-        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator", or "parameter" if unset.
+        keeps_payload: whether training contracts the payload; else it contracts floats.
+        role: what it quantizes: "weight", "bias", "activation", "operand", "gradient", "accumulator", or "parameter" if
+            unset.
         parameter: the attribute of its layers, "weight" or "bias", that the quantizer is assembled from; empty if none.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
@@ -79,6 +81,7 @@ class QuantProxyFromInjector(Answers):
     # Class attributes until set, so that what few proxies need costs the others nothing.
     use_running_average: bool
     observing: bool = False
+    keeps_payload: bool = False
     record: QuantStat | None = None
     served_layers: int = 1
     role: ClassVar[str] = "parameter"
@@ -130,6 +133,11 @@ class QuantProxyFromInjector(Answers):
     def training(self) -> bool:
         """Whether the proxy is in training mode (read only: use `model.train()` and `model.eval()`)."""
         return not self.use_running_average
+
+    @property
+    def contracts_payload(self) -> bool:
+        """Whether what was rounded is kept for a contraction: in evaluation, and of an operand in training too."""
+        return self.use_running_average or self.keeps_payload
 
     @property
     def committed(self) -> bool:
@@ -293,7 +301,7 @@ class QuantProxyFromInjector(Answers):
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         if not isinstance(result, Quantized):
             result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
-        return result.quant_tensor(training=not self.use_running_average)
+        return result.quant_tensor(training=not self.contracts_payload)
 
     def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
         """Quantize a parameter: the call of a proxy of weights.
@@ -320,8 +328,7 @@ class QuantProxyFromInjector(Answers):
         try:
             if self.record is not None:
                 found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
-            elif self.use_running_average and not more:
-                # Serving may contract what was rounded; training contracts floats.
+            elif self.contracts_payload and not more:
                 is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
                 if is_value and isinstance(x, jax.core.Tracer):
                     found = traced_once(quantizer, x)

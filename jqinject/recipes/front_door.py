@@ -330,7 +330,7 @@ def post_training_quantize(
         >>> import jax.numpy as jnp
         >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(64, 8, rngs=nnx.Rngs(1)))
         >>> served = post_training_quantize(model, "dynamic")
-        >>> served.layers[0].frozen.value.dtype, served(jnp.ones((2, 64))).shape
+        >>> served.layers[0].kernel.numbers["value"].dtype, served(jnp.ones((2, 64))).shape
         (dtype('int8'), (2, 8))
         >>> _, found = post_training_quantize(model, "dynamic", batches=[jnp.ones((2, 64))], report=True)
         >>> sorted(layer.path for layer in found.most_sensitive())

@@ -153,7 +153,7 @@ def test_an_abstract_layer_has_the_structure_of_a_real_one(quantizer):
     assert nnx.graphdef(abstract) == nnx.graphdef(make())
     assert shapes(abstract) == shapes(make())
     frozen = nnx.eval_shape(lambda: jqinject.freeze(make()))
-    assert frozen.frozen.value.shape == (3, 4)
+    assert frozen.frozen.numbers["value"].shape == (3, 4)
 
 
 def test_a_norm_that_is_learned_scales_the_integers():

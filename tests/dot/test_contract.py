@@ -8,7 +8,7 @@ import pytest
 from jqinject.dot import FrozenParam, ScaleForms, contract
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.tensors.contract import choose
+from jqinject.dot.tensors.choice import choose
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, in_groups
 
 MATMUL = (((1,), (0,)), ((), ()))

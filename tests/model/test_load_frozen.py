@@ -180,9 +180,9 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
             return compiled(*arguments)
 
         monkeypatch.setattr(freeze_layer, "compiled_numbers", measured)
-        found[number] = freeze(nnx.clone(linear), sliced_from=sliced_from).frozen, *memory
+        found[number] = freeze(nnx.clone(linear), sliced_from=sliced_from).kernel, *memory
     assert found[16][0].form == found[1][0].form
-    jax.tree.map(_same_bits, nnx.state(found[16][0]), nnx.state(found[1][0]))
+    jax.tree.map(_same_bits, found[16][0].numbers, found[1][0].numbers)
     assert found[16][1] < bound and (committed or bound < found[1][1])
 
 

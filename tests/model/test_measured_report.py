@@ -10,8 +10,9 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
+from jqinject.quant.aqt import config_v4
 from jqinject.recipes import GPTQ, RTN, Recipe, SmoothQuant, Solve
 
 X = jax.random.normal(jax.random.key(0), (32, 8))
@@ -182,12 +183,13 @@ def test_numbers_of_frozen_weights_are_refused(measured):
         for name in frozen:
             jqinject.freeze(getattr(partly, name))
         with pytest.raises(
-            ValueError, match=rf"weights of {', '.join(frozen)} are gone.*\n  cure: keep the model"
+            ValueError,
+            match=rf"weights {', '.join(f'{name}.kernel' for name in frozen)} are gone.*\n  cure: keep the model",
         ):
             jqinject.report(partly, X, numbers=True)
         assert jqinject.report(partly, X)["second"].contraction == "float"
     op = nnx.Linear(8, 4, dot_general=QDotGeneral(config_v4()), rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"weights of the model itself are gone"):
+    with pytest.raises(ValueError, match=r"weights kernel are gone"):
         jqinject.report(jqinject.freeze(op), X, numbers=True)
 
 

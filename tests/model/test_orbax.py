@@ -225,5 +225,5 @@ def test_an_abstract_model_under_a_mesh_is_filled_where_its_annotations_say(tmp_
     with jax.set_mesh(mesh):
         names = _page(make, make(), X, tmp_path)
     for model in (names["frozen"], names["served"]):
-        payload = model.layers[0].frozen.value.get_value()
+        payload = model.layers[0].frozen.numbers["value"]
         assert {shard.data.shape for shard in payload.addressable_shards} == {(2, 4)}

@@ -144,7 +144,7 @@ def test_a_stack_of_layers_has_a_stack_of_quantizers():
     np.testing.assert_allclose(high, seen, rtol=1e-5)
     evaluated = call(model, X)
     frozen: Any = jqinject.freeze(model)
-    payload = frozen.layers.frozen.value[...]
+    payload = frozen.layers.frozen.numbers["value"]
     assert payload.dtype == jnp.int8 and payload.shape[0] == 3
     np.testing.assert_allclose(call(frozen, X), evaluated, rtol=1e-5, atol=1e-6)
 

@@ -80,7 +80,9 @@ def test_frozen_weights_stay_and_are_named():
     x = jnp.linspace(-1.0, 1.0, 4)
     before = net(x)
     with (
-        pytest.warns(UserWarning, match=r"no effect on layers\.0: frozen weights.*\n  cure: ") as seen,
+        pytest.warns(
+            UserWarning, match=r"no effect on layers\.0\.kernel: frozen weights.*\n  cure: "
+        ) as seen,
         quantization_status_manager(net, disable_weight_quant=True),
     ):
         np.testing.assert_array_equal(net(x), before)

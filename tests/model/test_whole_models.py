@@ -114,7 +114,7 @@ def test_calibration_reaches_every_contraction(life: Life) -> None:
 def test_what_is_frozen_are_integers_and_serves_what_was_evaluated(life: Life) -> None:
     held = numbers(life.frozen)
     assert not any(path[-1] == "kernel" for path in held)
-    payloads = [value for path, value in held.items() if path[-2:] == ("frozen", "value")]
+    payloads = [value for path, value in held.items() if path[-2:] == ("kernel", "value")]
     assert len(payloads) >= CONTRACTING[life.name]
     assert {value.dtype for value in payloads} == {np.dtype(np.int8)}
     np.testing.assert_allclose(life.program.call(life.case.x), life.evaluated, rtol=1e-5, atol=1e-5)

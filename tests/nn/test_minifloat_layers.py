@@ -41,7 +41,7 @@ def test_frozen_it_computes_what_it_computed(name, dtype):
     x = X.astype(dtype)
     weight, y = layer.quant_weight(), layer(x)
     frozen = jqinject.freeze(nnx.clone(layer))
-    stored = frozen.frozen.value.get_value()
+    stored = frozen.frozen.numbers["value"]
     assert (stored.dtype.name, stored.nbytes) == FROZEN[name]
     assert vars(frozen).get("kernel") is None
     again = frozen.quant_weight()

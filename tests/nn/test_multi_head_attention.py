@@ -242,7 +242,7 @@ def test_calibration_and_report_find_its_quantizers():
 def test_an_abstract_layer():
     abstract = nnx.eval_shape(lambda: jqinject.freeze(_mha(packed_in_proj=True)))
     assert abstract.value.frozen.shape == (8, 2, 4)
-    assert abstract.value.frozen.value.dtype == jnp.int8
+    assert abstract.value.frozen.numbers["value"].dtype == jnp.int8
 
 
 def test_bfloat16_stays_and_scales_are_float32():

@@ -22,6 +22,7 @@ from jqinject.nn import (
     QuantSimpleCell,
     recurrent_state_from_torch,
 )
+from jqinject.nn.base.slots import slots_of
 from jqinject.quant import Int8WeightPerChannelFloat, Int32Bias
 from jqinject.quant_tensor import as_array
 from tests.brevitas_defaults import RECURRENT
@@ -117,8 +118,8 @@ def test_overrides_reach_their_quantizers(ours, flax):
     assert getattr(cell, first).weight_quant.bit_width() == widths["weight_bit_width"]
     holder = next(one for one in (getattr(cell, first), getattr(cell, second)) if one.bias is not None)
     assert holder.bias_quant.bit_width() == widths["bias_bit_width"]
-    for name, slot in cell.act_quantizers.items():
-        assert getattr(cell, name).bit_width() == widths[f"{slot.prefix}bit_width"], name
+    for slot in slots_of(type(cell)):
+        assert getattr(cell, slot.name).bit_width() == widths[f"{slot.prefix}bit_width"], slot.name
 
 
 def test_a_misspelt_override_is_an_error():
@@ -229,7 +230,7 @@ def test_bfloat16_stays_bfloat16():
 def test_calibration_settles_every_quantizer():
     layer = LAYERS["lstm"]()
     report = jqinject.calibrate(layer, [X, 2 * X], progress=False)
-    assert len(report.quantizers) == len(layer.layers[0][0].act_quantizers)
+    assert len(report.quantizers) == len(slots_of(type(layer.layers[0][0])))
     layer.train()
     settled = layer.layers[0][0].io_quant.scale()
     nnx.jit(lambda layer, x: layer(x))(layer, 100 * X)

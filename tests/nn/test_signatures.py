@@ -1,4 +1,4 @@
-"""A layer's arguments are written out: Flax's, as the installed Flax has them, then those of its quantizers."""
+"""A layer's signature has every argument: Flax's, as the installed Flax has them, and those of its quantizers."""
 
 import inspect
 import re
@@ -21,8 +21,6 @@ FLAX = {
     if hasattr(nnx, name.removeprefix("Quant"))
 }
 FLAX.pop("QuantRNN")  # `torch.nn.RNN`'s arguments: Flax's RNN takes a cell
-# Ours are Flax's functions by names that can be pickled.
-RENAMED = ("gate_fn", "activation_fn")
 
 
 def _parameters(layer):
@@ -49,8 +47,7 @@ def test_flax_arguments(name):
     for parameter in _parameters(FLAX[name]).values():
         own = ours[parameter.name]
         assert own.kind is parameter.kind, parameter.name
-        if parameter.name not in RENAMED:
-            assert _same_default(own.default, parameter.default), parameter.name
+        assert _same_default(own.default, parameter.default), parameter.name
     positional = [p.name for p in _parameters(FLAX[name]).values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [*ours][: len(positional)] == positional
 

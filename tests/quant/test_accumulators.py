@@ -345,7 +345,7 @@ def test_a_stack_of_layers_keeps_a_format_each():
     assert outs.shape == (3, 2, 4)
     assert stack.weight_quant.tensor_quant.input_format[...].tolist() == [[8, 1]] * 3
     frozen = jqinject.freeze(stack)
-    stored = np.asarray(frozen.frozen.value[...], np.int32)  # the axis that is summed over lies last
+    stored = np.asarray(frozen.frozen.numbers["value"], np.int32)  # the axis that is summed over lies last
     assert stored.shape == (3, 4, 4)
     assert np.abs(stored).sum(axis=-1).max() <= integer_budget(12, 8, True, False)
 

@@ -42,7 +42,7 @@ def linear(quantizer, features=64, **more):
 
 
 def stored_bits(layer):
-    frozen = jax.tree.leaves(nnx.state(jqinject.freeze(layer).frozen))
+    frozen = jax.tree.leaves(jqinject.freeze(layer).kernel.numbers)
     return sum(x.size * x.dtype.itemsize * 8 for x in frozen)
 
 

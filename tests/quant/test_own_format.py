@@ -118,7 +118,10 @@ def test_frozen_packed_and_unfrozen_numbers_are_the_same(name: str) -> None:
     made = layer(name, input_quant=Log2ActPerRow)
     value, before = made.quant_weight().value, made(X)
     frozen = freeze(made)
-    assert frozen.frozen.value.size == 64 * 8 // 2 and frozen.frozen.value.dtype == jnp.uint8
+    assert (
+        frozen.frozen.numbers["value"].size == 64 * 8 // 2
+        and frozen.frozen.numbers["value"].dtype == jnp.uint8
+    )
     for copy in (frozen, nnx.clone(frozen), pickle.loads(pickle.dumps(frozen))):
         np.testing.assert_array_equal(copy.frozen.quant_tensor().value, value)
         np.testing.assert_allclose(copy(X), before, atol=1e-5)

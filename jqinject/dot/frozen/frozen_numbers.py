@@ -8,7 +8,7 @@
 | `sums`         | int32 sums of the payload, where a contraction of integers needs them     |
 | `scale_factor` | float32, of scales in bytes                                               |
 
-A layer keeps them in a `FrozenWeight`; a parameter without a layer in a `FrozenParam`.
+A `FrozenParam` in the place of the weight keeps them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_form import FrozenForm, StoredForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups

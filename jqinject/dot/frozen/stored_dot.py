@@ -24,7 +24,6 @@ from jqinject.dot.kernels.stored_rows import (
     scales_of,
     stored_rows,
 )
-from jqinject.dot.tensors.common_groups import wide_dimensions
 from jqinject.native.stored_matmul import StoredRows, float_matmul
 from jqinject.ops.groups import split_groups
 from jqinject.ops.processes import on_one_device
@@ -177,7 +176,7 @@ def _product(
         grouped = (dims.rhs_contract.index(axis),)
         left = dims.lhs_contract[grouped[0]]
         x = split_groups(x, groups.size, left)
-        dims = wide_dimensions(dims, left, axis)
+        dims = dims.in_groups(left, axis)
     rows = rows_of(tuple(x.shape), shape, dims, grouped)
     if rows is None:
         return None

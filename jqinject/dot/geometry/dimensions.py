@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from jqinject.quant_tensor.group_layout import with_two_axes
+
 
 @dataclass(frozen=True)
 class Dimensions:
@@ -90,38 +92,16 @@ class Dimensions:
             rhs_batch=(*(self.rhs_contract[pair] for pair in pairs), *self.rhs_batch),
         )
 
-    def gradient_of_lhs(self) -> tuple[Dimensions, tuple[int, ...]]:
-        """The contraction `out x rhs` that gives the gradient of the left operand.
-
-        Returns:
-            (its dimensions, the permutation of its result to the order of the left operand).
-        """
-        places = self.rhs_places
-        dims = Dimensions(
-            self.out_ndim,
-            self.rhs_ndim,
-            tuple(places[axis] for axis in self.rhs_free),
-            self.rhs_free,
-            tuple(range(len(self.lhs_batch))),
-            self.rhs_batch,
+    def in_groups(self, left: int, right: int) -> Dimensions:
+        """Of operands whose summed axes `left` and `right` have become two: groups, and their elements."""
+        return Dimensions(
+            self.lhs_ndim + 1,
+            self.rhs_ndim + 1,
+            with_two_axes(self.lhs_contract, left),
+            with_two_axes(self.rhs_contract, right),
+            with_two_axes(self.lhs_batch, left),
+            with_two_axes(self.rhs_batch, right),
         )
-        partner = dict(zip(self.rhs_contract, self.lhs_contract, strict=True))
-        made = (*self.lhs_batch, *self.lhs_free, *(partner[axis] for axis in sorted(self.rhs_contract)))
-        return dims, tuple(made.index(axis) for axis in range(self.lhs_ndim))
-
-    def gradient_of_rhs(self) -> tuple[Dimensions, tuple[int, ...]]:
-        """The contraction `out x lhs` that gives the gradient of the right operand, and its permutation."""
-        dims = Dimensions(
-            self.out_ndim,
-            self.lhs_ndim,
-            tuple(self.lhs_places[axis] for axis in self.lhs_free),
-            self.lhs_free,
-            tuple(range(len(self.lhs_batch))),
-            self.lhs_batch,
-        )
-        partner = dict(zip(self.lhs_contract, self.rhs_contract, strict=True))
-        made = (*self.rhs_batch, *self.rhs_free, *(partner[axis] for axis in sorted(self.lhs_contract)))
-        return dims, tuple(made.index(axis) for axis in range(self.rhs_ndim))
 
 
 @lru_cache(maxsize=1024)
@@ -168,22 +148,27 @@ def shape_in_output(
     return None if layout is None or layout[1] != tuple(range(len(layout[1]))) else layout[2]
 
 
+Shapes = tuple[tuple[int, ...], ...]
+
+
 @lru_cache(maxsize=1024)
-def varying_pairs(
-    dims: Dimensions, lhs: tuple[tuple[int, ...], ...], rhs: tuple[tuple[int, ...], ...]
-) -> list[int]:
+def varying_pairs(dims: Dimensions, lhs: Shapes, rhs: Shapes) -> list[int]:
     """The pairs of summed axes along which a scale or zero point varies, given their shapes."""
-    return [
-        pair
-        for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
-        if _varies(lhs, axes[0], dims.lhs_ndim) or _varies(rhs, axes[1], dims.rhs_ndim)
-    ]
+    left, right = scaled_axes(lhs, dims.lhs_ndim), scaled_axes(rhs, dims.rhs_ndim)
+    pairs = zip(dims.lhs_contract, dims.rhs_contract, strict=True)
+    return [pair for pair, (a, b) in enumerate(pairs) if a in left or b in right]
 
 
-def _varies(shapes: tuple[tuple[int, ...], ...], axis: int, ndim: int) -> bool:
-    return any(
-        len(shape) > axis - ndim + len(shape) >= 0 and shape[axis - ndim + len(shape)] != 1
-        for shape in shapes
+@lru_cache(maxsize=1024)
+def scaled_axes(shapes: Shapes, ndim: int) -> frozenset[int]:
+    """The axes, of `ndim`, along which scales and zero points vary, given their shapes.
+
+    Example:
+        >>> sorted(scaled_axes(((3, 1), (4,), ()), 2))
+        [0, 1]
+    """
+    return frozenset(
+        axis + ndim - len(shape) for shape in shapes for axis, size in enumerate(shape) if size != 1
     )
 
 
@@ -203,11 +188,6 @@ def _layout(
         expanded[place[axis]] = sizes[axis]
     dense = tuple(sizes[axis] for axis in varying)
     return dense, tuple(varying.index(axis) for axis in order), tuple(expanded)
-
-
-def varies_only_along(scale: jax.Array, ndim: int, places: Mapping[int, int]) -> bool:
-    """Whether `scale_in_output` can lay a scale out."""
-    return all(size == 1 or axis + ndim - scale.ndim in places for axis, size in enumerate(scale.shape))
 
 
 def checked_dimensions(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.labels import dimensions_of
 
 
 @dataclass(frozen=True)
@@ -110,26 +111,15 @@ class EinsumLabels:
 
     def dimensions(self) -> Dimensions:
         """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""
-        shared = [label for label in self.lhs if label in self.rhs]
-        summed = [label for label in shared if label not in self.out]
-        batch = [label for label in self.out if label in shared]
-        return Dimensions(
-            len(self.lhs),
-            len(self.rhs),
-            tuple(map(self.lhs.index, summed)),
-            tuple(map(self.rhs.index, summed)),
-            tuple(map(self.lhs.index, batch)),
-            tuple(map(self.rhs.index, batch)),
-        )
+        return self._contraction[0]
 
     def permutation(self) -> tuple[int, ...]:
         """The permutation of the `dot_general`'s output to the equation's order."""
-        dims = self.dimensions()
-        made = [
-            *(self.lhs[axis] for axis in (*dims.lhs_batch, *dims.lhs_free)),
-            *(self.rhs[axis] for axis in dims.rhs_free),
-        ]
-        return tuple(made.index(label) for label in self.out)
+        return self._contraction[1]
+
+    @property
+    def _contraction(self) -> tuple[Dimensions, tuple[int, ...]]:
+        return dimensions_of(tuple(self.lhs), tuple(self.rhs), tuple(self.out))
 
 
 def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:

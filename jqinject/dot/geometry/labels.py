@@ -11,13 +11,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from jqinject.dot.geometry.dimensions import Dimensions
 
 Label = tuple[str | int, ...]
 Labels = tuple[Label, ...]
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,20 @@ class Labelling:
         return cls(tuple(lhs), tuple(rhs), out)
 
 
-def summed_labels(first: Labels, second: Labels, out: Labels) -> Labels:
+def summed_labels(
+    first: tuple[Name, ...], second: tuple[Name, ...], out: tuple[Name, ...]
+) -> tuple[Name, ...]:
     """The summed axes of two operands, in the order of the first."""
     return tuple(label for label in first if label in second and label not in out)
 
 
 @lru_cache(maxsize=1024)
-def dimensions_of(first: Labels, second: Labels, out: Labels) -> tuple[Dimensions, tuple[int, ...]]:
+def dimensions_of(
+    first: tuple[Hashable, ...], second: tuple[Hashable, ...], out: tuple[Hashable, ...]
+) -> tuple[Dimensions, tuple[int, ...]]:
     """The contraction of two operands, and the permutation of its result to the order of `out`.
+
+    Labels of both operands are summed, or batch axes if the output has them.
 
     Example:
         >>> x, y, k = ("lhs", 0), ("rhs", 1), ("summed", 0)

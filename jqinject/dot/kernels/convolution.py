@@ -11,11 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.parts import Block, in_parts, part
-from jqinject.dot.geometry.patches import Window
-from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
+from jqinject.dot.geometry.dimensions import scale_in_output, scaled_axes
+from jqinject.dot.kernels.accumulate import (
+    Block,
+    in_parts,
+    integer_accumulator,
+    largest_magnitude,
+    longest_sum,
+    part,
+)
 from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.kernels.kernel_table import integer_convolution
+from jqinject.dot.kernels.kernel_table import Window, integer_convolution
 from jqinject.ops.sharding import sharded_as
 
 Spec = tuple[int, ...]
@@ -37,13 +43,9 @@ class Filters:
 
     def fit(self, lhs: Any, rhs: Any) -> bool:
         """Whether the scales and zero points of two tensors of integers vary along these axes alone."""
-        examples = -1 if self.examples is None else self.examples
-        return (
-            lhs.zero_point.size == 1
-            and varies_only_along(rhs.zero_point, rhs.ndim, self.channels)
-            and varies_only_along(lhs.scale, lhs.ndim, examples)
-            and varies_only_along(rhs.scale, rhs.ndim, self.channels)
-        )
+        left = scaled_axes((lhs.scale.shape,), lhs.ndim)
+        right = scaled_axes((rhs.scale.shape, rhs.zero_point.shape), rhs.ndim)
+        return lhs.zero_point.size == 1 and left <= {self.examples} and right <= {self.channels}
 
     def take(self, lhs: Affine, rhs: Affine) -> bool:
         """Whether such integers are convolved."""
@@ -115,6 +117,53 @@ class Convolution:
             np.dtype(dtype),
             accumulator_dtype,
             out_sharding,
+        )
+
+    def of_gradient(
+        self, number: int, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype
+    ) -> Convolution | None:
+        """The convolution that gives the gradient of an operand; None with groups, where it is not a plain one.
+
+        That of the left operand convolves the gradient with the right operand, its spatial axes reversed; that of the
+        right operand the left operand with the gradient.
+
+        Args:
+            number: 0 for the left operand, 1 for the right one.
+            shapes: of the left operand, the right one and the output.
+            dtype: of the result.
+        """
+        options = dict(self.options)
+        if options["feature_group_count"] != 1 or options["batch_group_count"] != 1:
+            return None
+        steps = self.lhs_dilation, options["rhs_dilation"], options["window_strides"]
+        lhs, kernel, out = (
+            [
+                (shape[axis] - 1) * step + 1 if shape[axis] else 0
+                for axis, step in zip(spec[2:], by, strict=True)
+            ]
+            for spec, shape, by in zip(self.specs, shapes, steps, strict=True)
+        )
+        low = [low for low, _ in self.padding]
+        (batch, feature, *space), (output, inputs, *window), (out_batch, out_feature, *places) = self.specs
+        if number == 0:
+            low = [k - 1 - before for k, before in zip(kernel, low, strict=True)]
+            high = [a + k - 1 - o - before for a, k, o, before in zip(lhs, kernel, out, low, strict=True)]
+            specs = self.specs[2], (inputs, output, *window), self.specs[0]
+            dilation = options["window_strides"]
+            changed = {"window_strides": self.lhs_dilation}
+        else:
+            high = [k - 1 + o - a - before for a, k, o, before in zip(lhs, kernel, out, low, strict=True)]
+            specs = (feature, batch, *space), (out_feature, out_batch, *places), (inputs, output, *window)
+            dilation = self.lhs_dilation
+            changed = {"window_strides": options["rhs_dilation"], "rhs_dilation": options["window_strides"]}
+        return replace(
+            self,
+            specs=specs,
+            padding=tuple(zip(low, high, strict=True)),
+            lhs_dilation=dilation,
+            options=tuple((options | changed).items()),
+            dtype=np.dtype(dtype),
+            out_sharding=None,
         )
 
     @property
@@ -275,22 +324,13 @@ class _ByXla:
         return self.convolution.numbers(lhs, rhs, self.accumulator)
 
 
-def _moved(
-    scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str
-) -> jax.Array | None:
-    if scale is None or scale.size == 1:
-        return scale if scale is None else scale.reshape(())
-    if not varies_only_along(scale, ndim, axis):
+def _moved(scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str) -> Any:
+    if scale is None:
+        return None
+    found = scale_in_output(scale, ndim, {axis: place}, ndim)
+    if found is None:
         raise ValueError(
             f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
             f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
         )
-    shape = [1] * ndim
-    shape[place] = scale.size
-    return scale.reshape(shape)
-
-
-def varies_only_along(x: jax.Array, ndim: int, axis: int) -> bool:
-    """Whether something that broadcasts to `ndim` axes has size 1 on all but one."""
-    shape = (*(1,) * (ndim - x.ndim), *x.shape)
-    return all(size == 1 or at == axis for at, size in enumerate(shape))
+    return found

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
-from jqinject.dot.geometry.parts import Block, in_parts, part
-from jqinject.dot.kernels.accumulate import accumulation
+from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.groups import contract_groups
-from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
+from jqinject.dot.kernels.kernel_table import Alone, Divisible, are_sharded, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
@@ -91,14 +90,21 @@ class IntegerOperand:
     @property
     def array(self) -> jax.Array:
         """The floats, or stored integers themselves: has their shape and sharding."""
-        return self._stored().payload if self.value is None else self.value
+        return self.known.payload if self.value is None else self.value
 
     @property
     def floats(self) -> jax.Array:
         """The floats; stored integers are dequantized."""
-        return self._stored().dequantized().astype(self.dtype) if self.value is None else self.value
+        return self.known.dequantized().astype(self.dtype) if self.value is None else self.value
 
-    def _stored(self) -> Affine:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the floats."""
+        return self.array.shape
+
+    @property
+    def known(self) -> Affine:
+        """The integers, of a forward pass or stored."""
         assert self.integers is not None, "an operand has integers or floats"
         return self.integers
 
@@ -161,8 +167,7 @@ def affine_dot_general(
     if not grouped:
         return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
     by_group = _GroupByGroup(dims.along(grouped), len(grouped), accumulator_dtype)
-    meshes = jax.typeof(lhs.payload).sharding.mesh, jax.typeof(rhs.payload).sharding.mesh
-    divided = any(not mesh.empty and mesh.explicit_axes for mesh in meshes)
+    divided = are_sharded(lhs.payload, rhs.payload)
     alone = len(grouped) == 1 and accumulator_dtype is None and not divided
     y = contract_groups(lhs, rhs, dims, grouped[0], by_group) if alone else by_group(lhs, rhs)
     return y.astype(dtype)
@@ -220,10 +225,7 @@ def integer_contraction(
         packed: the right operand as `Affine.packed`, for a kernel that reads it so.
     """
     divisible = Divisible(dims, accumulator, out_sharding)
-    # Operands whose type has explicit axes of a mesh must not be reshaped.
-    left, right = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
-    explicit = (not left.empty and left.explicit_axes) or (not right.empty and right.explicit_axes)
-    if out_sharding is not None or explicit:
+    if out_sharding is not None or are_sharded(lhs, rhs):
         return divisible(lhs, rhs)
     traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
     run = on_one_device if traced else eagerly

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.dot.geometry.dimensions import scaled_axes
+from jqinject.dot.geometry.labels import Label, Labels
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.ste import nearest
@@ -63,6 +65,16 @@ class Ragged:
         return jax.lax.RaggedDotDimensionNumbers(dot, (self.rows,), (self.experts,))
 
     @property
+    def labels(self) -> tuple[Labels, Labels, Labels]:
+        """Labels of the axes of the operands and the output: those of summed axes are shared."""
+        lhs: list[Label] = [("lhs", axis) for axis in range(self.lhs_ndim)]
+        rhs: list[Label] = [("rhs", axis) for axis in range(self.rhs_ndim)]
+        for left, right in zip(self.lhs_contract, self.rhs_contract, strict=True):
+            lhs[left] = rhs[right] = ("summed", left)
+        out = [*(lhs[axis] for axis in self.lhs_free), *(rhs[axis] for axis in self.rhs_free)]
+        return tuple(lhs), tuple(rhs), tuple(out)
+
+    @property
     def lhs_free(self) -> tuple[int, ...]:
         """Free axes of the left operand, the first ones of the output."""
         return tuple(axis for axis in range(self.lhs_ndim) if axis not in self.lhs_contract)
@@ -81,11 +93,9 @@ class Ragged:
 
     def fit(self, lhs: Any, rhs: Any) -> bool:
         """Whether no scale and no zero point of two tensors varies along a summed axis."""
-        return not any(
-            full_rank(metadata, x.ndim).shape[axis] > 1
+        return all(
+            scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(summed)
             for x, summed in ((lhs, self.lhs_contract), (rhs, self.rhs_contract))
-            for metadata in (x.scale, x.zero_point)
-            for axis in summed
         )
 
     def take(self, lhs: Affine, rhs: Affine) -> bool:

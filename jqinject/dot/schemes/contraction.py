@@ -20,13 +20,11 @@ from jqinject.dot.schemes.quant_operand import (
     assembled_for_any,
     assembled_for_backward,
 )
-from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError, refused_backward
-from jqinject.dot.schemes.scheme import OPERANDS, Kept, SchemeSpec
+from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError
+from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import for_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
-from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.inject import Binding
-from jqinject.quant_tensor import as_array, is_quantized
 
 Taken = tuple[Any, jax.Array | None]
 AxesByName = Mapping[str, OperandAxes]
@@ -113,9 +111,20 @@ class Contraction(InnerModule):
         *,
         beside: Any = None,
         in_rows: bool = True,
-        found_in: Any = None,
     ) -> LabelledTensor:
-        """An operand, quantized.
+        """An operand, quantized if the scheme does; see `quantized`."""
+        return self.quantized(name, x, summed, beside=beside, in_rows=in_rows)[1]
+
+    def quantized(
+        self,
+        name: str,
+        x: LabelledTensor,
+        summed: Labels,
+        *,
+        beside: Any = None,
+        in_rows: bool = True,
+    ) -> tuple[Any, LabelledTensor]:
+        """The quantizer of an operand, None without one, and the operand quantized.
 
         Args:
             name: of an operand that is quantized in the forward pass.
@@ -123,19 +132,18 @@ class Contraction(InnerModule):
             summed: the axes that its product sums over.
             beside: the other operand, for a weight quantizer that depends on its input.
             in_rows: whether quantizers of activations see the summed axes as rows.
-            found_in: finds the range instead of the operand's `calibration`, if given.
 
         Raises:
             MissingRngsError: it is rounded stochastically without random numbers.
         """
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
-            return x
-        proxy = self._operand(name, binding, x, summed, found_in).quant
+            return None, x
+        proxy = self._operand(name, binding, x, summed).quant
         if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
             x = transformed(binding, x, summed)
         more = (beside,) if proxy.requires_quant_input and beside is not None else ()
-        return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
+        return proxy, quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
         """The quantizer of a gradient, split for the backward pass, and its slot.
@@ -156,34 +164,6 @@ class Contraction(InnerModule):
         if operand.keeps_state or operand.draws or not axes.sized:
             return for_backward(operand.quant)
         return assembled_for_backward(name, binding, axes, self._where(name), self._modes), None
-
-    def backward_product(
-        self,
-        names: tuple[str, str],
-        gradient: tuple[LabelledTensor, Labels],
-        other: tuple[LabelledTensor, Labels],
-        in_rows: bool = True,
-    ) -> BackwardProduct:
-        """The operands of a backward product without tiles and transforms, each with the axes that are summed over.
-
-        Args:
-            names: of the operands.
-            gradient: stand-in for the gradient.
-            other: `w` or `x`.
-            in_rows: as for `operand`.
-        """
-        x, over = other
-        # Of a stored operand the original is gone: the next best is what was made of it.
-        gone = is_quantized(x.tensor) and self.scheme[names[1]] is None
-
-        def make() -> BackwardProduct:
-            operand = None
-            if self.scheme[names[1]] is not Kept.FPROP and not gone:
-                fixed = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)
-                operand = self.operand(names[1], fixed, over, in_rows=in_rows)
-            return BackwardProduct(*self.gradient(names[0], *gradient), operand)
-
-        return refused_backward(make)
 
     @property
     def trains(self) -> bool:
@@ -225,9 +205,7 @@ class Contraction(InnerModule):
     def _where(self, name: str) -> str:
         return f"{self.where}: {self.scheme.name}.{name}"
 
-    def _operand(
-        self, name: str, binding: Binding, x: LabelledTensor, summed: Labels, found_in: Any = None
-    ) -> QuantOperand:
+    def _operand(self, name: str, binding: Binding, x: LabelledTensor, summed: Labels) -> QuantOperand:
         """The quantizer of an operand.
 
         Raises:
@@ -239,9 +217,8 @@ class Contraction(InnerModule):
         kept = operand is not None
         if kept:
             self._check_fits(name, operand, axes)
-        elif found_in is not None or not axes.sized:
-            offered = {} if found_in is None else {"calibration": found_in}
-            operand = self._assembled_here(name, binding, axes, offered)
+        elif not axes.sized:
+            operand = self._assembled_here(name, binding, axes)
         else:
             operand, shared = assembled(name, binding, axes, self._where(name), self._modes), True
         draws = operand.draws and not self.deterministic
@@ -254,15 +231,13 @@ class Contraction(InnerModule):
         self.recorder.axes[name] = axes if operand.quant.role in PARAMETERS else axes.without_rows(name)
         return self._assembled_here(name, binding, axes)
 
-    def _assembled_here(
-        self, name: str, binding: Binding, axes: OperandAxes, offered: Mapping[str, Any] = {}
-    ) -> QuantOperand:
+    def _assembled_here(self, name: str, binding: Binding, axes: OperandAxes) -> QuantOperand:
         """A quantizer of the module's own."""
         rngs: Any = None
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        operand = QuantOperand(name, binding, axes, rngs, self._where(name), offered)
+        operand = QuantOperand(name, binding, axes, rngs, self._where(name))
         operand.set_modes(*self._modes)
         return operand
 

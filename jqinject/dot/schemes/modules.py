@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
-from jqinject.dot.schemes.quantized_einsum import einsum_by
+from jqinject.dot.schemes.product_transforms import transform_of
+from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec
-from jqinject.dot.schemes.scheme_conv import check_no_transform, operands_of, scheme_conv
-from jqinject.dot.schemes.scheme_dot import DotProduct, ExplainedScheme, explain_scheme
+from jqinject.dot.schemes.scheme_dot import (
+    DotProduct,
+    ExplainedScheme,
+    check_no_transform,
+    contract_by_scheme,
+    explain_scheme,
+)
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.plans import ConvolutionPlan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -32,9 +42,6 @@ class QDotGeneral(QuantizedOp):
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             which create its variables at once: to load a frozen checkpoint, also abstractly.
-        lhs_range: a static range of the left operand: a symmetric `RangeScaling` with an average, whose range
-            replaces `calibration`; by default what the scheme's `lhs_range` assembles. Only for AQT-style operands;
-            other quantizers have their own ranges.
         lhs_shape, rhs_shape, dimension_numbers: the shapes of the operands, with any number of rows, and how they meet
             (by default as in `nnx.Linear`): for quantizers that keep state, such as a learned scale or a history.
             Layers of jqinject and `quantize` give them; without them, `jqinject.initialize` completes the module.
@@ -43,22 +50,22 @@ class QDotGeneral(QuantizedOp):
     Raises:
         TypeError: `config` is not a configuration, or a mode not a `QuantMode`.
         ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
-            gradient is taken; a static range that has a zero point, or of an operand without bits; a call by a scheme
-            that keeps state, without shapes.
+            gradient is taken; a call by a scheme that keeps state, without shapes.
 
     Source: FJFormer's `QDotGeneral`, AQT's `AqtDotGeneral`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import QuantMode, config_v4
+        >>> from jqinject.dot import QuantMode
+        >>> from jqinject.quant.aqt import config_v4
         >>> dot_general = QDotGeneral(config_v4(), rhs_quant_mode=QuantMode.CONVERT)
         >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
         >>> y = layer(jnp.ones((4, 3)))
         >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
         >>> layer.kernel[...] = jnp.zeros((3, 2))  # nobody looks at it any more
-        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.value.dtype
-        (True, dtype('int8'))
+        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.bit_width
+        (True, 8)
         >>> from jqinject.quant import Fp8DelayedTraining
         >>> op = QDotGeneral(Fp8DelayedTraining, lhs_shape=(1, 3), rhs_shape=(3, 2))
         >>> op.fprop_lhs.quant.scale()
@@ -81,6 +88,7 @@ class QDotGeneral(QuantizedOp):
         An operand may be a QuantTensor or a `FrozenParam`, which is contracted as it is. `unrounded` is the array that
         a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
         """
+        lhs, rhs = self._seen(lhs, rhs)
         return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
 
     @staticmethod
@@ -117,7 +125,7 @@ class QDotGeneral(QuantizedOp):
             wgrad float
         """
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dot, scheme = DotProduct(dims, jax.numpy.promote_types(lhs.dtype, rhs.dtype)), self.scheme
+        dot, scheme = DotProduct(dims, jnp.promote_types(lhs.dtype, rhs.dtype)), self.scheme
         products = explain_scheme(self, dot, lhs, rhs)
         if scheme.before is not None:
             products.first = explain_scheme(Contraction(scheme.before, self.where), dot, lhs, rhs)
@@ -132,7 +140,7 @@ class QEinsum(QuantizedOp):
     each operand, in any order of the equation.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, lhs_shape, rhs_shape, rngs: as for
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
             `QDotGeneral`.
         equation: beside the shapes.
 
@@ -144,7 +152,7 @@ class QEinsum(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> layer = nnx.Einsum("btd,dnh->btnh", (8, 2, 4), einsum_op=QEinsum(config_v4()), rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((1, 3, 8))).shape
         (1, 3, 2, 4)
@@ -153,22 +161,9 @@ class QEinsum(QuantizedOp):
     def __init__(self, config: Any, *, equation: str | None = None, **keywords: Any) -> None:
         super().__init__(config, dimension_numbers=equation, **keywords)
 
-    def __call__(
-        self,
-        equation: str,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        *,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The einsum; arguments as for `jnp.einsum`."""
-
-        def contract(a: jax.Array, b: jax.Array, numbers: Any, out_sharding: Any = None) -> jax.Array:
-            return self._contract(a, b, numbers, preferred_element_type, out_sharding)
-
-        return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
+    def __call__(self, equation: str, lhs: jax.Array, rhs: jax.Array, **keywords: Any) -> jax.Array:
+        """The einsum; arguments and keywords as for `jnp.einsum`."""
+        return einsum_op(self._contract)(equation, *self._seen(lhs, rhs), **keywords)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
@@ -187,7 +182,7 @@ class QConvGeneralDilated(QuantizedOp):
 
     Args:
         config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
-            `QDotGeneral`; tiles are ignored. For a static range use `QuantConv(input_quant=...)`.
+            `QDotGeneral`; tiles are ignored.
         dimension_numbers: beside the shapes; by default features come last, as in `nnx.Conv`.
 
     Raises:
@@ -198,7 +193,7 @@ class QConvGeneralDilated(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> conv = QConvGeneralDilated(config_v4())
         >>> layer = nnx.Conv(3, 8, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((2, 6, 6, 3))).shape
@@ -242,13 +237,18 @@ class QConvGeneralDilated(QuantizedOp):
             dimension_numbers,
             feature_group_count,
             batch_group_count,
-            dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
+            dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
             out_sharding=asked(out_sharding, *map(as_array, seen)),
             accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
-        x, kernel = operands_of(convolution, *seen)
-        left, right = self._served("lhs", *x), self._served("rhs", *kernel)
-        y = self._by_scheme(scheme_conv, convolution, left, right, unrounded)
+        plan = ConvolutionPlan.of(convolution)
+        left, right = (
+            self._served(side, LabelledTensor(x, labels), summed)
+            for side, x, labels, summed in zip(
+                ("lhs", "rhs"), seen, (plan.labels.lhs, plan.labels.rhs), plan.summed("fprop"), strict=True
+            )
+        )
+        y = self._by_scheme(contract_by_scheme, convolution, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -258,3 +258,55 @@ class QConvGeneralDilated(QuantizedOp):
             last = (0, lhs.ndim - 1, *range(1, lhs.ndim - 1))
             numbers = jax.lax.ConvDimensionNumbers(last, (space + 1, space, *range(space)), last)
         return lhs, rhs, (1,) * space, "SAME", None, None, numbers
+
+
+class QRaggedDot(QuantizedOp):
+    """Replaces `lax.ragged_dot_general`, quantized by a scheme, forward and backward; see `QDotGeneral`.
+
+    All three products contract dequantized values. Blocks along rows may hold rows of several experts, so a scheme that
+    transforms operands along rows (`pre_transform` of `wgrad_lhs` and `wgrad_grad`) is refused.
+    """
+
+    @classmethod
+    def _check_scheme(cls, scheme: SchemeSpec) -> None:
+        if any(sums.tiles is not None for sums in (scheme.fprop, scheme.dgrad, scheme.wgrad)):
+            raise ValueError(
+                f"the scheme {scheme.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
+                "  cure: a rule before it that names the parameter, with a scheme without tile_size"
+            )
+        if transform_of(scheme["wgrad_lhs"]) is not None:
+            raise TypeError(
+                f"{scheme.name}.wgrad_lhs declares a pre_transform, which would mix rows of several experts, and each "
+                "has a sum of its own.\n  cure: the scheme without it (hadamard=None), or a rule before it that names "
+                "the parameter"
+            )
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        group_sizes: jax.Array,
+        ragged_dot_dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        unrounded: jax.Array | None = None,
+    ) -> jax.Array:
+        """The contraction; arguments as for `lax.ragged_dot_general`.
+
+        Raises:
+            ValueError: it has batch axes, or cuts a summed axis into groups.
+        """
+        dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
+        ragged = Ragged.of(lhs, rhs, ragged_dot_dimension_numbers, dtype, precision)
+        if ragged is None:
+            raise ValueError(
+                "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
+                "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
+            )
+        return self._by_scheme(contract_by_scheme, ragged, lhs, rhs, unrounded, None, group_sizes)
+
+    @staticmethod
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+        experts = rhs.shape[numbers.rhs_group_dimensions[0]]
+        return lhs, rhs, jnp.zeros(experts, jnp.int32), numbers

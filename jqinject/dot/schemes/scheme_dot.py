@@ -1,4 +1,4 @@
-"""Contractions by a scheme: `dot_general` and `conv_general_dilated` of six operands."""
+"""Contractions by a scheme: `dot_general`, convolutions and ragged contractions of six operands."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels
+from jqinject.dot.geometry.labels import Label, Labelling, Labels
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
@@ -24,25 +26,20 @@ from jqinject.dot.schemes.product_transforms import (
     transformed_label,
 )
 from jqinject.dot.schemes.random_numbers import RefusedQuantizer, misfit, refused_backward
-from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
-from jqinject.dot.tensors.decision import decide, described, varies
+from jqinject.dot.schemes.scheme import Kept, SchemeSpec, payload_does_not_fit
+from jqinject.dot.tensors.choice import described, varies_along
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,
-    in_large_groups,
     in_tiles,
     in_tiles_of,
     joined,
     scale_beside,
     tiled_label,
 )
-from jqinject.dot.tensors.product import Sums
+from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, Plan, ProductName, RaggedPlan
+from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
-from jqinject.dot.tensors.six_operands import (
-    BackwardProduct,
-    Plan,
-    contract_operands,
-    quantized_gradient,
-)
+from jqinject.dot.tensors.six_operands import BackwardProduct, contract_operands, quantized_gradient
 from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
@@ -67,25 +64,67 @@ class DotProduct:
     out_sharding: Any = None
 
 
-def scheme_dot_general(
+def contract_by_scheme(
     contraction: Contraction,
-    dot: DotProduct,
+    where: DotProduct | Convolution | Ragged,
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     unrounded: jax.Array | None = None,
-    found_in: Any = None,
+    group_sizes: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
 
+    Each of the three products of a convolution is one of integers if both operands have them, with one scale or one for
+    each example (input feature, backward) of the left and each output feature of the right one, and there are no
+    groups. Its quantizers of activations and gradients see the operand unchanged: features last, as in Flax.
+
     Args:
-        contraction: by the scheme.
-        dot: which axes meet, and what comes out.
+        contraction: by the scheme; for a convolution, of `SchemeSpec.of_convolution`, whose tiles are ignored.
+        where: which axes meet, and what comes out.
         lhs, rhs: float arrays, or tensors that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
-        found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
+        group_sizes: how many rows each expert of a ragged contraction gets.
     """
-    operands = _Operands.of(contraction, dot, lhs, rhs, unrounded, found_in)
-    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)[0]
+    operands = _Operands.of(contraction, where, lhs, rhs, unrounded)
+    rest = () if group_sizes is None else (group_sizes,)
+    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad, rest)[
+        0
+    ]
+
+
+def _plan_of(where: DotProduct | Convolution | Ragged, contraction: Contraction) -> Plan:
+    """The static part of a contraction by a scheme.
+
+    Raises:
+        TypeError: an operand of a convolution has a transform.
+    """
+    scheme = contraction.scheme
+    if isinstance(where, Convolution):
+        check_no_transform(scheme, contraction.where)
+        return ConvolutionPlan.of(where)
+    if isinstance(where, Ragged):
+        return RaggedPlan.of(where)
+    sums = scheme.fprop, scheme.dgrad, scheme.wgrad
+    return DotPlan(Labelling.of(where.dims), where.dtype, *sums, where.out_sharding)
+
+
+def check_no_transform(scheme: SchemeSpec, where: str) -> None:
+    """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands.
+
+    Args:
+        scheme: of the convolution.
+        where: the user's callable.
+
+    Raises:
+        TypeError: an operand has a transform.
+    """
+    for name, given in scheme.operands:
+        if transform_of(given) is not None:
+            raise TypeError(
+                f"{where}: {scheme.name}.{name} declares a pre_transform, which goes along the axis that a product "
+                "sums over, and a convolution sums over windows.\n  cure: the scheme without it (hadamard=None), or "
+                "a rule that leaves convolutions out"
+            )
 
 
 @dataclass(frozen=True)
@@ -102,96 +141,92 @@ class _Operands:
     def of(
         cls,
         contraction: Contraction,
-        dot: DotProduct,
+        where: DotProduct | Convolution | Ragged,
         lhs: Any,
         rhs: Any,
         unrounded: jax.Array | None = None,
-        found_in: Any = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
-        scheme, labels = contraction.scheme, Labelling.of(dot.dims)
-        plan = Plan(labels, dot.dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, dot.out_sharding)
+        plan = _plan_of(where, contraction)
+        labels = plan.labels
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-        left, right, summed = in_tiles(scheme.fprop.tiles, x, w, labels.out)
+        left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
+        of_left, of_right = plan.summed("fprop")
         if not is_quantized(lhs):
-            left = contraction.operand("fprop_lhs", left, summed, found_in=found_in)
+            left = contraction.operand("fprop_lhs", left, of_left, in_rows=plan.in_rows)
         if not is_quantized(rhs):
-            right = contraction.operand("fprop_rhs", right, summed, beside=left.tensor)
-        g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dot.dtype), labels.out)
+            beside = {"beside": left.tensor, "in_rows": plan.in_rows}
+            right = contraction.operand("fprop_rhs", right, of_right, **beside)
+        g = LabelledTensor(jax.ShapeDtypeStruct(plan.out_shape(lhs, rhs), plan.dtype), labels.out)
         w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
         # The results of backward products are gradients of transformed operands, so the originals are transformed too.
-        x, w = (
-            _as_in_forward(contraction, name, operand, labels)
-            for name, operand in (("fprop_lhs", x), ("fprop_rhs", w))
-        )
-        of_dgrad = ("dgrad_grad", "dgrad_rhs"), g, w, right, labels.lhs
-        of_wgrad = ("wgrad_grad", "wgrad_lhs"), g, x, left, labels.rhs
+        x = _as_in_forward(contraction, "fprop_lhs", x, of_left)
+        w = _as_in_forward(contraction, "fprop_rhs", w, of_right)
         dgrad, wgrad = (
-            refused_backward(partial(_backward, contraction, *given)) for given in (of_dgrad, of_wgrad)
+            refused_backward(partial(_backward, contraction, plan, *operands))
+            for operands in (("dgrad", "dgrad_rhs", g, w, right), ("wgrad", "wgrad_lhs", g, x, left))
         )
         return cls(plan, left, right, dgrad, wgrad)
 
 
-def _as_in_forward(
-    contraction: Contraction, name: str, x: LabelledTensor, labels: Labelling
-) -> LabelledTensor:
+def _as_in_forward(contraction: Contraction, name: str, x: LabelledTensor, summed: Labels) -> LabelledTensor:
     """An original operand, through the transform of the forward product; unchanged without one."""
     scheme, again = contraction.scheme, "wgrad_lhs" if name == "fprop_lhs" else "dgrad_rhs"
     if is_quantized(x.tensor) or scheme[again] is Kept.FPROP:
         return x
-    return transformed(scheme[name], x, summed_labels(labels.lhs, labels.rhs, labels.out))
+    return transformed(scheme[name], x, summed)
 
 
 def _backward(
     contraction: Contraction,
-    names: tuple[str, str],
+    plan: Plan,
+    product: ProductName,
+    name: str,
     g: LabelledTensor,
     x: LabelledTensor,
     made: LabelledTensor,
-    out: Labels,
 ) -> BackwardProduct:
-    """The operands of a backward product.
+    """The operands of a backward product: what it takes of the other operand is payload, dequantized or original.
 
     Args:
         contraction: by the scheme.
-        names: of the operands.
+        plan: of the contraction.
+        product: "dgrad" or "wgrad".
+        name: of the other operand.
         g: stand-in for the gradient.
         x: the other operand.
         made: the forward product's version of it.
-        out: labels of the result.
     """
-    scheme, product, of_gradient = contraction.scheme, names[0].partition("_")[0], g
-    summed, tiles = summed_labels(g.labels, x.labels, out), getattr(scheme, product).tiles
-    in_pieces = _pieces(tiles, g, summed)
-    g = in_pieces(g)
+    scheme, of_gradient, (of_g, of_x) = contraction.scheme, g, plan.summed(product)
+    tiles = getattr(plan, product).tiles
+    in_pieces = _pieces(tiles, g, of_g)
+    gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
-    gone = is_quantized(x.tensor) and scheme[names[1]] is None
-    folds = f"{product}_use_fwd_quant" in scheme.flags
-    if f"{product}_payload" in scheme.flags:
-        _check_fits(contraction, names[1], joined(made), summed)
-    if scheme[names[1]] is Kept.FPROP or (gone and not folds):
-        return BackwardProduct(*contraction.gradient(names[0], g, summed))
+    gone = is_quantized(x.tensor) and scheme[name] is None
+    folds = plan.takes_payloads and f"{product}_use_fwd_quant" in scheme.flags
+    if plan.takes_payloads and f"{product}_payload" in scheme.flags:
+        _check_fits(contraction, name, joined(made), of_x)
+    if scheme[name] is Kept.FPROP or (gone and not folds):
+        return BackwardProduct(*gradient())
     x = LabelledTensor(as_array(x.tensor), x.labels)
     if f"{product}_dequantized" in scheme.flags:
         saw = joined(made)
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
-    refused = _misfit(contraction, names[1], x, summed)
+    refused = _misfit(contraction, name, x, of_x)
     if refused is not None:
         if contraction.trains:
             refused()
-        contraction.gradient(names[0], g, summed)  # which an abstract call notes
+        gradient()  # which an abstract call notes
         return BackwardProduct(refused)
     folded = None
     if folds:
-        x, folded = _payload_and_scale(
-            joined(made), x, of_gradient.labels, as_integers=scheme[names[1]] is None
-        )
+        x, folded = _payload_and_scale(joined(made), x, g.labels, as_integers=scheme[name] is None)
     if f"{product}_random_signs" in scheme.flags:
-        x, folded = _with_signs(contraction, names[1], x, (of_gradient, folded), transformed_label(summed))
+        x, folded = _with_signs(contraction, name, x, (of_gradient, folded), transformed_label(of_x))
     array = isinstance(x.tensor, jax.Array)
     other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
-    other = contraction.operand(names[1], in_pieces(other), summed)
-    return BackwardProduct(*contraction.gradient(names[0], g, summed), other, folded)
+    other = contraction.operand(name, in_pieces(other), of_x, in_rows=plan.in_rows)
+    return BackwardProduct(*gradient(), other, folded)
 
 
 def _with_signs(
@@ -214,8 +249,10 @@ def _with_signs(
 
 def _check_fits(contraction: Contraction, name: str, made: LabelledTensor, summed: Labels) -> None:
     """Refuse a payload whose scales vary along what a backward product sums over."""
-    if varies(made, summed, tiles=True):
-        where, what = f"{contraction.where}: {contraction.scheme.name}.{name}", described(made.tensor)
+    tensor = made.tensor
+    scaled = on_integers(tensor) or on_minifloats(tensor)
+    if scaled and varies_along(tensor, [made.axis(label) for label in summed if label in made.labels]):
+        where, what = f"{contraction.where}: {contraction.scheme.name}.{name}", described(tensor)
         raise payload_does_not_fit(where, what)
 
 
@@ -275,11 +312,6 @@ def _payload_and_scale(
     return LabelledTensor(IntQuantTensor.stored(integers, *one), made.labels), scale
 
 
-def _out_shape(lhs: Any, rhs: Any, labels: Labelling) -> tuple[int, ...]:
-    sizes = dict(zip(labels.lhs, lhs.shape, strict=True)) | dict(zip(labels.rhs, rhs.shape, strict=True))
-    return tuple(sizes[label] for label in labels.out)
-
-
 @dataclass(frozen=True)
 class ExplainedProduct:
     """One of the three products of a scheme.
@@ -324,7 +356,7 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
 
     Args:
         contraction: by the scheme; unchanged.
-        dot: as for `scheme_dot_general`.
+        dot: as for `contract_by_scheme`.
         lhs, rhs: what has a shape and a dtype.
     """
     found: list[ExplainedProduct] = []
@@ -334,19 +366,19 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
         twin.recorder = AxesRecorder()
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
         operands = _Operands.of(twin, dot, lhs, rhs)
-        labels = operands.plan.labels
-        found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out, operands.plan.fprop))
-        g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dot.dtype), labels.out)
-        for name, taken, kept, out, sums in (
-            ("dgrad", operands.dgrad, operands.rhs, labels.lhs, operands.plan.dgrad),
-            ("wgrad", operands.wgrad, operands.lhs, labels.rhs, operands.plan.wgrad),
+        plan = operands.plan
+        found.append(_explained("fprop", operands.lhs, operands.rhs, plan.labels.out, plan.fprop))
+        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), dot.dtype), plan.labels.out)
+        for number, (name, taken, kept, out, sums) in enumerate(
+            (
+                ("dgrad", operands.dgrad, operands.rhs, plan.labels.lhs, plan.dgrad),
+                ("wgrad", operands.wgrad, operands.lhs, plan.labels.rhs, plan.wgrad),
+            )
         ):
             other = joined(kept) if taken.other is None else taken.other
-            gradient, beside, summed = in_tiles(sums.tiles, g, other, out)
-            if taken.quantizer is not None:
-                quantize = partial(quantized_gradient, gradient.labels, summed)
-                gradient = taken.quantizer(gradient.tensor, None, quantize)[0]  # reports nothing
-            found.append(_explained(name, gradient, beside, out, sums))
+            by = taken.quantizer, None  # reports nothing
+            gradient, other, _ = quantized_gradient(plan, number, g, by, other)
+            found.append(_explained(name, gradient, other, out, sums))
         return jnp.zeros(())
 
     jax.eval_shape(look, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs)))
@@ -354,7 +386,6 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
 
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
-    a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
-    decision = decide(a, b, out)
-    why = f"{decision.why}; {ON_CUDA}" if sums.scaled and takes_scaled(a, b, out) else decision.why
-    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), decision.kind, why)
+    choice, _ = chosen(a, b, out)
+    why = f"{choice.why}; {ON_CUDA}" if sums.scaled and takes_scaled(a, b, out) else choice.why
+    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, why)

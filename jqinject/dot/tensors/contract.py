@@ -1,100 +1,36 @@
-"""`contract`: two operands in the numbers that they have in common, by the kernel that one table chooses for them.
-
-The first row that fits is taken. "Along sums" are the axes that are summed over.
-
-| kernel | grids | scales and zero points | stored right operand |
-|---|---|---|---|
-| "integers" | integers of at most 8 bits | anywhere; groups of at least 128, or integers asked for | or not |
-| "integers", convolution | the same | one, or one each for examples (left), output features (right) | or not |
-| "integers", ragged | the same | not along sums | or not |
-| "float8" | 8-bit floats of backends, not convolved | not along sums | or not |
-| "stored" | floats; bytes, or a table of 16 numbers | anywhere | yes, dequantized in registers |
-| "floats" | any | anywhere | or not: dequantized, by XLA |
-
-The files of `kernels/` decide what a kernel does on each platform. The products of a scheme do not come here: see
-`product`. Next: `decision`, which explains why a row is not taken.
-"""
+"""`contract`: two operands in the numbers that they have in common, by the kernel that the table of `choice` has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.stored_array import StoredArray
-from jqinject.dot.frozen.stored_dot import StoredDot, reads_stored, stored_dot_general
+from jqinject.dot.frozen.stored_dot import StoredDot, stored_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions, checked_dimensions
+from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.accumulate import checked_accumulator
-from jqinject.dot.kernels.convolution import Convolution, Filters
-from jqinject.dot.kernels.groups import LEAST_GROUP
-from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.kernels.ragged import Ragged
-from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
-from jqinject.dot.tensors.decision import KINDS, OTHER_IS_FLOAT, ContractionKind, decide_along, describe
-from jqinject.dot.tensors.float8_dot_general import float8_dot_general
-from jqinject.dot.tensors.six_operands import contract_integers
-from jqinject.dot.tensors.tensor_conv import integer_conv
-from jqinject.quant_tensor import (
-    FloatQuantTensor,
-    Groups,
-    as_array,
-    in_pieces,
-    is_quantized,
+from jqinject.dot.tensors.choice import (
+    KINDS,
+    ChosenKernel,
+    ContractionKind,
+    check_choice,
+    choose,
+    describe,
+    varies_along,
 )
+from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, RaggedPlan, plan_of_integers
+from jqinject.dot.tensors.product import Sums
+from jqinject.dot.tensors.six_operands import contract_by
+from jqinject.quant_tensor import FloatQuantTensor, Groups, as_array, on_minifloats
 
-NOT_KEPT = (
-    "an operand keeps no integers, as in training, where rounding to them again costs more than it saves"
-)
-UNFIT = f"scales vary where no contraction of integers takes them, or groups have fewer than {LEAST_GROUP} elements"
-
-
-@dataclass(frozen=True)
-class ChosenKernel:
-    """The row of the table for two operands.
-
-    Attributes:
-        kernel: "integers", "float8", "stored" or "floats".
-        numbers: "int", "fp8" or "float".
-        where: the axes of the contraction.
-        lhs, rhs: the operands.
-        why: why operands with a payload are contracted as floats; else empty.
-        integers: theirs, for "integers".
-        groups: how a summed axis of both is cut in two in their integers; None if it is not.
-        swapped: whether the operands were swapped, as only the left one has groups.
-    """
-
-    kernel: str
-    numbers: str
-    where: Dimensions | Filters | Ragged | None
-    lhs: Any
-    rhs: Any
-    why: str = ""
-    integers: tuple[Affine, Affine] | None = None
-    groups: tuple[Groups, Groups] | None = None
-    swapped: bool = False
-
-    def operands(self, values: tuple[Any, Any] | None = None) -> tuple[IntegerOperand, IntegerOperand]:
-        """The integers, beside the floats that receive the gradients.
-
-        Args:
-            values: these floats; None for the operands' own. Those of a stored right operand receive none.
-        """
-        assert self.integers is not None, "asked for where integers are contracted"
-        lhs, rhs = self.lhs, self.rhs
-        left, right = (None, None) if values is None else values
-        if rhs.is_stored:
-            right = None
-        elif right is None:
-            right = rhs.value
-        if left is None and not (self.swapped and lhs.is_stored):
-            left = lhs.value
-        dtypes = lhs.dtype if left is None else left.dtype, rhs.dtype if right is None else right.dtype
-        return IntegerOperand(self.integers[0], left, dtypes[0]), IntegerOperand(
-            self.integers[1], right, dtypes[1]
-        )
+_IN_FLOAT32 = Sums(floats="float32")
 
 
 def contract(
@@ -144,125 +80,158 @@ def contract(
     return contract_as(choice, where, output_dtype(lhs, rhs, out_dtype), **how)[0]
 
 
-def check_choice(choice: ChosenKernel, where: Dimensions | Convolution, numbers: ContractionKind) -> None:
-    """Raise unless a choice has the numbers that were asked for.
-
-    Raises:
-        ValueError: it has others.
-    """
-    if numbers in ("auto", choice.numbers):
-        return
-    both = f"got {describe(choice.lhs)} and {describe(choice.rhs)}"
-    if isinstance(where, Dimensions):
-        raise ValueError(
-            f"contraction={numbers!r} needs {_NEEDS[numbers]}; {both}.\n"
-            "  cure: quantize both so, or contraction='auto'"
-        )
-    if numbers == "fp8":
-        raise ValueError(
-            "a convolution has no contraction of 8-bit floats.\n  cure: contraction='auto', which contracts the "
-            "dequantized floats"
-        )
-    raise ValueError(
-        "contraction='int' of a convolution needs two IntQuantTensors of at most 8 bits: the left one with one "
-        "zero point, and one scale or one for each example; the right one with one scale or one for each output "
-        f"feature, and zero points likewise; {both}.\n  cure: contraction='auto'"
-    )
-
-
-_NEEDS = {
-    "int": "two IntQuantTensors of at most 8 bits, known before the program runs",
-    "fp8": "two FloatQuantTensors in 8-bit formats of hardware, whose scales do not vary along what is summed over",
-}
-
-
-def choose(
+def ragged_dot_general(
     lhs: Any,
     rhs: Any,
-    where: Dimensions | Convolution | Filters | Ragged | None,
-    numbers: ContractionKind = "auto",
+    group_sizes: jax.Array,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
     *,
-    rounded: bool = True,
-    swaps: bool = False,
-) -> ChosenKernel:
-    """Choose the row of the table for two operands.
+    contraction: ContractionKind = "auto",
+) -> jax.Array:
+    """`lax.ragged_dot_general` in low bits: the rows of each group with the expert of that group.
+
+    Two `IntQuantTensor`s of at most 8 bits are contracted as integers if none of their scales and zero points varies
+    along a summed axis: one for each expert and output channel, and one for each row. Everything else is contracted as
+    floats.
 
     Args:
-        lhs, rhs: as for `contract`.
-        where: the axes of the contraction; None for one that is none of these, which contracts floats.
-        numbers: as for `contract`; where the operands do not have them, the choice has others.
-        rounded: whether "auto" also takes integers that no quantizer kept, which are rounded for the contraction.
-        swaps: whether the operands may be swapped if only the left one has groups.
+        lhs, rhs: QuantTensors or arrays.
+        group_sizes: how many rows each expert gets.
+        dimension_numbers, precision: as for `lax.ragged_dot_general`.
+        preferred_element_type: dtype of the output; None promotes those of the operands.
+        contraction: "auto"; "int" or "float" to insist.
+
+    Returns:
+        An array; rows of no group are 0. Gradients pass straight through to the values of the operands.
+
+    Raises:
+        ValueError: `contraction` is "int" or "fp8", and the operands cannot be contracted so.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor.from_int(jnp.array([[2], [3]]), 0.5)
+        >>> experts = IntQuantTensor.from_int(jnp.array([[[1]], [[1]]]), jnp.array([1.0, 10.0]).reshape(2, 1, 1))
+        >>> numbers = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+        >>> ragged_dot_general(x, experts, jnp.array([1, 1]), numbers).tolist()
+        [[1.0], [15.0]]
     """
-    where = where.filters if isinstance(where, Convolution) else where
-    dims = where if isinstance(where, Dimensions) and numbers != "float" else None
-    stored, why = isinstance(rhs, StoredArray), ""
-    both = has_integers(lhs, in_groups=True) and (
-        rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
+    dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
+    ragged = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision)
+    choice = choose(lhs, rhs, ragged if group_sizes.ndim == 1 else None, contraction)
+    if ragged is not None and choice.integers is not None:
+        plan = RaggedPlan.of(ragged, "a ragged contraction of integers")
+        return contract_by(plan, *choice.operands(), group_sizes)[0]
+    if contraction in ("int", "fp8"):
+        raise ValueError(
+            f"contraction={contraction!r} of a ragged contraction needs two IntQuantTensors of at most 8 bits whose "
+            f"scales do not vary along what is summed over; got {describe(lhs)} and {describe(rhs)}.\n"
+            "  cure: contraction='auto'"
+        )
+    return jax.lax.ragged_dot_general(
+        as_array(lhs),
+        as_array(rhs),
+        group_sizes,
+        dimension_numbers,
+        precision,
+        preferred_element_type=preferred_element_type,
     )
-    if both and where is not None and numbers in ("auto", "int"):
-        rounds = rounded or numbers == "int" or stored or keep_integers(lhs, rhs)
-        found = _integers(lhs, rhs, where, numbers, swaps) if rounds else None
-        if found is not None:
-            return found
-        why = UNFIT if rounds else NOT_KEPT
-    reads = dims is not None and stored and reads_stored(rhs.form, lhs.dtype)
-    if reads and not is_quantized(lhs):
-        return ChosenKernel("stored", "float", where, lhs, rhs, OTHER_IS_FLOAT)
-    tensor = rhs.operand() if stored else rhs
-    if dims is not None and not why:
-        decision = decide_along(lhs, tensor, dims)
-        if decision.kind == "fp8" and numbers != "int":
-            return ChosenKernel("float8", "fp8", where, lhs, tensor)
-        why = decision.why
-    return ChosenKernel("stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why)
 
 
-def keep_integers(lhs: Any, rhs: Any) -> bool:
-    """Whether two QuantTensors keep their integers, as quantizers in evaluation let them, or one of them is stored."""
-    return (lhs.kept_payload is not None and rhs.kept_payload is not None) or lhs.is_stored or rhs.is_stored
+def float8_dot_general(
+    lhs: FloatQuantTensor,
+    rhs: FloatQuantTensor,
+    dimension_numbers: Any,
+    *,
+    grad_dtype: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Contract the payloads of two 8-bit float tensors: `y = dot(payload_l, payload_r) * scale_l * scale_r`.
+
+    The products are summed in float32. The backward pass contracts payloads again: with `grad_dtype`, the cotangent of
+    `y` is a payload of that dtype times the cotangent of the token, so that both gradients also contract 8-bit floats;
+    without it, or if a scale varies along an axis that a gradient sums over, they are float. Gradients pass straight
+    through to the values of the operands.
+
+    GPUs with 8-bit float units (Hopper and later) use them; CPUs compute the same, no faster than float.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand; its scale may vary along axes that are not summed. A stored one gets no gradient.
+        dimension_numbers: as for `lax.dot_general`.
+        grad_dtype: dtype of the gradient's payload, or None.
+        preferred_element_type: dtype of the output; None means that of `lhs`.
+        out_sharding: as for `lax.dot_general`.
+
+    Returns:
+        (the output, a token: a float32 0 whose cotangent is the gradient's scale).
+
+    Raises:
+        TypeError: an operand is not a `FloatQuantTensor`.
+        ValueError: a scale varies along a summed axis, or hardware lacks a format.
+
+    Source: Flax's `fp8_scaled_dot_general`.
+
+    Example:
+        >>> x = FloatQuantTensor.from_payload(jnp.ones((2, 3), jnp.float8_e4m3fn), 0.5)
+        >>> float8_dot_general(x, x, (((1,), (1,)), ((), ())))[0]
+        Array([[0.75, 0.75],
+               [0.75, 0.75]], dtype=float32)
+    """
+    for side, operand in (("lhs", lhs), ("rhs", rhs)):
+        if not on_minifloats(operand):
+            raise TypeError(
+                f"float8_dot_general: {side} must be a FloatQuantTensor, got {type(operand).__name__}"
+            )
+        if not operand.is_contractible:
+            raise ValueError(
+                f"float8_dot_general: {side} is in the format {operand.format}, which no backend contracts.\n"
+                "  cure: one of the 8-bit formats of OCP or FNUZ; or contract the values: contraction='float'"
+            )
+    dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
+    if varies_along(lhs, dims.lhs_contract) or varies_along(rhs, dims.rhs_contract):
+        raise ValueError(
+            "float8_dot_general: a scale varies along an axis that is summed over, so no multiplication after the "
+            f"sum can undo it (scales {lhs.scale.shape}, {rhs.scale.shape}; dimension numbers {dimension_numbers})."
+            "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
+        )
+    dtype = np.dtype(preferred_element_type or lhs.dtype)
+    y, token = _of_float8(lhs, rhs, dims, grad_dtype, dtype, out_sharding)
+    return y, jnp.zeros((), jnp.float32) if token is None else token
 
 
-def _integers(
-    lhs: Any, rhs: Any, where: Dimensions | Filters | Ragged, numbers: ContractionKind, swaps: bool
-) -> ChosenKernel | None:
-    """The choice for two operands of integers; None if their scales or groups do not fit."""
-    stored = isinstance(rhs, StoredArray)
-    groups = rhs.form.contracted_groups if stored else rhs.groups if rhs.is_grouped else None
-    grouped = groups is not None or lhs.is_grouped
-    if isinstance(where, Dimensions):
-        if grouped:
-            return _in_groups(lhs, rhs, where, groups, numbers, swaps)
-        both = affine_of(lhs), rhs.integers(where.rhs_contract) if stored else affine_of(rhs)
-        return ChosenKernel("integers", "int", where, lhs, rhs, integers=both)
-    if grouped or not where.fit(lhs, rhs.operand() if stored else rhs):
-        return None
-    both = affine_of(lhs), rhs.integers() if stored else affine_of(rhs)
-    return ChosenKernel("integers", "int", where, lhs, rhs, integers=both) if where.take(*both) else None
-
-
-def _in_groups(
-    lhs: Any, rhs: Any, dims: Dimensions, groups: Groups | None, numbers: ContractionKind, swaps: bool
-) -> ChosenKernel | None:
-    """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
-    if swaps and groups is None and not rhs.is_stored:
-        found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
-        if found is not None and found.integers is not None:
-            of_right, of_left = found.integers
-            own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
-            return replace(found, **own, swapped=True)
-    if isinstance(rhs, StoredArray):
-        right = rhs.integers(dims.rhs_contract)
-    else:
-        pieces: Any = rhs if groups is None else in_pieces(rhs)
-        groups = None if groups is None else pieces.groups
-        right = affine_of(pieces if groups is None else pieces.grouped)
-    common = in_common_groups(lhs, right, groups, dims)
-    if common is None or (common.groups[0].size < LEAST_GROUP and numbers != "int"):
-        return None
-    return ChosenKernel(
-        "integers", "int", dims, lhs, rhs, integers=(common.x, common.weight), groups=common.groups
+def _of_float8(
+    lhs: FloatQuantTensor,
+    rhs: FloatQuantTensor,
+    dims: Dimensions,
+    grad_dtype: Any,
+    dtype: Any,
+    out_sharding: Any,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The contraction of payloads that the table has chosen, and its token if there is a `grad_dtype`."""
+    plan = DotPlan(
+        Labelling.of(dims),
+        np.dtype(dtype),
+        dgrad=_IN_FLOAT32,
+        wgrad=_IN_FLOAT32,
+        out_sharding=out_sharding,
+        grad_dtype=None if grad_dtype is None else np.dtype(grad_dtype),
+        what="a contraction of 8-bit floats",
     )
+    return contract_by(plan, lhs, rhs)
+
+
+def integer_conv(conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand) -> jax.Array:
+    """The convolution of integers, with the gradients of the convolution of their floats.
+
+    Args:
+        conv: the convolution.
+        lhs, rhs: the operands; a stored right one gets no gradient.
+    """
+    return contract_by(ConvolutionPlan.of(conv, "a convolution of integers"), lhs, rhs)[0]
 
 
 def contract_as(
@@ -301,19 +270,18 @@ def contract_as(
     if choice.kernel == "float8":
         if values is not None:
             lhs, rhs = _carried_by(values[0], lhs), rhs if rhs.is_stored else _carried_by(values[1], rhs)
-        how: Any = {"grad_dtype": grad_dtype, "preferred_element_type": dtype, "out_sharding": out_sharding}
-        return float8_dot_general(lhs, rhs, dims.numbers, **how)
+        return _of_float8(lhs, rhs, dims, grad_dtype, dtype, out_sharding)
     if choice.integers is not None:
+        choice = replace(choice, where=dims)
         left, right = choice.operands(values)
         if choice.swapped:
-            left, right, dims = right, left, dims.swapped()
-        wide = dims
+            left, right = right, left
         if choice.groups is not None:
-            of_left, of_right = choice.groups
-            wide = wide_dimensions(dims, of_left.dim % dims.lhs_ndim, of_right.dim % dims.rhs_ndim)
-            left, right = _split(left, of_left), _split(right, of_right)
-        y = contract_integers(left, right, wide, dtype, accumulator_dtype, out_sharding)
-        return y.transpose(dims.rhs_first) if choice.swapped else y, None
+            left, right = (_split(x, groups) for x, groups in zip((left, right), choice.groups, strict=True))
+        wide = choice.integer_dimensions
+        plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding)
+        y = contract_by(plan, left, right)[0]
+        return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, None
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":
         static = StoredDot(rhs.form, dims, np.dtype(dtype), out_sharding, precision)

@@ -8,17 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jqinject.dot.geometry.dimensions import scale_in_output
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.groups import LEAST_GROUP
 from jqinject.dot.tensors.packed_tensor import floats_of
-from jqinject.quant_tensor import (
-    IntQuantTensor,
-    as_array,
-    grouped_integers,
-    on_integers,
-    on_minifloats,
-)
+from jqinject.quant_tensor import as_array, on_integers, on_minifloats, shaping
 
 
 class LabelledTensor(NamedTuple):
@@ -103,13 +97,8 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     """A tensor in another shape; the array if its scales have no such shape."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, x.dtype)
-    if on_integers(x):
-        return x.reshape(shape)
-    if on_minifloats(x):
-        # An integer tensor knows how scales follow a shape.
-        like = IntQuantTensor(x.value, x.scale, 0.0, 8, True, x.training).reshape(shape)
-        return x.set(value=like.value, scale=like.scale)
-    return as_array(x).reshape(shape)
+    moves = on_integers(x) or on_minifloats(x)
+    return shaping.reshape(x, shape) if moves else as_array(x).reshape(shape)
 
 
 def cut(x: LabelledTensor, label: Label, size: int) -> LabelledTensor:
@@ -175,25 +164,6 @@ def _length(x: LabelledTensor, label: Label) -> int:
     return x.tensor.shape[x.axis(label)]
 
 
-def in_large_groups(
-    a: LabelledTensor, b: LabelledTensor, summed: Labels
-) -> tuple[LabelledTensor, LabelledTensor]:
-    """Integers with large groups of a summed axis as tiles of it, and the other operand cut likewise."""
-    for x, other, mirrored in ((a, b, False), (b, a, True)):
-        if not grouped_integers(x.tensor):
-            continue
-        groups = x.tensor.groups
-        axis = groups.dim % len(x.labels)
-        label = x.labels[axis]
-        full = groups.length % groups.size == 0 and groups.size >= LEAST_GROUP
-        other_has_none = not grouped_integers(other.tensor)
-        if label in summed and full and other_has_none:
-            left = LabelledTensor(x.tensor.grouped, (*x.labels[:axis], tile_of(label), *x.labels[axis:]))
-            right = cut(other, label, groups.size)
-            return (right, left) if mirrored else (left, right)
-    return a, b
-
-
 def scale_beside(x: LabelledTensor, labels: Labels) -> jax.Array | None:
     """The scale of a quantized tensor laid out to multiply another; None if the other lacks an axis along which it
     varies.
@@ -202,16 +172,8 @@ def scale_beside(x: LabelledTensor, labels: Labels) -> jax.Array | None:
         x: the quantized tensor.
         labels: of the other.
     """
-    scale = x.tensor.scale
-    sizes = (*(1,) * (len(x.labels) - scale.ndim), *scale.shape)
-    varying = {label: size for label, size in zip(x.labels, sizes, strict=True) if size != 1}
-    if not varying.keys() <= set(labels):
-        return None
-    order = sorted(varying, key=labels.index)
-    laid_out = scale.reshape(tuple(varying.values())).transpose(
-        [list(varying).index(label) for label in order]
-    )
-    return laid_out.reshape([varying.get(label, 1) for label in labels])
+    places = {axis: labels.index(label) for axis, label in enumerate(x.labels) if label in labels}
+    return scale_in_output(x.tensor.scale, len(x.labels), places, len(labels))
 
 
 def value_of(x: LabelledTensor) -> jax.Array:
@@ -224,9 +186,5 @@ def in_order(x: LabelledTensor, labels: Labels) -> Any:
     order = [x.axis(label) for label in labels]
     if order == list(range(len(order))):
         return x.tensor
-    if on_integers(x.tensor):
-        return x.tensor.transpose(order)
-    if on_minifloats(x.tensor):
-        like = IntQuantTensor(x.tensor.value, x.tensor.scale, 0.0, 8, True, False).transpose(order)
-        return x.tensor.set(value=like.value, scale=like.scale)
-    return None
+    moves = on_integers(x.tensor) or on_minifloats(x.tensor)
+    return shaping.transpose(x.tensor, order) if moves else None

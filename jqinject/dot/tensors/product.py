@@ -1,4 +1,4 @@
-"""One product of two operands, in the numbers that `decision` finds."""
+"""One product of two operands, in the numbers that the table of `choice` has for them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.float8_dot import float8_product
 from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers
-from jqinject.dot.tensors.decision import decide, varies
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
-from jqinject.dot.tensors.packed_tensor import float32_of
+from jqinject.dot.tensors.choice import ChosenKernel, choose, varies_along
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, scale_beside, value_of
+from jqinject.dot.tensors.packed_tensor import first_level, float32_of, levels_of
 from jqinject.dot.tensors.scaled_product import scaled_product
-from jqinject.dot.tensors.two_levels import first_level, levels_of
 from jqinject.ops.sharding import sharded_as
-from jqinject.quant_tensor import is_quantized, on_minifloats
+from jqinject.quant_tensor import FloatQuantTensor, is_quantized, on_minifloats
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,17 @@ def product(
     if sums.scaled and out_sharding is None:
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
         return scaled_product(a, b, out, dtype, plain)
-    a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
-    kind = decide(a, b, out).kind
-    dims, permutation = dimensions_of(a.labels, b.labels, out)
-    if kind == "int" and permutation != tuple(range(len(out))) and permutation == dims.rhs_first:
+    choice, permutation = chosen(a, b, out)
+    if permutation != tuple(range(len(out))) and permutation == choice.dims.rhs_first:
         # The other order needs no transposition, and integers have the same sums.
-        a, b = b, a
-        dims, permutation = dimensions_of(a.labels, b.labels, out)
+        other, order = chosen(b, a, out)
+        choice, permutation = (other, order) if other.numbers == "int" else (choice, permutation)
+    dims = choice.dims
     sharding = out_sharding if sharding_of is None else sharding_of(permutation)
-    if kind == "int":
-        left, right = affine_of(a.tensor), affine_of(b.tensor)
-        y = affine_dot_general(left, right, dims, dtype, sums.accumulator_dtype, sharding)
-    elif kind == "fp8":
+    if choice.integers is not None:
+        by = dtype, sums.accumulator_dtype, sharding
+        y = affine_dot_general(*choice.integers, choice.integer_dimensions, *by)
+    elif choice.kernel == "float8":
         y = float8_product(a.tensor, b.tensor, dims, dtype, sharding)
     elif levels_of(a.tensor) is not None or levels_of(b.tensor) is not None:
         y = _of_levels(a, b, dims, dtype, sharding)
@@ -97,6 +94,37 @@ def product(
     else:
         return _of_floats(a, b, out, dtype, (dims, permutation), sharding)
     return _in_order(y, permutation)
+
+
+def chosen(a: LabelledTensor, b: LabelledTensor, out: Labels) -> tuple[ChosenKernel, tuple[int, ...]]:
+    """The row of the table for the contraction of two operands, and the permutation of its result to `out`."""
+    dims, permutation = dimensions_of(a.labels, b.labels, out)
+    summed = summed_labels(a.labels, b.labels, out)
+    tiles = [pair for pair, label in enumerate(summed) if label[0] == "tile"]
+    return choose(a.tensor, b.tensor, dims, apart=tiles), permutation
+
+
+def float8_product(
+    lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimensions, dtype: Any, out_sharding: Any = None
+) -> jax.Array:
+    """`dot(payload_l, payload_r) * scale_l * scale_r`, summed in float32. It defines no gradient.
+
+    Args:
+        lhs, rhs: in hardware's 8-bit formats, with scales that do not vary along sums.
+        dims, out_sharding: as for `lax.dot_general`.
+        dtype: of the output.
+    """
+    of_left = scale_in_output(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
+    of_right = scale_in_output(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
+    assert of_left is not None and of_right is not None, "checked by the table"
+    y = jax.lax.dot_general(
+        lhs.payload(),
+        rhs.payload(),
+        dims.numbers,
+        preferred_element_type=jnp.float32,
+        out_sharding=out_sharding,
+    )
+    return (y * (sharded_as(of_left, y) * sharded_as(of_right, y))).astype(dtype)
 
 
 def _of_levels(
@@ -155,11 +183,14 @@ def _of_floats(
 def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
     """Whether only one operand has a payload, with scales that can be multiplied in after the sum."""
     tensor = x.tensor
-    if is_quantized(other.tensor) or varies(x, summed, tiles=True):
+    if is_quantized(other.tensor):
         return False
-    if has_integers(tensor):
-        return not tensor.has_zero_point
-    return on_minifloats(tensor) and tensor.is_contractible
+    payload = (
+        not tensor.has_zero_point
+        if has_integers(tensor)
+        else on_minifloats(tensor) and tensor.is_contractible
+    )
+    return payload and not varies_along(tensor, [x.axis(label) for label in summed])
 
 
 def _payload(x: LabelledTensor) -> jax.Array:

@@ -21,7 +21,7 @@ from jax.lax import platform_dependent
 
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.two_levels import levels_of
+from jqinject.dot.tensors.packed_tensor import levels_of
 from jqinject.quant_tensor import grouped_minifloats
 
 E8M0, E4M3, E2M1 = (np.dtype(x) for x in (jnp.float8_e8m0fnu, jnp.float8_e4m3fn, jnp.float4_e2m1fn))

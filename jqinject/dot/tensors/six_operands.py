@@ -1,38 +1,37 @@
 """The one contraction: `y = x w`, and backward `dx = g w^T` and `dw = x^T g`, each with its own operands.
 
-`product` contracts any two of them in the numbers that they have in common. By default, backward products use the
-forward product's operands: the payload if it fits, else the dequantized value.
+One derivative rule for `dot_general` (and so for einsum), convolutions and ragged contractions, which differ in their
+`plans`. What a backward product takes is data, a `BackwardProduct`: by default the forward product's operand, its
+payload if it fits, else the dequantized value.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of
-from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
+from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.packed_tensor import (
+    TwoLevels,
     is_packed,
     packed_tensor,
     shape_alone,
     shaped_like,
     unpacked_tensor,
 )
-from jqinject.dot.tensors.product import PLAIN, Sums, product
-from jqinject.dot.tensors.two_levels import TwoLevels
+from jqinject.dot.tensors.plans import Plan
 from jqinject.ops.float8_cast import to_float8_again
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBits, as_bits
-from jqinject.ops.ste import explain_forward_mode, first_order
+from jqinject.ops.ste import backward_only, first_order
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     QuantTensor,
@@ -40,54 +39,6 @@ from jqinject.quant_tensor import (
     on_integers,
     on_minifloats,
 )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The static part of a contraction and its gradients.
-
-    Attributes:
-        labels: of the axes of both operands and the output.
-        dtype: of the output.
-        fprop, dgrad, wgrad: how the products sum.
-        out_sharding: of the output, as for `lax.dot_general`.
-        grad_dtype: the 8-bit float dtype of an output cotangent that is already quantized, whose scale is the cotangent
-            of the token; else None.
-        what: the contraction, in words.
-    """
-
-    labels: Labelling
-    dtype: np.dtype
-    fprop: Sums = PLAIN
-    dgrad: Sums = PLAIN
-    wgrad: Sums = PLAIN
-    out_sharding: Any = None
-    grad_dtype: np.dtype | None = None
-    what: str = "a quantized contraction"
-
-    @property
-    def no_second_derivative(self) -> str:
-        """The error of differentiating twice."""
-        return (
-            f"{self.what} has no second derivative: rounding has none.\n  cure: contraction='float' on the layers that "
-            "are differentiated twice, jax.lax.dot_general for operations"
-        )
-
-
-@lru_cache(maxsize=1024)
-def plan_of_integers(
-    dims: Dimensions, dtype: np.dtype, accumulator_dtype: Any = None, out_sharding: Any = None
-) -> Plan:
-    """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
-
-    Args:
-        dims, out_sharding: as for `lax.dot_general`.
-        dtype: of the output.
-        accumulator_dtype: of integers; None means int32.
-    """
-    backward, forward = Sums(floats="first"), Sums(accumulator_dtype)
-    labels, what = Labelling.of(dims), "a contraction of integers"
-    return Plan(labels, dtype, forward, backward, backward, out_sharding, what=what)
 
 
 class BackwardProduct(NamedTuple):
@@ -147,107 +98,58 @@ class _Static:
 UNCHANGED = BackwardProduct()
 
 
+def contract_by(plan: Plan, lhs: Any, rhs: Any, *rest: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """As `contract_operands`, for operands whose axes have the plan's order, backward as well."""
+    labels = plan.labels
+    return contract_operands(
+        plan, LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs), rest=rest
+    )
+
+
 def contract_operands(
     plan: Plan,
     lhs: LabelledTensor,
     rhs: LabelledTensor,
     dgrad: BackwardProduct = UNCHANGED,
     wgrad: BackwardProduct = UNCHANGED,
+    rest: tuple[jax.Array, ...] = (),
 ) -> tuple[jax.Array, jax.Array | None]:
     """The contraction of two operands, with gradients straight through to their values.
 
     Args:
         plan: the static part.
-        lhs, rhs: the forward product's operands: arrays or QuantTensors, axes in any order, in tiles or not. A stored
-            right one gets no gradient.
+        lhs, rhs: the forward product's operands: arrays, QuantTensors or two `IntegerOperand`s, axes in any order, in
+            tiles or not. A stored right one gets no gradient.
         dgrad, wgrad: the backward products' operands.
+        rest: arguments without gradient, such as the sizes of ragged groups.
 
     Returns:
         (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
         quantized gradient, None without `plan.grad_dtype`).
     """
-    values, kept = operands_of(lhs.tensor, rhs.tensor, dgrad, wgrad)
-    of_dgrad = None if dgrad.other is None else dgrad.other.labels
-    of_wgrad = None if wgrad.other is None else wgrad.other.labels
-    static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), values[1] is None)
-    try:
-        return _contract(static, *values, (dgrad.slot, wgrad.slot), kept)
-    except TypeError as error:
-        explain_forward_mode(error, plan.what)
-        raise
-
-
-def contract_integers(
-    lhs: IntegerOperand,
-    rhs: IntegerOperand,
-    dims: Dimensions,
-    dtype: Any,
-    accumulator_dtype: Any = None,
-    out_sharding: Any = None,
-) -> jax.Array:
-    """The contraction of integers, with the gradients of the contraction of their floats.
-
-    Args:
-        lhs, rhs: the operands; a stored right one gets no gradient.
-        dims, out_sharding: as for `lax.dot_general`.
-        dtype: of the output.
-        accumulator_dtype: of the sums; None means int32.
-    """
-    plan = plan_of_integers(dims, np.dtype(dtype), accumulator_dtype, out_sharding)
-    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), rhs.value is None)
-    kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
-    try:
-        return _contract(static, lhs.value, rhs.value, (None, None), kept)[0]
-    except TypeError as error:
-        explain_forward_mode(error, plan.what)
-        raise
-
-
-def operands_of(
-    lhs: Any, rhs: Any, dgrad: BackwardProduct, wgrad: BackwardProduct
-) -> tuple[list[Any], KeptOperands]:
-    """What a derivative rule takes: the floats that receive gradients, None for a stored right operand; the rest.
-
-    Args:
-        lhs, rhs: arrays, QuantTensors or `IntegerOperand`s.
-        dgrad, wgrad: the backward products' operands.
-    """
-    values, tensors = [lhs, rhs], [lhs, rhs]
-    for by in (dgrad, wgrad):
-        tensors.append(None if by.other is None else by.other.tensor)
-    if (on_minifloats(rhs) or on_integers(rhs)) and rhs.is_stored:
+    backward, tensors, values = (dgrad, wgrad), [lhs.tensor, rhs.tensor], [lhs.tensor, rhs.tensor]
+    tensors += [None if by.other is None else by.other.tensor for by in backward]
+    if (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored:
         values[1] = None
     for place, x in enumerate(values):
         if isinstance(x, QuantTensor):
             values[place] = x.carrier
         elif isinstance(x, IntegerOperand):
             values[place] = x.value
-    for place, x in enumerate(tensors):
-        if is_quantized(x):
-            tensors[place] = packed_tensor(x)
-    left, right, *others = tensors
-    quantizers, folded = (dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded)
-    return values, KeptOperands(left, right, tuple(others), quantizers, folded)
+    left, right, *others = (packed_tensor(x) if is_quantized(x) else x for x in tensors)
+    quantizers, folded = ((dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded))
+    kept = KeptOperands(left, right, tuple(others), quantizers, folded)
+    of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
+    static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), values[1] is None)
+    with backward_only(plan.what):
+        return _contract(static, *values, (dgrad.slot, wgrad.slot), kept, rest)
 
 
 def _forward(
-    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    plan, left, right = static.plan, kept.lhs, kept.rhs
-    if isinstance(right, IntegerOperand):
-        dims, _ = dimensions_of(static.lhs, static.rhs, plan.labels.out)
-        of_right: Any = right.integers
-        by = plan.dtype, plan.fprop.accumulator_dtype, plan.out_sharding
-        return affine_dot_general(left.integers, of_right, dims, *by), None
-    left, right = unpacked_tensor(left), unpacked_tensor(right)
-    y = product(
-        LabelledTensor(left, static.lhs),
-        LabelledTensor(right, static.rhs),
-        plan.labels.out,
-        plan.dtype,
-        plan.fprop,
-        plan.out_sharding,
-    )
+    plan, left, right = static.plan, unpacked_tensor(kept.lhs), unpacked_tensor(kept.rhs)
+    y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
     if plan.grad_dtype is None:
         return y, None
     return y, mapped_with(jnp.asarray(np.float32(0)), shaped_like(left), shaped_like(right))
@@ -256,31 +158,35 @@ def _forward(
 _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 
 
-def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands) -> Any:
+def _fwd(
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
+) -> Any:
     # This forward pass is only differentiated by a second derivative.
     *_, kept = first_order((lhs, rhs, kept), static.plan.no_second_derivative)
-    return _forward(static, lhs, rhs, slots, kept), (
+    return _forward(static, lhs, rhs, slots, kept, rest), (
         slots,
+        rest,
         kept.without_unused().for_backward(),
     )
 
 
-def _bwd(static: _Static, residuals: tuple[Any, LowBits], cotangents: Any) -> Any:
-    plan, slots, kept = static.plan, residuals[0], KeptOperands.from_forward(residuals[1])
+def _bwd(static: _Static, residuals: tuple[Any, Any, LowBits], cotangents: Any) -> Any:
+    plan, (slots, rest, bits) = static.plan, residuals
+    kept = KeptOperands.from_forward(bits)
     g = first_order(cotangents[0], plan.no_second_derivative)
     if plan.grad_dtype is not None:
         g = _requantized(g, cotangents[1], plan.grad_dtype)
     forward = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
     found: list[Any] = [None, None]
     seen: list[Any] = [None, None]
-    for number, sums in enumerate((plan.dgrad,) if static.stored else (plan.dgrad, plan.wgrad)):
+    for number in (0,) if static.stored else (0, 1):
         labels, other = static.others[number], kept.others[number]
         other = joined(forward[1 - number]) if labels is None else LabelledTensor(other, labels)
         folded, by = kept.folded[number], (kept.quantizers[number], slots[number])
         scaled = g if folded is None else (g * folded).astype(g.dtype)
         gradient = LabelledTensor(scaled, plan.labels.out)
-        found[number], seen[number] = _gradient(sums, gradient, by, other, forward[number])
-    return *found, tuple(seen), None
+        found[number], seen[number] = _gradient(plan, number, gradient, by, other, forward[number], rest)
+    return *found, tuple(seen), None, None
 
 
 _contract.defvjp(_fwd, _bwd)
@@ -294,36 +200,52 @@ def _requantized(g: jax.Array, scale: jax.Array, dtype: np.dtype) -> FloatQuantT
 
 
 def _gradient(
-    sums: Sums, g: LabelledTensor, by: tuple[Any, Any], other: LabelledTensor, like: LabelledTensor
+    plan: Plan,
+    number: int,
+    g: LabelledTensor,
+    by: tuple[Any, Any],
+    other: LabelledTensor,
+    like: LabelledTensor,
+    rest: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, Any]:
     """One of the two backward products, and the report of the gradient's quantizer.
 
     Args:
-        sums: how it sums.
+        plan: the static part.
+        number: 0 for the gradient of the left operand, 1 for that of the right one.
         g: the cotangent of the output.
         by: its quantizer and slot.
         other: the other operand.
         like: the operand whose gradient this is.
+        rest: arguments that are no operands.
     """
     array = shaped_like(like.tensor)
-    whole = joined(LabelledTensor(array, like.labels))
-    g, other, summed = in_tiles(sums.tiles, g, other, whole.labels)
-    seen = None
-    taken, slot = by
-    if taken is not None:
-        g, seen = taken(g.tensor, slot, partial(quantized_gradient, g.labels, summed))
-    dtype = like.tensor.dtype
-    made = product(
-        g,
-        other,
-        whole.labels,
-        jnp.float32 if sums.floats == "float32" else dtype,
-        sums,
-        sharding_of=lambda permutation: sharding_before(permutation, whole.tensor),
-    )
-    return summed_like(made.reshape(array.shape), array).astype(dtype), seen
+    whole = joined(LabelledTensor(array.astype(like.tensor.dtype), like.labels))
+    g, other, seen = quantized_gradient(plan, number, g, by, other)
+    made = plan.gradient(number, g, other, whole, *rest)
+    return summed_like(made.reshape(array.shape), array).astype(like.tensor.dtype), seen
 
 
-def quantized_gradient(labels: Labels, summed: Labels, proxy: Any, g: jax.Array) -> LabelledTensor:
-    """A gradient quantized for a product that sums over some of its axes."""
-    return quantized_by(proxy, LabelledTensor(g, labels), summed)
+def quantized_gradient(
+    plan: Plan, number: int, g: LabelledTensor, by: tuple[Any, Any], other: LabelledTensor
+) -> tuple[LabelledTensor, LabelledTensor, Any]:
+    """The operands of a backward product in its tiles, the gradient quantized, and the report of its quantizer.
+
+    Args:
+        plan: the static part.
+        number: 0 for the gradient of the left operand, 1 for that of the right one.
+        g: the cotangent of the output.
+        by: its quantizer and slot; None leaves it as it is.
+        other: the other operand.
+    """
+    quantizer, slot = by
+    sums, result = ((plan.dgrad, plan.labels.lhs), (plan.wgrad, plan.labels.rhs))[number]
+    g, other, summed = in_tiles(sums.tiles, g, other, result)
+    if quantizer is None:
+        return g, other, None
+    made, seen = quantizer(g.tensor, slot, partial(_quantized, g.labels, summed, plan.in_rows))
+    return made, other, seen
+
+
+def _quantized(labels: Labels, summed: Labels, in_rows: bool, proxy: Any, g: jax.Array) -> LabelledTensor:
+    return quantized_by(proxy, LabelledTensor(g, labels), summed, in_rows=in_rows)

@@ -12,7 +12,7 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.formats.errors import CheckpointError
 from jqinject.formats.loading.plan import Assignment
-from jqinject.model.site_freezing import put_in_place
+from jqinject.model.frozen_weights import put_in_place
 from jqinject.model.walk import ModelIndex, dotted
 
 

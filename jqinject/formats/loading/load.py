@@ -134,7 +134,7 @@ def load(
         ...     def __call__(self, x):
         ...         return self.up(x)
         >>> net = load(Net(), folder)
-        >>> net.up.frozen.value.dtype, round(float(net(jnp.ones((1, 8)))[0, 0]), 4)
+        >>> net.up.kernel.numbers["value"].dtype, round(float(net(jnp.ones((1, 8)))[0, 0]), 4)
         (dtype('int8'), 0.126)
     """
     opened = _opened(model, checkpoint)

@@ -17,7 +17,7 @@ from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import Rule
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.base.weight_axes import is_on
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerChannelFloat
 
@@ -31,8 +31,7 @@ def refuse_quantized(model: nnx.Module) -> None:
     held = [
         dotted(path)
         for path, node in ModelIndex(model).places
-        if isinstance(node, FrozenParam)
-        or (isinstance(node, QuantWeightLayer) and (node.frozen is not None or is_on(node.weight_quant)))
+        if isinstance(node, FrozenParam) or (isinstance(node, QuantWeightLayer) and is_on(node.weight_quant))
     ]
     if held:
         shown = ", ".join(held[:4]) + (f" and {len(held) - 4} more" if len(held) > 4 else "")

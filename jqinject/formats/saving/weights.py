@@ -83,16 +83,16 @@ def weights_of(
     index = ModelIndex(model)
     in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
     orders = OrdersBeforeParameters(index)
-    seen: set[int] = set()
+    seen, nodes = set[int](), dict(index.places)
     for path, node in index.places:
         if id(node) in seen:
             continue
-        if isinstance(node, QuantWeightLayer) and node.frozen is not None:
-            own = dotted((*path, node.weight_name))
-            yield from _of_layer(node, _Called.by(own, rules, as_they_lie))
-        elif isinstance(node, FrozenParam):
-            own = dotted(path)
-            yield from _of_parameter(node, _Called.by(own, rules, as_they_lie), orders.order(own))
+        if isinstance(node, FrozenParam):
+            layer, called = nodes[path[:-1]], _Called.by(dotted(path), rules, as_they_lie)
+            if isinstance(layer, QuantWeightLayer):
+                yield from _of_layer(layer, called)
+            else:
+                yield from _of_parameter(node, called, orders.order(dotted(path)))
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
             called, value = _Called.by(dotted(path), rules, as_they_lie), node.get_value()
             for at, names in called.each(value.shape):
@@ -104,7 +104,7 @@ def weights_of(
 
 
 def _of_layer(layer: Any, called: _Called) -> Iterator[Weight]:
-    for at, names in called.each(layer.frozen.shape):
+    for at, names in called.each(layer.weight_shape):
         one = sliced(layer, at)
         axes = called.axes or _axes_of(one, called)
         order = order_before_layer(one, called.path)
@@ -134,7 +134,7 @@ def sliced(layer: Any, at: tuple[int, ...]) -> Any:
     if not at:
         return layer
     graphdef, state = nnx.split(layer, graph=True)
-    depth = layer.frozen.shape[: len(at)]
+    depth = layer.weight_shape[: len(at)]
     return nnx.merge(graphdef, jax.tree.map(lambda x: _at(x, at, depth), state))
 
 
@@ -218,10 +218,10 @@ class _Called:
 def _axes_of(layer: Any, called: _Called) -> Axes:
     """The axes of a layer's weight: those that it sums over are the inputs."""
     path, ndim, summed = called.path, layer.weight_ndim, layer.summed_axes
-    if len(layer.frozen.shape) != ndim:
+    if len(layer.weight_shape) != ndim:
         module, dot, leaf = called.names[0].rpartition(".")
         raise CheckpointError(
-            f"{path} is a stack of layers, {layer.frozen.shape}, and a matrix is written for each of them.\n"
+            f"{path} is a stack of layers, {layer.weight_shape}, and a matrix is written for each of them.\n"
             f"  cure: names={{'{module}.{{i}}{dot}{leaf}': {path!r}}}, or method='jqinject'"
         )
     names = [f"a{axis}" for axis in range(ndim)]

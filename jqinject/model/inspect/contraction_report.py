@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from jqinject.core._protocols import number_format
-from jqinject.dot.tensors.contract import NOT_KEPT
+from jqinject.dot.tensors.choice import NOT_KEPT
 from jqinject.model.frozen_ops import op_of_weight, quantized_op
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.coverage_rows import ActivationContraction

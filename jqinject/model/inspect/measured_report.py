@@ -15,6 +15,7 @@ from flax import nnx
 from jqinject.core import QuantStat
 from jqinject.core._protocols import grid_of, has_zero_point, number_format, scale_dtype
 from jqinject.core.component import InnerModule
+from jqinject.model.frozen_weights import restore_masters, without_masters
 from jqinject.model.inspect.layer_numbers import (
     Clipped,
     Histograms,
@@ -26,11 +27,10 @@ from jqinject.model.inspect.layer_numbers import (
 )
 from jqinject.model.inspect.sensitivity import SensitivityRuns
 from jqinject.model.running.recorder import Recorder
-from jqinject.model.running.switching import has_float, quantized_layers, switchable
-from jqinject.model.site_freezing import unfreeze_parameters, without_masters
+from jqinject.model.running.switching import quantized_layers, switchable
 from jqinject.model.static_ranges import listed
-from jqinject.model.walk import ModelIndex, Path
-from jqinject.program import HELD, Call, dotted, quantized_stack
+from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array, is_concrete
 
@@ -83,14 +83,11 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
         ValueError: frozen layers or parameters whose float numbers are gone; without `reference`, weights in whose
             place are the numbers that a solver chose.
     """
-    without_float = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
-    # A layer is named once, not by its parameter too.
     gone = without_masters(ModelIndex(model))
-    without_float += tuple(path for path in gone if path.rpartition(".")[0] not in without_float)
-    if without_float:
+    if gone:
         raise ValueError(
-            "report(numbers=True) compares with the float model, and the float weights of "
-            f"{listed(tuple(path or 'the model itself' for path in without_float))} are gone: frozen.\n"
+            "report(numbers=True) compares with the float model, and the float weights "
+            f"{listed(tuple(map(dotted, gone)))} are gone: frozen.\n"
             "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
             "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True)"
         )
@@ -170,7 +167,7 @@ def _with_float_parameters(model: nnx.Module) -> nnx.Module:
     if not ModelIndex(model).frozen_parameters:
         return model
     copy = nnx.clone(model, graph=True)
-    unfreeze_parameters(ModelIndex(copy))
+    restore_masters(ModelIndex(copy))
     copy.eval()
     return copy
 

@@ -18,11 +18,10 @@ from jqinject.model.inspect.observed_sites import (
     SiteRun,
     Sites,
 )
-from jqinject.model.running.recorder import Listener, Recorder, clipped_fields
+from jqinject.model.running.recorder import Listener, Recorder
 from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantEmbed
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import on_host
 from jqinject.program import Around, Call, QuantizedProgram, SplitCall, in_scope, intercept
 from jqinject.proxy import QuantProxyFromInjector
@@ -224,7 +223,6 @@ class _Quantized(Around):
 
     def _heard(self, layer: Any, call: Callable[[], Any]) -> Any:
         held, path = vars(layer), self.layer.path
-        self._note_frozen(layer)
         proxies = ((slot, part, held.get(slot)) for slot, part in PARTS.items())
         listeners = [
             (held, slot, Listener(proxy, self.recorder, path, part))
@@ -233,15 +231,6 @@ class _Quantized(Around):
         ]
         with changed(listeners):
             return call()
-
-    def _note_frozen(self, layer: Any) -> None:
-        """Record a frozen weight, which does not pass through its quantizer."""
-        if not isinstance(layer, QuantWeightLayer) or layer.frozen is None:
-            return
-        weight = layer.frozen.quant_tensor()
-        self.recorder.note(
-            self.layer.path, "weight", *clipped_fields(layer.weight_quant, layer.weight[...], weight)
-        )
 
 
 @final

@@ -131,8 +131,6 @@ class ModelWeights:
         """The weight of the layer that keeps its low-bit numbers there."""
         for end in range(len(path) - 1, -1, -1):
             layer, inner = self.nodes.get(path[:end]), path[end:]
-            if isinstance(layer, QuantWeightLayer):
-                return ".".join((*path[:end], layer.weight_name)) if inner == ("frozen", "value") else ""
             if layer is not None and quantized_op(layer) is not None:
                 return ".".join((*path[:end], "kernel")) if inner[-1] == "value" else ""
         return ""
@@ -142,7 +140,7 @@ class ModelWeights:
         layer = self.nodes.get(path[:-1])
         kind = type(node).__name__ if isinstance(node, nnx.Variable) else "array"
         if isinstance(node, Frozen) and not isinstance(node, FrozenParam):
-            array = layer.weight if isinstance(layer, QuantWeightLayer) else _stored_kernel(layer)
+            array = _stored_kernel(layer)
             return (
                 ModelWeight(path, tuple(array[0]), array[1], "Param", True)
                 if isinstance(array, tuple)
@@ -162,8 +160,6 @@ class ModelWeights:
         if isinstance(node, FrozenParam):
             return _of_form(node.form)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
-            if layer.frozen is not None:
-                return _of_form(layer.frozen.form)
             if op_of_weight(layer) is not None:
                 return self._of_op(layer, 1)
             return self.numbers_of(layer.weight_quant, layer.weight_shape, len(stack_of((layer,))))
@@ -179,9 +175,7 @@ class ModelWeights:
     def is_frozen(self, name: str) -> bool:
         """Whether low-bit numbers are stored in the place of a weight."""
         path = tuple(name.split("."))
-        layer = self.nodes.get(path[:-1])
-        frozen = isinstance(layer, QuantWeightLayer) and layer.frozen is not None
-        return frozen or isinstance(self.nodes.get(path), FrozenParam)
+        return isinstance(self.nodes.get(path), FrozenParam)
 
     def input_format(self, name: str) -> QuantizedFormat | None:
         """The low-bit numbers that a layer makes of its own input; None if it makes none."""
@@ -252,7 +246,7 @@ class ModelWeights:
 def _stored_kernel(layer: Any) -> tuple[tuple[int, ...], Any]:
     op = quantized_op(layer)
     assert op is not None, "its numbers are stored there"
-    return op.module.rhs_freezer.form.shape, layer.kernel.dtype
+    return op.module.rhs_freezer.get().shape, layer.kernel.dtype
 
 
 def _of_form(form: Any) -> QuantizedFormat:

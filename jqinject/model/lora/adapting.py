@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
 from jqinject.model.freezing import check_finite
+from jqinject.model.frozen_weights import freeze_weight, parameter_sites, quantized_weights
 from jqinject.model.lora.adapter_plan import (
     PlannedAdapter,
     Rank,
@@ -36,9 +37,9 @@ from jqinject.model.quantizing.quantize_model import quantize_program
 from jqinject.model.quantizing.rule_policy import PlannedSites, RulePolicy, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
-from jqinject.model.site_freezing import freeze_parameters, parameter_sites
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.frozen.freeze_layer import frozen_param
 from jqinject.program import Call, find_sites, quantized_stack
 from jqinject.quant_tensor import as_array
 
@@ -180,7 +181,8 @@ def _adapted(
     model.op_quant.adapters = nnx.Dict(adapters)
     if update == "inside":  # whatever follows from the parameter has the update
         return model
-    freeze_parameters(index, keep_masters=False)
+    for site in quantized_weights(index):
+        freeze_weight(index, site, frozen_param(site))
     _check_followed(model, policy, calls, plans)
     return model
 

@@ -12,12 +12,13 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
+from jqinject.model.frozen_weights import put_in_place
 from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
-from jqinject.model.site_freezing import frozen_parameter, put_in_place
 from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.nn.frozen.freeze_layer import frozen_param
 from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
 from jqinject.quant_tensor import as_array, is_concrete
 
@@ -197,7 +198,7 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Ro
     put_in_place(index, variable, whole)
     owner = dict(index.places)[at] if at else model
     site = parameter_site(ModelIndex(owner), adapter.base, rngs)
-    frozen = frozen_parameter(site)
+    frozen = frozen_param(site)
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
     put_in_place(ModelIndex(model), whole, frozen)

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
+from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
-from jqinject.dot.schemes.weight_operand import spec_of
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.check_rules import (
@@ -142,7 +142,9 @@ def quantize(
     check_operations(given)
     for rule in given:
         if rule.configures:
-            check_random_numbers(spec_of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))")
+            check_random_numbers(
+                SchemeSpec.of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))"
+            )
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
@@ -264,7 +266,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
     if rule.configures:
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
-        check_features(spec_of(rule.scheme), *features_of(layer), type(layer).__name__)
+        check_features(SchemeSpec.of(rule.scheme), *features_of(layer), type(layer).__name__)
         # The function there is static; the module that replaces it is data.
         setattr(layer, name, nnx.data(scheme_op(layer, name, op, rule.scheme, stack_of_layer(layer), rngs)))
         return

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.model.frozen_ops import is_frozen_op, quantized_op
+from jqinject.model.frozen_ops import quantized_op
 from jqinject.nn import QuantCheckpoint
-from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import as_array
 
@@ -74,13 +74,9 @@ class QuantizedLayer:
             changes.append((held, "return_quant_tensor", False))
         if isinstance(layer, QuantWeightLayer):
             changes.append((held, "contraction", "float"))
-            if layer.frozen is not None:
-                changes.append((held, "frozen", None))
         op = quantized_op(layer)
         if op is not None:
             changes.append((held, op.name, PLAIN_OPS[op.name]))
-            if is_frozen_op(layer):
-                changes.append((held, "kernel", held.get("float_kernel")))
         with changed(changes):
             return as_array(call())
 
@@ -109,13 +105,6 @@ def _quantizes(node: Any) -> bool:
 
 def _enabled(proxy: Any) -> bool:
     return proxy is not None and proxy.is_quant_enabled
-
-
-def has_float(layer: Any) -> bool:
-    """Whether a quantized layer has its float weight; a frozen one without its master does not."""
-    if isinstance(layer, QuantWeightLayer):
-        return vars(layer).get(layer.weight_name) is not None
-    return not is_frozen_op(layer) or vars(layer).get("float_kernel") is not None
 
 
 def _proxies(layer: Any, disabled: Mapping[str, bool]) -> list[tuple[dict[str, Any], str, Any]]:

@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import FrozenParam
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
-from jqinject.model.site_freezing import freeze_parameter, parameter_sites
+from jqinject.model.frozen_weights import freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.freed_memory import FreedMemory
 from jqinject.model.state.loading import proxies_beside
-from jqinject.model.state.low_bits import LowBits, put_low_bits
+from jqinject.model.state.low_bits import LowBits
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.freeze_layer import freeze_layer
+from jqinject.nn.frozen.freeze_layer import frozen_param
 from jqinject.nn.frozen.from_host import numbers_from_host
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -62,7 +63,7 @@ def load_frozen(
         >>> rule = Rule(weight_quant=Int8WeightPerChannelFloat)
         >>> checkpoint = ((path, x.get_value()) for path, x in nnx.to_flat_state(nnx.state(floats)))
         >>> model = load_frozen(lambda: quantize(nnx.clone(floats), rule), checkpoint)
-        >>> model.layers[0].frozen.value.dtype
+        >>> model.layers[0].kernel.numbers["value"].dtype
         dtype('int8')
     """
     model = nnx.eval_shape(make)
@@ -94,9 +95,6 @@ class _Loading:
         }
         self.taken: set[int] = set()
         self.frozen: set[int] = set()  # proxies
-        self.sites = {
-            id(site): (node.op_quant.weights, name) for _, node, name, site in parameter_sites(self.index)
-        }
         made = _made_from_weights(self.index)
         self.made = {id(found) for found in self.index.variables if _is_within(found, made)}
 
@@ -144,10 +142,7 @@ class _Loading:
         """Store numbers in the place of an array."""
         for layer in self._layers_of(path):
             self.frozen.add(id(layer.weight_quant))
-            site = self.sites.get(id(layer))
-            jax.block_until_ready(put_low_bits(self.index, layer, low))
-            if site is not None:
-                del site[0][site[1]]
+            self._put(layer, low.frozen(layer))
 
     def placed(self, path: Path, array: Any) -> jax.Array:
         """An array that was read, as the Variable holds it."""
@@ -169,7 +164,7 @@ class _Loading:
         numbers = numbers_from_host(layer, array)
         if numbers is None or not numbers[1]:
             return False
-        self._put(layer, numbers)
+        self._put(layer, frozen_param(layer, numbers))
         self.frozen.add(id(held.proxy))
         return True
 
@@ -192,20 +187,14 @@ class _Loading:
         check_finite(self.index, layers, "load_frozen")
         for layer in layers:
             variable, floats = layer.weight, layer.weight.get_value()
-            self._put(layer, None)
+            self._put(layer, frozen_param(layer))
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
 
-    def _put(self, layer: Any, numbers: Any) -> None:
-        """Put the low-bit numbers in the weight's place."""
-        if isinstance(layer, ParameterSite):
-            weights, name = self.sites[id(layer)]
-            frozen = freeze_parameter(self.index, layer, numbers)
-            del weights[name]
-            jax.block_until_ready(frozen.get_raw_value())
-        else:
-            freeze_layer(layer, numbers=numbers)
-            jax.block_until_ready(layer.frozen.numbers)
+    def _put(self, layer: Any, frozen: FrozenParam) -> None:
+        """Put low-bit numbers in the weight's place, and wait for them."""
+        freeze_weight(self.index, layer, frozen)
+        jax.block_until_ready(frozen.numbers)
 
     def check_complete(self) -> None:
         """Raise if the model has Variables that nothing was given for."""

@@ -11,7 +11,6 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam, is_low_bit_cache
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.stored_weight import StoredWeight
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.state.checkpoint_defaults import with_checkpoint_defaults
 from jqinject.model.state.checkpoint_entries import (
@@ -282,7 +281,7 @@ def _other_forms(state: Any, index: ModelIndex) -> list[str]:
 
 
 def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
-    return {path: node.form for path, node in index.places if isinstance(node, FrozenParam | StoredWeight)}
+    return {path: node.form for path, node in index.places if isinstance(node, FrozenParam)}
 
 
 def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:

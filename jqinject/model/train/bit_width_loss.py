@@ -25,7 +25,7 @@ from flax import nnx
 
 from jqinject.core import QuantStat
 from jqinject.core._protocols import is_learned
-from jqinject.model.site_freezing import parameter_sites
+from jqinject.model.frozen_weights import parameter_sites
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.parameter_site import ParameterSite

@@ -9,19 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import einsum, has_integers
-from jqinject.dot.geometry.dimensions import varying_pairs
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.nn.base.slots import Slot
+from jqinject.dot.tensors.choice import check_choice, choose
+from jqinject.dot.tensors.contract import contract_as
+from jqinject.nn.base.slots import act_slot, through
 from jqinject.nn.base.weight_layer import ContractionKind
-from jqinject.proxy import ActQuantProxyFromInjector
-from jqinject.quant_tensor import as_array, on_integers, on_minifloats
-
-
-def act_slot(prefix: str) -> Slot:
-    """The place for a quantizer of activations whose overrides start with `prefix`."""
-    return Slot(f"{prefix}quant", prefix, ActQuantProxyFromInjector, "activations")
-
+from jqinject.quant_tensor import as_array
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
 SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = act_slot("softmax_input_"), act_slot("attn_output_weights_")
@@ -54,16 +47,6 @@ class AttentionCall(NamedTuple):
     module: Any = None
     scale: float | None = None
     contraction: ContractionKind = "auto"
-
-
-def is_on(proxy: Any) -> bool:
-    """Whether there is a quantizer, and it quantizes."""
-    return proxy is not None and proxy.is_quant_enabled
-
-
-def through(proxy: Any, x: Any) -> Any:
-    """`x` quantized, or unchanged without a quantizer."""
-    return x if proxy is None else proxy(x)
 
 
 def attention(
@@ -138,10 +121,10 @@ def _dropped(weights: jax.Array, call: AttentionCall) -> jax.Array:
             f"attention with dropout_rate={call.dropout_rate} needs a dropout_rng.\n"
             "  cure: a key, or deterministic=True"
         )
-    kept = 1.0 - call.dropout_rate
+    share = 1.0 - call.dropout_rate
     drawn = (1,) * (weights.ndim - 2) + weights.shape[-2:] if call.broadcast_dropout else weights.shape
-    keep = jax.random.bernoulli(call.dropout_rng, kept, drawn)
-    return weights * (keep.astype(weights.dtype) / jnp.asarray(kept, weights.dtype))
+    keep = jax.random.bernoulli(call.dropout_rng, share, drawn)
+    return weights * (keep.astype(weights.dtype) / jnp.asarray(share, weights.dtype))
 
 
 def _grouped(x: Any, axis: int, kv_heads: int) -> Any:
@@ -151,31 +134,16 @@ def _grouped(x: Any, axis: int, kv_heads: int) -> Any:
 
 
 def _contract(equation: str, lhs: Any, rhs: Any, dtype: Any, call: AttentionCall) -> jax.Array:
-    kind = _kind(lhs, rhs, call.contraction, equation)
-    if kind == "float":
-        return jnp.einsum(
-            equation,
-            as_array(lhs),
-            as_array(rhs),
-            precision=call.precision,
-            preferred_element_type=dtype,
-        )
-    return einsum(equation, lhs, rhs, contraction=kind, preferred_element_type=dtype)
-
-
-def _kind(lhs: Any, rhs: Any, asked: ContractionKind, equation: str) -> ContractionKind:
-    """Which numbers are contracted; by default integers in evaluation, and 8-bit floats whenever both have them."""
-    if asked != "auto":
-        return asked
-    if on_minifloats(lhs) and on_minifloats(rhs):
-        return "auto"
-    both = on_integers(lhs) and on_integers(rhs)
-    if not both or lhs.training or rhs.training or not (has_integers(lhs) and has_integers(rhs)):
-        return "float"
-    dims = EinsumLabels.parse(equation, lhs.shape, rhs.shape).dimensions()
-    left, right = ((x.scale.shape, x.zero_point.shape) for x in (lhs, rhs))
+    """The einsum in the numbers of the table: by default integers that are kept, as in evaluation, and 8-bit floats."""
+    labels = EinsumLabels.parse(equation, lhs.shape, rhs.shape)
+    dims, numbers = labels.dimensions(), call.contraction
     # A scale that varies along what is summed over would cut the sum into single numbers.
-    return "float" if varying_pairs(dims, left, right) else "int"
+    choice = choose(lhs, rhs, dims, numbers, rounded=False, apart=() if numbers == "auto" else None)
+    check_choice(choice, dims, numbers)
+    if choice.kernel == "floats":
+        how = {"precision": call.precision, "preferred_element_type": dtype}
+        return jnp.einsum(equation, as_array(lhs), as_array(rhs), **how)
+    return contract_as(choice, dims, dtype)[0].transpose(labels.permutation())
 
 
 def _check(query: Any, key: Any, value: Any, call: AttentionCall) -> None:

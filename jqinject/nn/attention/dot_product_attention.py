@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 from flax import nnx
@@ -17,19 +17,18 @@ from jqinject.nn.attention.attention_base import (
     SOFTMAX_INPUT,
     AttentionCall,
     V,
-    act_slot,
     attention,
-    is_on,
-    through,
 )
-from jqinject.nn.base.override_keywords import QuantScaledDotProductAttentionOverrides
-from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import hold_proxies
+from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.slots import act_slot, hold_proxies, is_on, through
 from jqinject.nn.base.weight_layer import ContractionKind, checked_contraction
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 SDPA_OUTPUT = act_slot("sdpa_output_")
+# The keywords that the quantized attention has in common with Flax's.
+SHARED_OPTIONS = frozenset(AttentionCall._fields) - {"scale", "contraction"}
 Process = Callable[..., jax.Array]
 
 
@@ -140,17 +139,15 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
 
         @overload
         def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+            cls, *_, return_quant_tensor: Off = ..., **__
         ) -> QuantScaledDotProductAttention[jax.Array]: ...
         @overload
         def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+            cls, *_, return_quant_tensor: On, **__
         ) -> QuantScaledDotProductAttention[AnyQuantTensor]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: bool, **more: Any
-        ) -> QuantScaledDotProductAttention[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantScaledDotProductAttention[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -167,7 +164,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         return_quant_tensor: bool = False,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantScaledDotProductAttentionOverrides],
+        **overrides: Unpack[QuantScaledDotProductAttentionKeywords],
     ) -> None:
         self.pre_process_q = pre_process_q
         self.pre_process_k = pre_process_k
@@ -176,10 +173,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         self.return_quant_tensor = return_quant_tensor
         hold_proxies(self, locals(), overrides, rngs)
         if return_quant_tensor and not is_on(self.sdpa_output_quant):
-            raise ValueError(
-                "QuantScaledDotProductAttention(return_quant_tensor=True) needs sdpa_output_quant to have a scale to "
-                "return.\n  cure: give it sdpa_output_quant=..."
-            )
+            raise self._no_scale_to_return("sdpa_output_quant")
 
     def __call__(
         self,
@@ -220,19 +214,9 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         Returns:
             (*batch, queries, heads, features); a QuantTensor with `return_quant_tensor`.
         """
+        options = {name: argument for name, argument in locals().items() if name in SHARED_OPTIONS}
         operands = (as_array(query), as_array(key), as_array(value))
         query, key, value = pre_processed(self, *operands, input_positions)
-        options = {
-            "bias": bias,
-            "mask": mask,
-            "broadcast_dropout": broadcast_dropout,
-            "dropout_rng": dropout_rng,
-            "dropout_rate": dropout_rate,
-            "deterministic": deterministic,
-            "precision": precision,
-            "module": module,
-            "is_causal": is_causal,
-        }
         if scale is None and not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
             out: Any = nnx.dot_product_attention(
                 query, key, value, dtype=dtype, promote_dtype=promote_dtype, **options

@@ -50,13 +50,13 @@ def encoded(x: Any, has_zero_point: bool) -> Fields:
     Raises:
         ValueError: groups of several positions, which are not known at one of them.
     """
-    whole = _ungrouped(x)
-    payload = _payload(whole)
+    tensor = _ungrouped(x)
+    payload = _payload(tensor)
     if payload is None:
         return {"payload": as_array(x)}
     at = x.ndim - OPERAND_AXES
-    made = {"payload": payload, "scale": _each(whole.scale, whole, at)}
-    return made | ({"zero_point": _each(whole.zero_point, whole, at)} if has_zero_point else {})
+    fields = {"payload": payload, "scale": _by_position(tensor.scale, tensor, at)}
+    return fields | ({"zero_point": _by_position(tensor.zero_point, tensor, at)} if has_zero_point else {})
 
 
 def decoded(fields: Fields, like: Any) -> Any:
@@ -69,34 +69,36 @@ def decoded(fields: Fields, like: Any) -> Any:
     payload, scale = fields["payload"], fields.get("scale")
     if scale is None:
         return payload
-    one = _ungrouped(like)
-    known = {"training": one.training, "dtype": one.dtype}
-    shape = (*payload.shape[:-1], one.shape[-1])
-    if on_minifloats(one):
-        form = one.known_format("a cache")
-        whole: Any = FloatQuantTensor.from_payload(form.unpack(payload, shape), scale, format=form, **known)
-    elif on_table(one):
-        codes = one.grid.unpack(payload, shape)
-        whole = CodebookQuantTensor.from_codes(codes, scale, one.codebook, **known)
+    sample = _ungrouped(like)
+    options = {"training": sample.training, "dtype": sample.dtype}
+    shape = (*payload.shape[:-1], sample.shape[-1])
+    if on_minifloats(sample):
+        form = sample.known_format("a cache")
+        tensor: Any = FloatQuantTensor.from_payload(
+            form.unpack(payload, shape), scale, format=form, **options
+        )
+    elif on_table(sample):
+        codes = sample.grid.unpack(payload, shape)
+        tensor = CodebookQuantTensor.from_codes(codes, scale, sample.codebook, **options)
     else:
-        integers, zero = one.grid.unpack(payload, shape), fields.get("zero_point", 0.0)
-        bits = int(one.bit_width)
-        whole = IntQuantTensor.from_int(integers, scale, zero, bits, signed=one.signed, **known)
+        integers, zero = sample.grid.unpack(payload, shape), fields.get("zero_point", 0.0)
+        bits = int(sample.bit_width)
+        tensor = IntQuantTensor.from_int(integers, scale, zero, bits, signed=sample.signed, **options)
     if not is_grouped(like):
-        return whole
-    return in_groups(whole, like.group_size, like.groups.dim, like.groups.length)
+        return tensor
+    return in_groups(tensor, like.group_size, like.groups.dim, like.groups.length)
 
 
-def empty(one: Any, has_zero_point: bool, length: int) -> Fields:
+def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
     """The cache before the first position.
 
     Args:
-        one: a quantized key or value of one position, abstract (from `nnx.eval_shape`).
+        position: a quantized key or value of one position, abstract (from `nnx.eval_shape`).
         has_zero_point: as for `encoded`.
         length: how many positions it is to have.
     """
-    at = one.ndim - OPERAND_AXES
-    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point), one)
+    at = position.ndim - OPERAND_AXES
+    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point), position)
 
     def filled(name: str, field: Any) -> jax.Array:
         shape = (*field.shape[:at], length, *field.shape[at + 1 :])
@@ -118,16 +120,16 @@ def check(name: str, stored: Mapping[str, nnx.Variable[Any] | None], new: Fields
     Raises:
         ValueError: other fields, dtypes or shapes than the cache has, but for one position.
     """
-    held = {field: variable for field, variable in stored.items() if variable is not None}
-    one = {field: (*v.shape[:at], 1, *v.shape[at + 1 :]) for field, v in held.items()}
-    fits = held.keys() == new.keys() and all(
-        held[field].dtype == array.dtype and one[field] == array.shape for field, array in new.items()
+    variables = {field: variable for field, variable in stored.items() if variable is not None}
+    shapes = {field: (*v.shape[:at], 1, *v.shape[at + 1 :]) for field, v in variables.items()}
+    fits = variables.keys() == new.keys() and all(
+        variables[field].dtype == array.dtype and shapes[field] == array.shape for field, array in new.items()
     )
     if not fits:
-        made = {field: (v.dtype.name, one[field]) for field, v in held.items()}
+        expected = {field: (v.dtype.name, shapes[field]) for field, v in variables.items()}
         got = {field: (array.dtype.name, array.shape) for field, array in new.items()}
         raise ValueError(
-            f"QuantMultiHeadAttention: {name} takes one position at a time, {made}; got {got}.\n"
+            f"QuantMultiHeadAttention: {name} takes one position at a time, {expected}; got {got}.\n"
             "  cure: inputs of length 1 and of the batch that init_cache was given; init_cache again where quantizers "
             "or the dtype (init_cache(shape, dtype)) are others now"
         )
@@ -173,7 +175,7 @@ def _payload(x: Any) -> jax.Array | None:
     return x.grid.pack(x.codes()) if on_table(x) else None
 
 
-def _each(metadata: jax.Array, x: Any, at: int) -> jax.Array:
+def _by_position(metadata: jax.Array, x: Any, at: int) -> jax.Array:
     """A scale or zero point with as many axes as `x`, and one entry for each of its positions."""
     full = metadata.reshape((1,) * (x.ndim - metadata.ndim) + metadata.shape)
     positions = [*full.shape]

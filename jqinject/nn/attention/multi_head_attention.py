@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.nnx.nn.linear import default_kernel_init
-from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.nn.attention import kv_cache
 from jqinject.nn.attention.attention_base import (
@@ -22,18 +21,40 @@ from jqinject.nn.attention.attention_base import (
     AttentionCall,
     V,
     attention,
+)
+from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.slots import (
+    BIAS,
+    GRAD,
+    INPUT,
+    OUTPUT,
+    WEIGHT,
+    Slot,
+    act_slot,
+    hold_proxies,
     is_on,
     through,
 )
-from jqinject.nn.attention.projections import IN_PROJ_INPUT, PROJECTION_SLOTS, hold_projections, stack_along
-from jqinject.nn.base.override_keywords import QuantMultiHeadAttentionOverrides
-from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import Slot, flax_arguments, hold_proxies
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
+from jqinject.nn.linear import QuantLinearGeneral
+from jqinject.program import change_class
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 
+IN_PROJ_INPUT = act_slot("in_proj_input_")
+IN_PROJ, OUT_PROJ = "in_proj_", "out_proj_"
+PROJECTION_SLOTS = tuple(
+    replace(slot, name=side + slot.name, prefix=side + slot.prefix, argument="")
+    for side, slots in (
+        (IN_PROJ, (INPUT, WEIGHT, BIAS, GRAD)),
+        (OUT_PROJ, (INPUT, WEIGHT, BIAS, OUTPUT, GRAD)),
+    )
+    for slot in slots
+)
+# Shared by projections that are one matrix, if it is one number for the matrix.
+SHARED = ("weight_quant", "bias_quant")
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
 
@@ -78,7 +99,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             out_promote_dtype, ln_promote_dtype, qkv_dot_general, out_dot_general, qkv_dot_general_cls,
             out_dot_general_cls, keep_rngs, kernel_metadata, out_kernel_metadata, bias_metadata,
             out_bias_metadata, query_ln_scale_metadata, key_ln_scale_metadata: as for `nnx.MultiHeadAttention`.
-        overrides: `in_proj_weight_...` and its like for each of the quantizers above.
+        more: overrides of quantizers: `in_proj_weight_...` and its like for each of the quantizers above.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -121,23 +142,15 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
-    _flax_forward: Any = staticmethod(nnx.MultiHeadAttention.__call__)
-
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantMultiHeadAttention[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantMultiHeadAttention[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantMultiHeadAttention[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantMultiHeadAttention[AnyQuantTensor]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: bool, **more: Any
-        ) -> QuantMultiHeadAttention[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantMultiHeadAttention[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -148,33 +161,6 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         num_kv_heads: int | None = None,
         in_kv_features: int | None = None,
         *,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        broadcast_dropout: bool = True,
-        dropout_rate: float = 0.0,
-        deterministic: bool | None = None,
-        precision: PrecisionLike = None,
-        kernel_init: Initializer = default_kernel_init,
-        out_kernel_init: Initializer | None = None,
-        bias_init: Initializer = nnx.initializers.zeros,
-        out_bias_init: Initializer | None = None,
-        use_bias: bool = True,
-        decode: bool | None = None,
-        normalize_qk: bool = False,
-        qkv_promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        out_promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        ln_promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        qkv_dot_general: DotGeneralT | None = None,
-        out_dot_general: DotGeneralT | None = None,
-        qkv_dot_general_cls: Any = None,
-        out_dot_general_cls: Any = None,
-        keep_rngs: bool = True,
-        kernel_metadata: Mapping[str, Any] = {},
-        out_kernel_metadata: Mapping[str, Any] = {},
-        bias_metadata: Mapping[str, Any] = {},
-        out_bias_metadata: Mapping[str, Any] = {},
-        query_ln_scale_metadata: Mapping[str, Any] = {},
-        key_ln_scale_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         in_proj_input_quant: QuantizerLike = None,
         in_proj_weight_quant: QuantizerLike = None,
@@ -194,44 +180,65 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
         return_quant_tensor: bool = False,
         contraction: ContractionKind = "auto",
-        **overrides: Unpack[QuantMultiHeadAttentionOverrides],
+        **more: Unpack[QuantMultiHeadAttentionKeywords],
     ) -> None:
-        given = locals()
-        nnx.MultiHeadAttention.__init__(self, **flax_arguments(nnx.MultiHeadAttention, given))
-        arguments = {name: quantizer for name, quantizer in given.items() if name.endswith("_quant")}
-        self._init_quantizers(arguments, overrides, packed_in_proj, return_quant_tensor, contraction, rngs)
-
-    def _init_quantizers(
-        self,
-        arguments: dict[str, Any],
-        overrides: Mapping[str, Any],
-        packed: bool,
-        return_quant_tensor: bool,
-        contraction: ContractionKind,
-        rngs: nnx.Rngs | None,
-    ) -> None:
-        """Make the proxies; to be called when the parameters are there."""
+        overrides = self._init_flax(locals(), more)
+        arguments = {name: quantizer for name, quantizer in locals().items() if name.endswith("_quant")}
         self.contraction = checked_contraction("QuantMultiHeadAttention", contraction)
-        self.packed_in_proj = packed and self.in_kv_features == self.in_features
+        self.packed_in_proj = packed_in_proj and self.in_kv_features == self.in_features
         if self.packed_in_proj and not nnx.set_graph_mode.current_value():
             raise ValueError(
                 "QuantMultiHeadAttention(packed_in_proj=True) shares quantizers between projections, and NNX's tree "
                 "mode knows no shared objects.\n  cure: packed_in_proj=False, or graph mode"
             )
-        of_projections = {n: v for n, v in overrides.items() if n.startswith(("in_proj_", "out_proj_"))}
-        overrides = {n: v for n, v in overrides.items() if n not in of_projections}
-        within = {n: arguments.pop(n) for n in list(arguments) if "_proj_" not in n}
+        within = {n: arguments.pop(n) for n in list(arguments) if not n.startswith((IN_PROJ, OUT_PROJ))}
         self._check_attention_fn(within)
-        hold_projections(
-            self,
-            arguments,
-            of_projections,
-            packed=self.packed_in_proj,
-            return_quant_tensor=return_quant_tensor,
-            contraction=contraction,
-            rngs=rngs,
-        )
-        hold_proxies(self, within, overrides, rngs, slots=IN_ATTENTION, stack=stack_along(self))
+        own = {n: overrides.pop(n) for n in list(overrides) if not n.startswith((IN_PROJ, OUT_PROJ))}
+        self._hold_projections(arguments, overrides, return_quant_tensor, rngs)
+        hold_proxies(self, within, own, rngs, slots=IN_ATTENTION, stack=self._stack())
+
+    def _stack(self) -> tuple[int, ...]:
+        """The sizes of the leading axes that a stack of layers has (built under `nnx.vmap`)."""
+        return tuple(self.query.kernel.shape[:-3])
+
+    def _hold_projections(
+        self,
+        arguments: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs,
+    ) -> None:
+        """Make the projections quantized layers; their parameters stay what they are.
+
+        Packed, queries, keys and values are projected as by one matrix: one quantizer of the input, which is this
+        layer's, and one of the weights and of the biases where these have one scale for a tensor.
+        """
+        common = {"contraction": self.contraction}
+        of_in, of_out = (common | _with_prefix(side, arguments) for side in (IN_PROJ, OUT_PROJ))
+        in_overrides, out_overrides = (_with_prefix(side, overrides) for side in (IN_PROJ, OUT_PROJ))
+        if self.packed_in_proj:
+            of_input = {
+                IN_PROJ + n: in_overrides.pop(n) for n in list(in_overrides) if n.startswith("input_")
+            }
+            slot, shape = IN_PROJ_INPUT, (self.in_features,)
+            quantizer = {slot.name: of_in.pop("input_quant")}
+            shapes = {slot.name: shape}
+            hold_proxies(
+                self, quantizer, of_input, rngs, slots=(slot,), stack=self._stack(), channel_shapes=shapes
+            )
+        packed = "packed " if self.packed_in_proj else ""
+        cure = " (packed_in_proj=False gives each its own quantizers)" if packed else ""
+        of_them = f"in the {packed}projections of queries, keys and values, whose keywords start with {IN_PROJ}{cure}"
+        with _noted(of_them):
+            for layer in (self.query, self.key, self.value):
+                _quantize(layer, of_in, in_overrides, False, rngs)
+                if packed and layer is self.query:
+                    shared = _of_one_matrix(layer)
+                    of_in |= shared
+                    prefixes = tuple(name.removesuffix("quant") for name in shared)
+                    in_overrides = {n: v for n, v in in_overrides.items() if not n.startswith(prefixes)}
+        with _noted(f"in the output projection, whose keywords start with {OUT_PROJ}"):
+            _quantize(self.out, of_out, out_overrides, return_quant_tensor, rngs)
 
     def _check_attention_fn(self, within: dict[str, Any]) -> None:
         """Refuse quantizers within attention beside an attention function that has no place for them."""
@@ -289,32 +296,31 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
         check_features(self, q, {-1: self.in_features})
-        for other in (k, v):
-            if other is not None:
-                check_features(self, other, {-1: self.in_kv_features}, argument="in_kv_features")
+        for x in (k, v):
+            if x is not None:
+                check_features(self, x, {-1: self.in_kv_features}, argument="in_kv_features")
         if self.in_proj_input_quant is None:
             return q, k, v
-        quantized = self.in_proj_input_quant(q)
-        of_k = quantized if k is q else k if k is None else self.in_proj_input_quant(k)
-        if v is None:
-            return quantized, of_k, None
-        of_v = quantized if v is q else of_k if v is k else self.in_proj_input_quant(v)
-        return quantized, of_k, of_v
+        quantized: dict[int, Any] = {id(None): None}
+        for x in (q, k, v):
+            if id(x) not in quantized:
+                quantized[id(x)] = self.in_proj_input_quant(x)
+        return quantized[id(q)], quantized[id(k)], quantized[id(v)]
 
-    def _attend(self, query: Any, key: Any, value: Any, decodes: bool, given: dict[str, Any]) -> jax.Array:
-        if given.pop("input_positions", None) is not None:
+    def _attend(self, query: Any, key: Any, value: Any, decodes: bool, options: dict[str, Any]) -> jax.Array:
+        if options.pop("input_positions", None) is not None:
             raise TypeError(
                 "QuantMultiHeadAttention: input_positions are for an attention_fn of your own.\n"
                 "  cure: attention_fn=QuantScaledDotProductAttention(pre_process_q=..., pre_process_k=...)"
             )
-        dtype = given.pop("dtype")
+        dtype = options.pop("dtype")
         query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
         key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
         if decodes:
-            key, value, given["mask"] = self._through_cache(key, value, given["mask"])
-            given["is_causal"] = False
+            key, value, options["mask"] = self._through_cache(key, value, options["mask"])
+            options["is_causal"] = False
         proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
-        return attention(query, key, value, proxies, AttentionCall(**given, contraction=self.contraction))
+        return attention(query, key, value, proxies, AttentionCall(**options, contraction=self.contraction))
 
     # --- cache
 
@@ -329,14 +335,14 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             super().init_cache(input_shape, dtype)
             return
         *batch, length, _ = input_shape
-        one = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
+        position = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
         for proxy_name, name in CACHED.items():
             proxy = getattr(self, proxy_name)
-            made = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), one)
-            fields = kv_cache.empty(made, _has_zero_point(proxy), length)
+            quantized = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), position)
+            fields = kv_cache.empty(quantized, _has_zero_point(proxy), length)
             for field in kv_cache.FIELDS:
-                held = nnx.Cache(fields[field]) if field in fields else None
-                setattr(self, kv_cache.attribute(name, field), nnx.data(held))
+                variable = nnx.Cache(fields[field]) if field in fields else None
+                setattr(self, kv_cache.attribute(name, field), nnx.data(variable))
         self.cache_index = nnx.Cache(jnp.array(0, jnp.int32))
 
     def _through_cache(self, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
@@ -346,19 +352,58 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
                 "QuantMultiHeadAttention: decoding needs a cache.\n  cure: layer.init_cache(input_shape) first"
             )
         index = self.cache_index[...]
-        found = []
+        tensors = []
         for (proxy_name, name), new in zip(CACHED.items(), (key, value), strict=True):
             fields = kv_cache.encoded(new, _has_zero_point(getattr(self, proxy_name)))
             stored = {f: getattr(self, kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
             at = new.ndim - kv_cache.OPERAND_AXES
             kv_cache.check(name, stored, fields, at)
             now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
-            found.append(kv_cache.decoded(now, new))
+            tensors.append(kv_cache.decoded(now, new))
         self.cache_index[...] = index + 1
-        *batch, length, _, _ = found[0].shape
+        *batch, length, _, _ = tensors[0].shape
         written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
-        return found[0], found[1], nnx.combine_masks(mask, written)
+        return tensors[0], tensors[1], nnx.combine_masks(mask, written)
 
 
 def _has_zero_point(proxy: Any) -> bool:
     return is_on(proxy) and proxy.has_zero_point
+
+
+@contextmanager
+def _noted(note: str) -> Iterator[None]:
+    """Say in an error where it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+def _quantize(
+    layer: Any,
+    arguments: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    return_quant_tensor: bool,
+    rngs: nnx.Rngs | None,
+) -> None:
+    change_class(layer, QuantLinearGeneral)
+    layer._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+
+
+def _with_prefix(prefix: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
+
+
+def _of_one_matrix(query: Any) -> dict[str, Any]:
+    """The proxies of the first projection that serve the others too: those with one scale for the tensor.
+
+    With a scale for each channel, the scales of one matrix are those of its parts.
+    """
+    shared = {}
+    for name in SHARED:
+        proxy = getattr(query, name)
+        scale = None if proxy is None else proxy.scale()
+        if scale is not None and scale.size == 1:
+            shared[name] = proxy
+    return shared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart
-from jqinject.nn.base.norm_layer import QuantNormLayer
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector, write
@@ -82,8 +82,8 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
     by_channel = factor.reshape(_sizes(weight, channel))
     weight.set_value((old.astype(jnp.float32) * by_channel).astype(old.dtype))
     if layer.bias is None:
-        made = nnx.Param(summand.astype(old.dtype))
-        layer.bias = nnx.data(made)
+        bias = nnx.Param(summand.astype(old.dtype))
+        layer.bias = nnx.data(bias)
         if not _is_ours(layer) or "use_bias" in vars(layer):
             layer.use_bias = True
     else:
@@ -118,40 +118,6 @@ def check_merges(layer: Any, norm: nnx.BatchNorm) -> RescaledState:
         except ValueError as error:
             raise ValueError(f"{slot}.{error}") from None
     return learned
-
-
-@final
-class MergedBatchNorm(QuantNormLayer):
-    """Replaces a batch normalization that was merged: y = output_quant(x).
-
-    Args:
-        norm: the normalization; its quantizers of output and gradient go on here.
-
-    Example:
-        >>> MergedBatchNorm(nnx.BatchNorm(2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
-        Array([[1., 1.]], dtype=float32)
-    """
-
-    def __init__(self, norm: nnx.BatchNorm) -> None:
-        self.return_quant_tensor = getattr(norm, "return_quant_tensor", False)
-        for name in ("output_quant", "grad_quant"):
-            proxy = getattr(norm, name, None)
-            if proxy is not None:
-                setattr(self, name, proxy)
-
-    def _features(self) -> tuple[int | None, int]:
-        return None, 0  # whatever the layer before it returns
-
-    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
-        """The input, quantized as the output of the normalization was.
-
-        Args:
-            x: float array or QuantTensor.
-            use_running_average, mask: as for `nnx.BatchNorm`; they change nothing.
-        """
-        if self.output_quant is None and self.grad_quant is None:
-            return x
-        return self._quantized(x, lambda x: x)
 
 
 def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:
@@ -207,12 +173,12 @@ def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.B
         )
     if not _is_ours(layer):
         return
-    if layer.output_quant is not None and layer.output_quant.is_quant_enabled:
+    if is_on(layer.output_quant):
         raise ValueError(
             f"this {name} quantizes its output before the batch norm, which would come after it once merged.\n"
             "  cure: give the output quantizer to the batch norm: QuantBatchNorm(..., output_quant=...)"
         )
-    if isinstance(norm, nnx.BatchNorm) and getattr(norm, "input_quant", None) is not None:
+    if getattr(norm, "input_quant", None) is not None:
         raise ValueError(
             "this batch norm quantizes its input, which is the output of the layer that it is to be merged into.\n"
             "  cure: a batch norm without input_quant"

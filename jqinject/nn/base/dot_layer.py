@@ -22,7 +22,8 @@ from jqinject.dot import (
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
-from jqinject.dot.tensors.contract import ChosenKernel, contract_as
+from jqinject.dot.tensors.choice import ChosenKernel
+from jqinject.dot.tensors.contract import contract_as
 from jqinject.inject import Binding
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op
@@ -118,7 +119,7 @@ def stack_of_layer(layer: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedContraction:
     """A contraction of input and weight, and the place of its axes in the layer's output.
 
     Attributes:
@@ -155,7 +156,7 @@ class Placed:
 
 
 @lru_cache(maxsize=1024)
-def _lies_as_bias(placed: Placed, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+def _lies_as_bias(placed: PlacedContraction, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
     """Whether scales of a weight, of these shapes, are one for each element of a bias and in the same order."""
     if len(scale) != len(weight):
         return False
@@ -166,9 +167,9 @@ def _lies_as_bias(placed: Placed, scale: tuple[int, ...], weight: tuple[int, ...
 
 
 @lru_cache(maxsize=64)
-def _last_with_first(ndim: int) -> Placed:
+def _last_with_first(ndim: int) -> PlacedContraction:
     """The last axis of an input of `ndim` axes with the first of a matrix."""
-    return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
+    return PlacedContraction(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
 
 
 @dataclass
@@ -209,11 +210,19 @@ class PayloadContraction:
         return y
 
 
+def unsummed_axes(layer: QuantWeightLayer[Any]) -> int | tuple[int, ...]:
+    """The axes of a layer's weight that its contraction does not sum over; an int if there is one."""
+    channels = tuple(axis for axis in range(layer.weight_ndim) if axis not in layer.summed_axes)
+    return channels[0] if len(channels) == 1 else channels
+
+
 class QuantDotLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
     By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
     """
+
+    out_features: Any
 
     @property
     def weight_ndim(self) -> int:
@@ -225,13 +234,20 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         """The input features."""
         return (0,)
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        return {-1: self.weight_shape[0]}
+
     contraction_class = PayloadContraction
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
     }
 
-    def _placed(self, shape: tuple[int, ...]) -> Placed | None:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeAlias, overload
 
 from flax import nnx
 
-from jqinject.inject import Binding, ExtendedInjector, Node, explain, requested_names
+from jqinject.inject import Node, explain, requested_names
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.show import brief
-from jqinject.nn.base.slots import Slot, slots_of
+from jqinject.nn.base.slots import Slot, binding_of, flax_layer, flax_parameters, init_flax, slots_of
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant.override_names import NAMES, PASSED
 
@@ -42,7 +43,7 @@ class Override:
     read: bool
 
 
-class Overrides(Sequence[Override]):
+class Overrides(tuple[Override, ...]):
     """The overrides that a layer takes: a sequence, found by keyword too; printed as a table of those that are read.
 
     >>> from jqinject.nn import QuantLinear
@@ -52,73 +53,56 @@ class Overrides(Sequence[Override]):
     ('int', '8', False)
     """
 
-    def __init__(self, rows: Sequence[Override]) -> None:
-        self._rows = tuple(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Override]:
-        return iter(self._rows)
-
     @overload
-    def __getitem__(self, index: int | str) -> Override: ...
+    def __getitem__(self, key: SupportsIndex | str) -> Override: ...
     @overload
-    def __getitem__(self, index: slice) -> Overrides: ...
-    def __getitem__(self, index: int | str | slice) -> Override | Overrides:
-        if isinstance(index, slice):
-            return Overrides(self._rows[index])
-        if isinstance(index, int):
-            return self._rows[index]
-        found = next((row for row in self._rows if row.keyword == index), None)
-        if found is None:
-            known = [row.keyword for row in self._rows]
-            raise KeyError(lines(f"no override {index!r}", did_you_mean(index, known)))
-        return found
+    def __getitem__(self, key: slice) -> tuple[Override, ...]: ...
+    def __getitem__(self, key: SupportsIndex | str | slice) -> Override | tuple[Override, ...]:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        row = next((row for row in self if row.keyword == key), None)
+        if row is None:
+            raise KeyError(lines(f"no override {key!r}", did_you_mean(key, [row.keyword for row in self])))
+        return row
 
     def _table(self) -> list[tuple[str, str, str, str]]:
-        shown = [(row.keyword, row.type, row.default, row.meaning) for row in self._rows if row.read]
+        shown = [(row.keyword, row.type, row.default, row.meaning) for row in self if row.read]
         return [("keyword", "type", "now", "meaning"), *shown]
 
     def _rest(self) -> str:
-        count = sum(not row.read for row in self._rows)
+        count = sum(not row.read for row in self)
         return f"{count} more are read once others are changed: those with `read=False`" if count else ""
 
     def __str__(self) -> str:
         table = self._table()
         widths = [max(len(row[column]) for row in table) for column in range(3)]
-        drawn = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
-            ).rstrip()
-            for row in table
-        ]
-        return "\n".join([*drawn, *([self._rest()] if self._rest() else [])])
+        shown = ["  ".join((*map(str.ljust, row[:3], widths), row[3])).rstrip() for row in table]
+        return "\n".join([*shown, self._rest()]).rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *body = (
             "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            for row, tag in zip(self._table(), ("th", *("td",) * len(self._rows)), strict=False)
+            for row, tag in zip(self._table(), ("th", *("td",) * len(self)), strict=False)
         )
         rows = "".join(f"<tr>{row}</tr>" for row in body)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(self._rest())}</p>"
 
 
-def overrides_of(layer: type, slots: Sequence[Slot], given: Mapping[str, Any]) -> Overrides:
+def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, Any]) -> Overrides:
     """The overrides of the quantizers that a layer would have.
 
     Args:
         layer: the class of the layer.
         slots: its places for quantizers.
-        given: argument -> quantizer; one that is missing is the argument's default.
+        quantizers: argument -> quantizer; one that is missing is the argument's default.
 
     Raises:
         TypeError: an argument that is not a quantizer of the layer.
     """
     arguments = list(dict.fromkeys(slot.argument for slot in slots))
-    for name in given:
+    for name in quantizers:
         if name not in arguments:
             hint = did_you_mean(name, arguments)
             raise TypeError(
@@ -128,24 +112,24 @@ def overrides_of(layer: type, slots: Sequence[Slot], given: Mapping[str, Any]) -
     rows: dict[str, Override] = {}
     for slot in slots:
         default = defaults[slot.argument].default if slot.argument in defaults else None
-        injector = _injector(layer, slot.argument, given.get(slot.argument, default))
+        injector = _injector(layer, slot.argument, quantizers.get(slot.argument, default))
         for row in () if injector is None else _rows(injector, slot, slots):
             rows.setdefault(row.keyword, row)
-    return Overrides(list(rows.values()))
+    return Overrides(rows.values())
 
 
-def _injector(layer: type, argument: str, given: Any) -> Any:
-    binding = getattr(given, "binding", given)
-    if isinstance(binding, Binding):
-        return binding.injector
-    if given is None or given is inspect.Parameter.empty:
+def _injector(layer: type, argument: str, quantizer: Any) -> Any:
+    if isinstance(quantizer, QuantProxyFromInjector):
+        quantizer = quantizer.binding
+    if quantizer is None or quantizer is inspect.Parameter.empty:
         return None
-    if not (inspect.isclass(given) and issubclass(given, ExtendedInjector)):
+    binding = binding_of(quantizer)
+    if binding is None:
         raise TypeError(
             f"{layer.__name__}.overrides({argument}=...) takes an injector (a class that derives from "
-            f"ExtendedInjector), a proxy or None, got {brief(given)}"
+            f"ExtendedInjector), a proxy or None, got {brief(quantizer)}"
         )
-    return given
+    return binding.injector
 
 
 def keywords_of(slot: Slot, slots: Sequence[Slot], names: Iterable[str]) -> dict[str, str]:
@@ -187,23 +171,40 @@ else:
     Out = Any
 
 
+# What `return_quant_tensor` is, for type checkers: it decides what a layer returns.
+Off: TypeAlias = Literal[False]
+On: TypeAlias = Literal[True]
+
+
 class ConstructorSignature:
-    """The signature of a class of layers, which `inspect` would take from NNX's metaclass: `(*args, **kwargs)`."""
+    """The signature of a class of layers: that of its constructor, with the keywords of its Flax layer."""
 
     def __get__(self, layer: Any, owner: Any) -> inspect.Signature:
         if layer is not None:
             raise AttributeError("__signature__")  # of an instance: that of its `__call__`
-        own = inspect.signature(owner.__init__)
-        return own.replace(parameters=list(own.parameters.values())[1:])
+        constructor = inspect.signature(owner.__init__)
+        _, *own = constructor.parameters.values()
+        parent = flax_layer(owner)
+        if parent is not None:
+            names = {p.name for p in own}
+            inherited = flax_parameters(parent).values()
+            first = next(at for at, p in enumerate(own) if p.kind is p.KEYWORD_ONLY)
+            own[first:first] = [p for p in inherited if p.kind is p.KEYWORD_ONLY and p.name not in names]
+        return constructor.replace(parameters=own)
 
 
 class _QuantLayer(nnx.Module):
     """Abstract: a layer with places for quantizers."""
 
     __signature__: Any = ConstructorSignature()
+    _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
+    _init_flax = init_flax
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        parent = flax_layer(cls)
+        if parent is not None and "_flax_forward" not in vars(cls):
+            cls._flax_forward = staticmethod(parent.__call__)
         if "__call__" not in vars(cls):
             cls.__call__ = cls.__call__  # `nnx.capture` wraps what a class itself defines
 
@@ -212,6 +213,13 @@ class _QuantLayer(nnx.Module):
         def __class_getitem__(cls, returned: Any) -> Any:
             """`QuantLinear[jax.Array]`, for annotations: the class itself."""
             return cls
+
+    def _no_scale_to_return(self, needed: str, cure: str = "") -> ValueError:
+        """An error for `return_quant_tensor` without a quantizer that gives the output its scale."""
+        return ValueError(
+            f"{type(self).__name__}(return_quant_tensor=True) needs {needed} to have a scale to return.\n"
+            f"  cure: give it {cure or needed + '=...'}"
+        )
 
     @classmethod
     def override_slots(cls) -> tuple[Slot, ...]:

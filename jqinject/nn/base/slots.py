@@ -1,17 +1,18 @@
-"""The places for quantizers on a layer, as attributes that know their layer.
+"""The places for quantizers on a layer, as attributes that know their layer, and how a constructor fills them.
 
 A layer class declares its slots as class attributes, `weight_quant: Any = WEIGHT`: the declaration says what the
-attribute, the keyword and the prefix of overrides are called, and which proxies fit. Next: `hold_proxies`, which fills
-the slots of a layer from what a user gives.
+attribute, the keyword and the prefix of overrides are called, and which proxies fit. A constructor calls `init_flax`,
+which makes the layer of Flax, then `hold_proxies`, which fills the slots from what a user gives.
 """
 
 import functools
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -145,8 +146,7 @@ class Slot:
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
-        keyword: the argument of the layer; empty if it is called as the attribute.
-        argument: the argument of the layer.
+        argument: the argument of the layer; if it is not given, it is called as the attribute.
     """
 
     name: str
@@ -154,34 +154,35 @@ class Slot:
     proxy_class: type[QuantProxyFromInjector]
     what: str
     of_parameter: bool = False
-    keyword: str = ""
-    argument: str = field(init=False)
+    argument: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "argument", self.keyword or self.name)
+        object.__setattr__(self, "argument", self.argument or self.name)
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
             return self
         attributes = vars(layer)
-        held = attributes.get(self.name)
-        if isinstance(held, nnx.Module):
-            links = LINKS.get(held)
+        proxy = attributes.get(self.name)
+        if isinstance(proxy, nnx.Module):
+            links = LINKS.get(proxy)
             if links is None or links.layers[0]() is not layer:
-                links = complete(held, layer)
+                links = complete(proxy, layer)
             if self.of_parameter and links.layers[0]() is layer:
+                master = attributes.get("master")
+                weight = attributes.get(layer.weight_name) if master is None else master
                 links.parameters = LayerParameters(
-                    attributes.get(layer.weight_name), attributes.get("bias"), attributes.get("input_quant")
+                    weight, attributes.get("bias"), attributes.get("input_quant")
                 )
-        return held
+        return proxy
 
     def __set__(self, layer: Any, proxy: Any) -> None:
         LINKS.pop(layer, None)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
-        known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
-        if known is not None and self.name not in known:
-            vars(layer)["_pytree__nodes"] = known.update({self.name: nnx.is_data(proxy)})
+        nodes = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
+        if nodes is not None and self.name not in nodes:
+            vars(layer)["_pytree__nodes"] = nodes.update({self.name: nnx.is_data(proxy)})
 
     def __delete__(self, layer: Any) -> None:
         if self.name not in vars(layer):
@@ -190,13 +191,17 @@ class Slot:
 
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
-        return replace(self, name=name, keyword=self.argument)
+        return replace(self, name=name)
+
+
+def act_slot(prefix: str) -> Slot:
+    """The place for a quantizer of activations whose overrides start with `prefix`."""
+    return Slot(f"{prefix}quant", prefix, ActQuantProxyFromInjector, "activations")
 
 
 WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
 BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases", of_parameter=True)
-INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
-OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
+INPUT, OUTPUT = act_slot("input_"), act_slot("output_")
 GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
 TRUNC = Slot("trunc_quant", "", TruncQuantProxyFromInjector, "accumulators")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
@@ -212,26 +217,45 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
 
 
 @functools.cache
-def arguments_of(layer: type) -> tuple[str, ...]:
-    """The names that a class takes as arguments, those that it passes on to its bases included."""
-    found: dict[str, None] = {}
+def flax_layer(layer: type) -> type[nnx.Module] | None:
+    """The layer of Flax that a class of layers derives from; None without one."""
+    parent = next(cls for cls in layer.__mro__ if cls.__module__.startswith("flax."))
+    return None if parent is nnx.Module else parent
+
+
+@functools.cache
+def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
+    """The parameters of a Flax layer's constructor, those that it hands to its bases included."""
+    parameters: dict[str, inspect.Parameter] = {}
     for cls in layer.__mro__:
         if "__init__" in vars(cls):
-            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            _, *own = inspect.signature(cls.__init__).parameters.values()
+            parameters = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | parameters
+            if all(p.kind is not p.VAR_KEYWORD for p in own):
                 break
-    return tuple(found)
+    return parameters
 
 
-def flax_arguments(parent: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the constructor of a Flax layer takes of a layer's own arguments, by name.
+def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the layer of Flax that a layer derives from.
 
     Args:
-        parent: the class of the Flax layer.
-        given: the `locals()` of the layer's `__init__`, at its beginning.
+        layer: under construction.
+        arguments: the `locals()` of `__init__`.
+        more: the user's further keywords.
+
+    Returns:
+        The keywords that are not Flax's: overrides of quantizers.
     """
-    return {name: given[name] for name in arguments_of(parent) if name in given}
+    parent: Any = flax_layer(type(layer))
+    of_flax, overrides = {}, dict(more)
+    for name in flax_parameters(parent):
+        if name in arguments:
+            of_flax[name] = arguments[name]
+        elif name in overrides:
+            of_flax[name] = overrides.pop(name)
+    parent.__init__(layer, **of_flax)
+    return overrides
 
 
 def split_overrides(
@@ -242,24 +266,27 @@ def split_overrides(
     Raises:
         TypeError: a keyword that starts with no prefix of the layer; names the nearest argument.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for slot in slots:
-        found[slot.argument] = {}
+    by_argument: dict[str, dict[str, Any]] = {slot.argument: {} for slot in slots}
+    longest_first = sorted(slots, key=lambda slot: -len(slot.prefix))
     for keyword, override in overrides.items():
-        matching = [slot for slot in slots if keyword.startswith(slot.prefix)]
-        if not matching:
-            longest_first = sorted(slots, key=lambda slot: -len(slot.prefix))
-            prefixes = ", ".join(dict.fromkeys(slot.prefix for slot in longest_first))
-            kind = type(layer)
-            hint = did_you_mean(keyword, [*arguments_of(kind), *(slot.argument for slot in longest_first)])
+        slot = next((slot for slot in longest_first if keyword.startswith(slot.prefix)), None)
+        if slot is None:
+            kind, prefixes = type(layer), ", ".join(dict.fromkeys(slot.prefix for slot in longest_first))
             text = (
                 f"{kind.__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
             )
+            arguments = [*inspect.signature(kind).parameters, *(slot.argument for slot in longest_first)]
             cure = f"{kind.__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)"
-            raise TypeError(lines(text + prefixes, hint or cure))
-        slot = max(matching, key=lambda slot: len(slot.prefix))
-        found[slot.argument][keyword.removeprefix(slot.prefix)] = override
-    return found
+            raise TypeError(lines(text + prefixes, did_you_mean(keyword, arguments) or cure))
+        by_argument[slot.argument][keyword.removeprefix(slot.prefix)] = override
+    return by_argument
+
+
+def binding_of(quantizer: Any) -> Binding | None:
+    """The binding of an injector; None of anything else."""
+    if inspect.isclass(quantizer) and issubclass(quantizer, ExtendedInjector):
+        return Binding(quantizer)
+    return quantizer if isinstance(quantizer, Binding) else None
 
 
 CHANNEL_SHAPE = "activation_channel_shape"
@@ -268,7 +295,7 @@ CHANNEL_SHAPE = "activation_channel_shape"
 def make_proxy(
     layer: Any,
     slot: Slot,
-    given: Any,
+    quantizer: Any,
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...] = (),
@@ -282,7 +309,7 @@ def make_proxy(
     Args:
         layer: the layer, which has its weights.
         slot: the place for the quantizer.
-        given: an injector, a binding, a proxy or None.
+        quantizer: an injector, a binding, a proxy or None.
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
@@ -294,21 +321,19 @@ def make_proxy(
         ValueError: a proxy to share has a scale for each of other channels.
     """
     where = f"{type(layer).__name__}({slot.name}=...)"
-    if given is None or isinstance(given, QuantProxyFromInjector):
+    if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
         if overrides:
-            _refuse_overrides(where, slot, given, overrides)
-        if given is not None:
-            _check_kind(where, slot, type(given), "a proxy")
-            _check_channels(where, given, channel_shape)
-        return given
-    if not isinstance(given, Binding) and not (
-        inspect.isclass(given) and issubclass(given, ExtendedInjector)
-    ):
+            _refuse_overrides(where, slot, quantizer, overrides)
+        if quantizer is not None:
+            _check_kind(where, slot, type(quantizer), "a proxy")
+            _check_channels(where, quantizer, channel_shape)
+        return quantizer
+    binding = binding_of(quantizer)
+    if binding is None:
         raise TypeError(
             f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
-            f"(other_layer.{slot.name}) or None, got {_shown(given)}"
+            f"(other_layer.{slot.name}) or None, got {_shown(quantizer)}"
         )
-    binding = given if isinstance(given, Binding) else Binding(given)
     named = binding.let(**overrides) if overrides else binding
     if channel_shape is not None and named.declares("scaling_per_output"):
         shares = named.resolve("scaling_per_output", module=layer)
@@ -358,27 +383,8 @@ def hold_proxies(
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
     """
     slots = slots_of(type(layer)) if slots is None else slots
-    chosen = _by_slot(type(layer).__name__, slots, arguments)
-    by_slot = split_overrides(layer, slots, overrides)
-    proxies: list[Any] = []
-    for slot in slots:
-        own = by_slot[slot.name], rngs, stack, channel_shapes.get(slot.name)
-        offer = offered if slot is ACT or ACT not in slots else None
-        proxies.append(make_proxy(layer, slot, chosen[slot.name], *own, offer))
-    for slot, proxy in zip(slots, proxies, strict=True):
-        if proxy is not None:
-            # Not `vars`: a layer that was one of Flax's has its attributes registered already.
-            setattr(layer, slot.name, proxy)
-    for shared in chosen.values():
-        if isinstance(shared, QuantProxyFromInjector):
-            shared.add_tracked_module(layer)
-
-
-def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given for each slot, under its first name; other arguments are for no slot."""
-    chosen: dict[str, Any] = {}
-    for slot in slots:
-        chosen[slot.name] = None
+    kind, names = type(layer).__name__, [*map(attrgetter("name"), slots)]
+    quantizers: dict[str, Any] = {}
     for name, quantizer in arguments.items():
         if quantizer is None or not name.endswith("_quant"):
             continue
@@ -386,12 +392,24 @@ def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) ->
             name = "input_quant"
             if arguments.get(name) is not None:
                 raise TypeError(
-                    f"{layer}: act_quant and input_quant are two names of one argument; give one of them"
+                    f"{kind}: act_quant and input_quant are two names of one argument; give one of them"
                 )
-        if name not in chosen:
-            raise TypeError(f"{layer} has no {name}: it takes {', '.join(chosen)}")
-        chosen[name] = quantizer
-    return chosen
+        if name not in names:
+            raise TypeError(f"{kind} has no {name}: it takes {', '.join(names)}")
+        quantizers[name] = quantizer
+    by_argument = split_overrides(layer, slots, overrides) if overrides else {}
+    proxies: list[Any] = []
+    for slot in slots:
+        own = by_argument.get(slot.argument, {}), rngs, stack, channel_shapes.get(slot.name)
+        offer = offered if slot is ACT or ACT not in slots else None
+        proxies.append(make_proxy(layer, slot, quantizers.get(slot.name), *own, offer))
+    for name, proxy in zip(names, proxies, strict=True):
+        if proxy is not None:
+            # Not `vars`: a layer that was one of Flax's has its attributes registered already.
+            setattr(layer, name, proxy)
+    for shared in quantizers.values():
+        if isinstance(shared, QuantProxyFromInjector):
+            shared.add_tracked_module(layer)
 
 
 def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
@@ -405,24 +423,34 @@ def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
 
 
 def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:
-    held = proxy.binding.overrides.get(CHANNEL_SHAPE)
-    if None not in (held, channel_shape) and held != channel_shape:
+    shape = proxy.binding.overrides.get(CHANNEL_SHAPE)
+    if None not in (shape, channel_shape) and shape != channel_shape:
         raise ValueError(
-            f"{where}: the proxy has scales of shape {held}, one for each channel of the layer it was made for, and "
+            f"{where}: the proxy has scales of shape {shape}, one for each channel of the layer it was made for, and "
             f"here they would be {channel_shape}.\n  cure: an injector, for a quantizer of its own"
         )
 
 
-def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str, Any]) -> NoReturn:
+def _refuse_overrides(where: str, slot: Slot, quantizer: Any, overrides: Mapping[str, Any]) -> NoReturn:
     names = ", ".join(repr(slot.prefix + name) for name in overrides)
     why, cure = "there is no quantizer", f"give an injector: {slot.name}=..."
-    if given is not None:
+    if quantizer is not None:
         why = "the quantizer is shared with another layer as it is"
         cure = f"give an injector of its own, {slot.name}=..., or override where the proxy is first made"
     raise TypeError(f"{where}: {names} would have no effect: {why}.\n  cure: {cure}")
 
 
-def _shown(given: Any) -> str:
+def _shown(thing: Any) -> str:
     return (
-        f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
+        f"the class {thing.__name__}" if inspect.isclass(thing) else f"{type(thing).__name__} {thing!r:.80}"
     )
+
+
+def is_on(proxy: QuantProxyFromInjector | None) -> bool:
+    """Whether there is a quantizer that is not switched off."""
+    return proxy is not None and proxy.is_quant_enabled
+
+
+def through(proxy: Callable[[Any], Any] | None, x: Any) -> Any:
+    """`x` quantized, or unchanged without a quantizer."""
+    return x if proxy is None else proxy(x)

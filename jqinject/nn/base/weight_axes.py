@@ -3,21 +3,16 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.dot import contraction_output
-from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
+from jqinject.dot import FrozenParam, contraction_output
+from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.quant_layer import Out, QuantLayer
-from jqinject.nn.base.slots import (
-    BIAS,
-    INPUT,
-    WEIGHT,
-)
-from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.nn.base.slots import BIAS, INPUT, WEIGHT, is_on
 from jqinject.quant_tensor import QuantTensor, is_quantized
 
 
@@ -32,7 +27,12 @@ class ReassembledOnAssignment(QuantLayer[Out]):
         name = self.weight_name if name == "weight" else name
         before = vars(self).get(name)
         replaced = (
-            isinstance(before, nnx.Variable) and isinstance(value, nnx.Variable) and value is not before
+            isinstance(before, nnx.Variable)
+            and isinstance(value, nnx.Variable)
+            and value is not before
+            # Its quantizer made the low-bit numbers, or made them of the weight that comes back.
+            and not isinstance(before, FrozenParam)
+            and not isinstance(value, FrozenParam)
         )
         if replaced:
             self._check_known_to_quantizers()
@@ -57,29 +57,26 @@ class WeightAxes(ReassembledOnAssignment[Out]):
     """Abstract: a layer with a weight, frozen or not, that knows its channel axes and its summed axes.
 
     Attributes:
-        frozen: the low-bit numbers that take the place of the weight, once it is frozen.
+        master: the float weight, where low-bit numbers have its place and it was kept.
         weight_name: what NNX calls the weight.
         takes_batch_norm: whether a batch normalization that follows can be folded into weight and bias.
     """
 
     input_quant: Any = INPUT
-    frozen: FrozenWeight | None = None
+    master: nnx.Variable[Any] | None = None
     weight_name: ClassVar[str] = "kernel"
     takes_batch_norm: ClassVar[bool] = True
 
     @property
     def weight(self) -> nnx.Variable[Any]:
-        """The weight Variable; of a frozen layer a `WeightView`."""
-        return getattr(self, self.weight_name)
+        """The weight Variable, which the quantizer quantizes; a `FrozenParam` where the float one was not kept."""
+        return getattr(self, self.weight_name) if self.master is None else self.master
 
-    if not TYPE_CHECKING:  # it would hide misspelt attributes
-
-        def __getattr__(self, name: str) -> Any:
-            """A frozen layer's weight, dequantized when it is read."""
-            frozen = vars(self).get("frozen")
-            if name == self.weight_name and frozen is not None:
-                return frozen.view()
-            return object.__getattribute__(self, name)  # raises, with the cause of a property that failed
+    @property
+    def frozen(self) -> FrozenParam | None:
+        """The low-bit numbers in the weight's place; None where it is float."""
+        weight = vars(self).get(self.weight_name)
+        return weight if isinstance(weight, FrozenParam) else None
 
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:
@@ -96,7 +93,7 @@ class WeightAxes(ReassembledOnAssignment[Out]):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Of the weight, frozen or not."""
-        return tuple(self.weight.shape) if self.frozen is None else self.frozen.shape
+        return tuple(getattr(self, self.weight_name).shape)
 
     @property
     @abstractmethod
@@ -180,13 +177,8 @@ class WeightAxes(ReassembledOnAssignment[Out]):
         """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
         of_input = self.input_quant.has_zero_point if is_on(self.input_quant) else None
         if self.frozen is not None:
-            return of_input, self.frozen.zero_point is not None
+            return of_input, "zero_point" in self.frozen.form.names
         return of_input, self.weight_quant.has_zero_point if is_on(self.weight_quant) else None
-
-
-def is_on(proxy: Any) -> bool:
-    """Whether there is a quantizer that is not switched off."""
-    return proxy is not None and proxy.is_quant_enabled
 
 
 CONTRACTED = ("in_features", "kernel_shape")  # arguments whose axes are summed over

@@ -12,13 +12,21 @@ import numpy as np
 from flax import nnx
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot.tensors.contract import ChosenKernel, choose
-from jqinject.dot.tensors.decision import KINDS, describe
-from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
+from jqinject.dot import FrozenParam
+from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
+from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import GRAD, OUTPUT, check_input_for_weight, hold_proxies, input_format, see
-from jqinject.nn.base.weight_axes import WeightAxes, check_features, is_on
+from jqinject.nn.base.slots import (
+    GRAD,
+    OUTPUT,
+    check_input_for_weight,
+    hold_proxies,
+    input_format,
+    is_on,
+    see,
+)
+from jqinject.nn.base.weight_axes import WeightAxes, check_features
 from jqinject.proxy import LINKS, InputFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -79,7 +87,6 @@ class QuantWeightLayer(WeightAxes[Out]):
     return_quant_tensor: bool
     in_features: Any
     bias: Any
-    _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
     _flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
@@ -124,10 +131,7 @@ class QuantWeightLayer(WeightAxes[Out]):
         if self.returns_accumulator:
             needed = f"a quantized input and weight, or {needed},"
             cure = f"weight_quant=... and input_quant=..., or {cure}"
-        raise ValueError(
-            f"{type(self).__name__}(return_quant_tensor=True) needs {needed} to have a scale to return.\n"
-            f"  cure: give it {cure}"
-        )
+        raise self._no_scale_to_return(needed, cure)
 
     def input_format(self) -> InputFormat | None:
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
@@ -174,11 +178,12 @@ class QuantWeightLayer(WeightAxes[Out]):
         return weight[tuple(slice(None) if part is None else slice(*part) for part in subtensor_slice_list)]
 
     def _quantized_weight(self, quant_input: Any) -> Any:
-        if self.frozen is not None:
-            return self.frozen.quant_tensor()
+        held = getattr(self, self.weight_name)
+        if isinstance(held, FrozenParam):
+            return held.quant_tensor()
         if self not in LINKS:
             see(self)
-        weight, proxy = getattr(self, self.weight_name)[...], vars(self).get("weight_quant")
+        weight, proxy = held[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
         if not proxy.quant_metadata.requires_quant_input:
@@ -253,14 +258,16 @@ class QuantWeightLayer(WeightAxes[Out]):
             attributes.get, ("input_quant", "grad_quant", "output_quant")
         )
         x = inputs if input_quant is None else input_quant(inputs)
-        frozen = self.frozen
-        weight: Any = self._quantized_weight(x) if frozen is None else None
+        weight: Any = attributes[self.weight_name]
+        stored = isinstance(weight, FrozenParam)
+        weight = weight if stored else self._quantized_weight(x)
         bias = self.bias
         if bias is not None:
-            bias = bias[...] if attributes.get("bias_quant") is None else self._quantized_bias(x, weight)
+            by_weight = attributes.get("bias_quant") is not None
+            bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
         quantized = isinstance(weight, QuantTensor)
         # A shortcut past the table, whose rows for payloads need one that is kept.
-        floats = frozen is None and not (
+        floats = not stored and not (
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
         choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
@@ -268,18 +275,18 @@ class QuantWeightLayer(WeightAxes[Out]):
         if choice is not None and choice.kernel != "floats":
             by = grad_quant if choice.kernel == "float8" else None
             contraction = self.contraction_class(choice, None if by is None else by.q_dtype)
-        if frozen is not None and (contraction is None or self.return_quant_tensor):
-            weight = frozen.quant_tensor()
         parameters = {} if contraction is None else self._injected(contraction)
+        if stored and contraction is not None:
+            # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
+            parameters[self.weight_name] = unallocated(weight.shape, weight.dtype)
+            parameters["promote_dtype"] = partial(promoted, attributes["promote_dtype"])
+        if stored and (contraction is None or self.return_quant_tensor):
+            weight = self._quantized_weight(x)
         # Where 8-bit floats are contracted, the arrays only receive the gradients.
         float8 = contraction is not None and contraction.choice.kernel == "float8"
         array_of = _CARRIER if float8 and not self.reads_input else _VALUE
-        if contraction is not None and frozen is not None:
-            # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
-            parameters[self.weight_name] = _unallocated(frozen.shape, frozen.dtype)
-            parameters["promote_dtype"] = partial(_promoted, attributes["promote_dtype"])
-        else:
-            parameters[self.weight_name] = array_of(weight) if quantized or frozen is not None else weight
+        if self.weight_name not in parameters:
+            parameters[self.weight_name] = array_of(weight) if isinstance(weight, QuantTensor) else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
         array = array_of(x) if isinstance(x, QuantTensor) else x
         y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
@@ -306,14 +313,14 @@ class QuantWeightLayer(WeightAxes[Out]):
         if not self._contracts_as_flax():
             self._check_function(asked)
             return None
-        proxy, frozen = vars(self).get("weight_quant"), self.frozen
-        operand = weight if frozen is None else frozen
-        if frozen is None and proxy is not None and not proxy.quant_metadata.whole_zero_points:
+        proxy, stored = vars(self).get("weight_quant"), isinstance(weight, FrozenParam)
+        operand = weight
+        if not stored and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
         placed = self._placed(np.shape(x))
         choice = choose(x, operand, None if placed is None else placed.dims, asked, rounded=False)
         if asked not in ("auto", choice.numbers):
-            weight = weight if frozen is None else frozen.quant_tensor()
+            weight = weight.quant_tensor() if stored else weight
             raise ValueError(
                 f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
@@ -338,18 +345,18 @@ class QuantWeightLayer(WeightAxes[Out]):
         return vars(self).get(self.contraction_name, self._flax_contraction) is self._flax_contraction
 
 
-def _unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Zeros in the memory of one number."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
+def promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
     """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
     inputs, kernel, bias = arrays
     if not isinstance(kernel, np.ndarray):  # traced
         return promote_dtype(arrays, **options)
     inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
-    return inputs, _unallocated(kernel.shape, small.dtype), bias
+    return inputs, unallocated(kernel.shape, small.dtype), bias
 
 
 def _described(operand: Any) -> str:

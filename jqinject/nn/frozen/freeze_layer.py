@@ -1,6 +1,5 @@
-"""Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
+"""Freezing one weight: a `FrozenParam` takes its place, in a layer and in a model that contracts it by itself."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,14 +7,13 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.nn.frozen.in_slices import in_slices, slices_of
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
-from jqinject.proxy import beside_weights, build_stacked, stack_of
+from jqinject.proxy import beside_weights, map_stack, stack_of
 from jqinject.quant_tensor import is_concrete, is_grouped, on_integers
 
 SLICED_FROM = 2**20  # bytes
@@ -27,117 +25,58 @@ def freezes(layer: QuantWeightLayer) -> bool:
     return layer.frozen is None and quantized
 
 
-def numbers_of(layer: QuantWeightLayer, sliced_from: int = SLICED_FROM) -> Any:
-    """The low-bit numbers of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
+def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
+    """The low-bit numbers of a layer or a site, to be handed to `frozen_param`; None of a stack of layers.
 
     Dispatch is asynchronous: request one layer ahead to hide latency. For `sliced_from` see `jqinject.freeze`.
     """
     return None if stack_of((layer,)) else _numbers(layer, sliced_from)
 
 
-def freeze_layer(
-    layer: QuantWeightLayer, *, keep_master: bool = False, numbers: Any = None, sliced_from: int = SLICED_FROM
-) -> bool:
-    """Replace the weight, its quantizer and that of the gradient by the weight's low-bit numbers.
+def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenParam:
+    """The low-bit numbers of a layer or a site whose weight is quantized.
 
     Args:
-        layer: a layer, or a stack of layers.
-        keep_master: keep those too, so that `unfreeze_layer` can bring them back.
-        numbers: what `numbers_of` returned for the layer.
-        sliced_from: see `jqinject.freeze`.
-
-    Returns:
-        Whether there was a quantized weight to freeze.
-    """
-    if not freezes(layer):
-        return False
-    layer.frozen = frozen_weight(layer, numbers, sliced_from)
-    if not keep_master:
-        drop_master(layer)
-    return True
-
-
-def drop_master(layer: QuantWeightLayer) -> None:
-    """Take away what a frozen layer no longer reads: the weight, its quantizer and that of the gradient."""
-    for name in (layer.weight_name, "weight_quant", "grad_quant"):
-        if vars(layer).get(name) is not None:
-            delattr(layer, name)
-
-
-def frozen_weight(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenWeight:
-    """The low-bit numbers of a layer that `freezes`.
-
-    Args:
-        layer: a layer, or a stack of layers.
+        layer: a layer, or a stack of layers; or a site.
         numbers: what `numbers_of` returned for it.
         sliced_from: see `jqinject.freeze`.
     """
     stack = stack_of((layer,))
-    if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
-        layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
-    cut = _cut(layer, stack)
     if stack:
+        if layer.weight_quant.requires_quant_input and layer.input_quant is None:
+            layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
+        cut = _cut(layer, stack)
         slices = slices_of(layer.weight[...], sliced_from)
-        return build_stacked(
+        frozen = map_stack(
             lambda layers, _: _eager_numbers(layers[0], cut),
             beside_weights((layer,)),
             stack,
             one_by_one=slices > 1,
         )
-    return _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
+    else:
+        frozen = _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
+    return FrozenParam.holding(frozen.numbers, frozen.form, layer.weight.get_metadata())
 
 
-def unfreeze_layer(layer: QuantWeightLayer) -> bool:
-    """Take the weight itself again.
-
-    Returns:
-        Whether the layer was frozen.
-
-    Raises:
-        ValueError: the weight was not kept.
-    """
-    check_unfreezes(layer)
-    if layer.frozen is None:
-        return False
-    del layer.frozen
-    return True
-
-
-def check_unfreezes(layer: QuantWeightLayer) -> None:
-    """Raise if `unfreeze_layer` would.
-
-    Raises:
-        ValueError: the weight was not kept.
-    """
-    if layer.frozen is not None and vars(layer).get(layer.weight_name) is None:
-        raise ValueError(
-            f"{type(layer).__name__}: the float weight is gone.\n  cure: freeze(model, keep_masters=True), or load a "
-            "float checkpoint into a model that was not frozen"
-        )
-
-
-def _numbers(layer: QuantWeightLayer, sliced_from: int) -> tuple[Any, Any]:
+def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
-    metadata = tuple(sorted(layer.weight.get_metadata().items()))
     weight, summed, axes = layer.weight[...], layer.summed_axes, layer.axes_of_sums()
-    static = (graphdef, summed, metadata, axes, _cut(layer, ()), slices_of(weight, sliced_from))
-    found, valid = compiled_numbers(state, weight, _known_input(layer), *static)
-    return nnx.merge(*found) if isinstance(found, tuple) else found, valid
+    static = (graphdef, summed, axes, _cut(layer, ()), slices_of(weight, sliced_from))
+    return compiled_numbers(state, weight, _known_input(layer), *static)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
 def compiled_numbers(
     state: Any,
     weight: jax.Array,
     known_input: Any,
     graphdef: Any,
     summed: tuple[int, ...],
-    metadata: tuple[tuple[str, Any], ...],
     axes_of_sums: tuple[int, ...] | None,
     cut: Cut | None,
     slices: int,
 ) -> tuple[Any, Any]:
-    """What is stored, and whether it is what the quantizer made; compiled once for all layers that are alike.
+    """The `FrozenParam`, and whether it is what the quantizer made; compiled once for all layers that are alike.
 
     No other arrays have the weight's size, and large weights are frozen in slices, as what is computed on the way may
     have it. With a learned bit width, which decides on their dtype, the quantized weight is returned.
@@ -151,8 +90,8 @@ def compiled_numbers(
         is_integer = on_integers(integers)
         if is_integer and not is_concrete(integers.bit_width):
             return quantized, True
-        frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums, cut)
-        return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
+        valid = integers.is_valid if is_integer else True
+        return _frozen(proxy, quantized, summed, axes_of_sums, cut), valid
 
     proxy = nnx.merge(graphdef, state)
     sliced = None
@@ -161,14 +100,14 @@ def compiled_numbers(
     return make(proxy, weight) if sliced is None else sliced
 
 
-def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
+def _checked(layer: Any, numbers: tuple[Any, Any]) -> FrozenParam:
     """The numbers; numbers that are not the quantizer's own raise its error."""
     found, valid = numbers
-    usable = isinstance(found, FrozenWeight) and (not is_concrete(valid) or bool(valid))
+    usable = isinstance(found, FrozenParam) and (not is_concrete(valid) or bool(valid))
     return found if usable else _eager_numbers(layer, _cut(layer, ()))
 
 
-def _cut(layer: QuantWeightLayer, stack: tuple[int, ...]) -> Cut | None:
+def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
     """The groups of a layer's weight if they cross its shards; else None."""
     metadata, weight = layer.weight_quant.quant_metadata, layer.weight.get_value()
     size, dim = metadata.group_size, metadata.group_dim
@@ -180,10 +119,10 @@ def _cut(layer: QuantWeightLayer, stack: tuple[int, ...]) -> Cut | None:
     return None if found is None else replace(found, axis=axis)
 
 
-def _eager_numbers(layer: QuantWeightLayer, cut: Cut | None) -> FrozenWeight:
-    proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
+def _eager_numbers(layer: Any, cut: Cut | None) -> FrozenParam:
+    proxy = layer.weight_quant
     quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
-    return _frozen(proxy, quantized, layer.summed_axes, metadata, layer.axes_of_sums(), cut)
+    return _frozen(proxy, quantized, layer.summed_axes, layer.axes_of_sums(), cut)
 
 
 def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
@@ -194,16 +133,14 @@ def _frozen(
     proxy: Any,
     quantized: Any,
     summed: tuple[int, ...],
-    metadata: Mapping[str, Any],
     axes_of_sums: tuple[int, ...] | None,
     cut: Cut | None,
-) -> FrozenWeight:
+) -> FrozenParam:
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    numbers, form = frozen_numbers(quantized, summed, proxy.has_zero_point, axes_of_sums, forms, cut)
-    return FrozenWeight(numbers, form, metadata)
+    return FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes_of_sums, forms, cut)
 
 
-def _known_input(layer: QuantWeightLayer) -> Any:
+def _known_input(layer: Any) -> Any:
     """The format of the input if the weight is quantized for it, else None."""
     if not layer.weight_quant.requires_quant_input:
         return None

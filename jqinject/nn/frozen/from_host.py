@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core import AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero
 from jqinject.core._protocols import groups_of
+from jqinject.dot import FrozenParam
 from jqinject.nn.frozen.freeze_layer import compiled_numbers
 from jqinject.nn.frozen.in_slices import FEWEST, MOST, cutting_of, is_sliceable, put
 from jqinject.proxy import Committed, stack_of
@@ -41,8 +42,7 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():
         return None
-    metadata = tuple(sorted(layer.weight.get_metadata().items()))
-    static = (layer.summed_axes, metadata, layer.axes_of_sums(), None, 1)
+    static = (layer.summed_axes, layer.axes_of_sums(), None, 1)
 
     def numbers(scales: Any, part: Any) -> Any:
         graphdef, state = nnx.split(scales, graph=True)
@@ -50,15 +50,15 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
 
     dtype = layer.weight.dtype
     proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, dtype)).record
-    (graphdef, state), _ = jax.eval_shape(partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
-    state, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state), True
+    frozen, _ = jax.eval_shape(partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
+    whole, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), frozen.numbers), True
     for i in range(cutting.number):
         own = nnx.clone(proxy)
         cutting.cut_record(own, i)
         part = jnp.asarray(cutting.of_host(array, i), dtype)
-        (_, found), fits = numbers(own, part)
-        state, valid = jax.block_until_ready((_put_all(i, state, found), valid & fits))
-    return nnx.merge(graphdef, state), valid
+        found, fits = numbers(own, part)
+        whole, valid = jax.block_until_ready((_put_all(i, whole, found.numbers), valid & fits))
+    return FrozenParam.holding(whole, frozen.form), valid
 
 
 def _private_copy(layer: Any) -> Any:

@@ -16,6 +16,7 @@ from jqinject.core import CodebookQuant, FloatQuant, RescalingIntQuant
 from jqinject.core._protocols import grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
+from jqinject.dot import FrozenParam
 from jqinject.proxy import Committed
 from jqinject.quant_tensor import is_concrete
 
@@ -46,7 +47,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
     The scale is measured first, of the whole weight; then the slices are quantized by it.
 
     Args:
-        make: returns a graphdef and a state, and whether they are valid; it works under `jax.jit`.
+        make: returns a `FrozenParam`, and whether it is valid; it works under `jax.jit`.
         proxy: the weight's quantizer, a private copy, which is changed.
         weight: the weight.
         number: of slices, at most.
@@ -59,10 +60,9 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
     cutting = cutting_of(weight.shape, record[...]["scale"].shape, groups_of(quantizer), kept, number)
     if cutting is None:
         return None
-    found, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
-    if not isinstance(found, tuple):
+    frozen, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
+    if not isinstance(frozen, FrozenParam):
         return None
-    state = found[1]
     proxy._hold(Committed(_of_any_shape(quantizer), record))
     graphdef, held = nnx.split(proxy, graph=True)
 
@@ -70,18 +70,17 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
         copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, held))
         cutting.cut_record(copy, i)
         made, valid = make(copy, cutting.of_weight(weight, i))
-        return {name: _as_bits(made[1][name].get_value()) for name in CUT if name in made[1]}, valid
+        return {name: _as_bits(made.numbers[name]) for name in CUT if name in made.numbers}, valid
 
     def step(i: Any, made: Any) -> Any:
         found, valid = part(i)
         return jax.tree.map(partial(put, i), made[0], found), made[1] & valid
 
-    whole = {name: state[name].get_value() for name in CUT if name in state}
+    whole = {name: frozen.numbers[name] for name in CUT if name in frozen.numbers}
     empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in whole.items()}
     cut, valid = jax.lax.fori_loop(0, cutting.number, step, (empty, jnp.bool_(True)))
-    for name, bits in cut.items():
-        state[name].set_value(jax.lax.bitcast_convert_type(bits, whole[name].dtype))
-    return (found[0], state), valid
+    cut = {name: jax.lax.bitcast_convert_type(bits, whole[name].dtype) for name, bits in cut.items()}
+    return FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
 
 
 def is_sliceable(quantizer: Any) -> bool:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 from flax import nnx
 
-from jqinject.nn.base.override_keywords import QuantLSTMOverrides, QuantRNNOverrides
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.recurrent._cell import relu, tanh
-from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
-from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
-from jqinject.nn.recurrent.other_cells import QuantSimpleCell
+from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.recurrent.recurrent_cells import QuantLSTMCell, QuantSimpleCell
+from jqinject.nn.recurrent.recurrent_stack import QuantRecurrentStack
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 
-# Which layer of the forward cell a layer of the backward cell takes. The input gate takes the kernel of the forget gate
-# and the other way round, as in Brevitas, whose models would give other numbers else.
-CROSSED = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
-NONLINEARITIES = {"tanh": tanh, "relu": relu}
+NONLINEARITIES = {"tanh": nnx.tanh, "relu": nnx.relu}
 
 
 @final
@@ -79,20 +73,20 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     """
 
     cell_class = QuantLSTMCell
+    state_quantizers = ("io_quant", "cell_state_quant")
+    # The input gate takes the kernel of the forget gate and the other way round, as in Brevitas, whose models would
+    # give other numbers else.
+    crossed = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
 
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantLSTM[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLSTM[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantLSTM[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLSTM[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantLSTM[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantLSTM[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -118,56 +112,15 @@ class QuantLSTM(QuantRecurrentStack[Out]):
         shared_cell_state_quant: bool = True,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantLSTMOverrides],
+        **more: Unpack[QuantLSTMKeywords],
     ) -> None:
         if cat_output_cell_states and cell_state_quant is not None and not shared_cell_state_quant:
             raise ValueError(
                 "QuantLSTM: cell states that are quantized each by a quantizer of its own cannot be one array.\n"
                 "  cure: cat_output_cell_states=False, or shared_cell_state_quant=True"
             )
-        if return_quant_tensor and (io_quant is None or cell_state_quant is None):
-            missing = "io_quant" if io_quant is None else "cell_state_quant"
-            raise ValueError(
-                f"QuantLSTM(return_quant_tensor=True) needs {missing} to have a scale to return.\n"
-                f"  cure: give it {missing}=..."
-            )
-        self.batch_first = batch_first
         self.cat_output_cell_states = cat_output_cell_states
-        self.return_quant_tensor = return_quant_tensor
-        quantizers = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant if bias else None,
-            "io_quant": io_quant,
-            "gate_acc_quant": gate_acc_quant,
-            "sigmoid_quant": sigmoid_quant,
-            "tanh_quant": tanh_quant,
-            "cell_state_quant": cell_state_quant,
-        }
-        options = {
-            "use_bias": bias,
-            "coupled_input_forget_gates": coupled_input_forget_gates,
-            "shared_intra_layer_weight_quant": shared_intra_layer_weight_quant,
-            "shared_intra_layer_gate_acc_quant": shared_intra_layer_gate_acc_quant,
-            "rngs": rngs,
-        }
-        self._build(
-            input_size,
-            hidden_size,
-            num_layers,
-            bidirectional,
-            quantizers,
-            ("io_quant", "cell_state_quant") if shared_cell_state_quant else ("io_quant",),
-            shared_input_hidden_weights,
-            {**options, **more},
-        )
-
-    def _cell(self, features: int, hidden_size: int, arguments: Mapping[str, Any]) -> QuantLSTMCell:
-        return QuantLSTMCell(features, hidden_size, **arguments)
-
-    def _input_layers(self, forward: QuantLSTMCell) -> Mapping[str, Any]:
-        # With coupled gates there is nothing to cross, and each direction has an input gate of its own.
-        held = vars(forward)
-        return {name: held[other] for name, other in CROSSED.items() if other in held and name in held}
+        self._build(locals(), more)
 
     def __call__(self, inputs: Any, hx: Any = None, cx: Any = None) -> tuple[Out, tuple[Out, Any]]:
         """Run over sequences.
@@ -185,13 +138,10 @@ class QuantLSTM(QuantRecurrentStack[Out]):
         Raises:
             ValueError: a wrong shape; a bias takes its scale from an input that is not quantized.
         """
-        out, hidden, cells = self._run(inputs, self.batch_first, (hx, cx))
-        wanted = self.return_quant_tensor
-        if self.cat_output_cell_states:
-            memory: Any = returned(self._joined(cells), wanted)
-        else:
-            memory = tuple(returned(cell, wanted) for cell in cells)
-        return returned(out, wanted), (returned(self._joined(hidden), wanted), memory)
+        out, hidden, cells = self._run(inputs, (hx, cx))
+        joins = self.cat_output_cell_states
+        memory = self._returned(cells) if joins else tuple(self._returned(cell) for cell in cells)
+        return self._returned(out), (self._returned(hidden), memory)
 
 
 @final
@@ -241,20 +191,18 @@ class QuantRNN(QuantRecurrentStack[Out]):
     """
 
     cell_class = QuantSimpleCell
+    state_quantizers = ("io_quant",)
+    crossed = {"dense_i": "dense_i"}
 
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantRNN[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantRNN[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantRNN[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantRNN[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantRNN[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantRNN[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -273,48 +221,14 @@ class QuantRNN(QuantRecurrentStack[Out]):
         shared_input_hidden_weights: bool = False,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantRNNOverrides],
+        **more: Unpack[QuantRNNKeywords],
     ) -> None:
         if nonlinearity not in NONLINEARITIES:
             known = " or ".join(map(repr, NONLINEARITIES))
             raise ValueError(f"QuantRNN: nonlinearity has to be {known}, got {nonlinearity!r}")
-        if return_quant_tensor and io_quant is None:
-            raise ValueError(
-                "QuantRNN(return_quant_tensor=True) needs io_quant to have a scale to return.\n"
-                "  cure: give it io_quant=..."
-            )
-        self.batch_first = batch_first
-        self.return_quant_tensor = return_quant_tensor
-        quantizers = {
-            "weight_quant": weight_quant,
-            "bias_quant": bias_quant if bias else None,
-            "io_quant": io_quant,
-            "gate_acc_quant": gate_acc_quant,
-        }
+        own = {"bias_of_hidden": bias, "activation_fn": NONLINEARITIES[nonlinearity], "dtype": None}
         overrides = {key.replace("gate_acc_quant_", "gate_acc_", 1): value for key, value in more.items()}
-        options = {
-            "use_bias": bias,
-            "bias_of_hidden": bias,
-            "activation_fn": NONLINEARITIES[nonlinearity],
-            "dtype": None,
-            "rngs": rngs,
-        }
-        self._build(
-            input_size,
-            hidden_size,
-            num_layers,
-            bidirectional,
-            quantizers,
-            ("io_quant",),
-            shared_input_hidden_weights,
-            {**options, **overrides},
-        )
-
-    def _cell(self, features: int, hidden_size: int, arguments: Mapping[str, Any]) -> QuantSimpleCell:
-        return QuantSimpleCell(features, hidden_size, **arguments)
-
-    def _input_layers(self, forward: QuantSimpleCell) -> Mapping[str, Any]:
-        return {"dense_i": forward.dense_i}
+        self._build(locals(), {**own, **overrides})
 
     def __call__(self, inputs: Any, hx: jax.Array | None = None) -> tuple[Out, Out]:
         """Run over sequences.
@@ -330,6 +244,5 @@ class QuantRNN(QuantRecurrentStack[Out]):
         Raises:
             ValueError: a wrong shape; a bias takes its scale from an input that is not quantized.
         """
-        out, hidden, _ = self._run(inputs, self.batch_first, (hx,))
-        wanted = self.return_quant_tensor
-        return returned(out, wanted), returned(self._joined(hidden), wanted)
+        out, hidden, _ = self._run(inputs, (hx,))
+        return self._returned(out), self._returned(hidden)

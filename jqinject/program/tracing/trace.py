@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.state import RecordPart, flat_parts
-from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
+from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.jaxpr import Body
 from jqinject.program.linen_parameters import dequantized_for_linen
 from jqinject.program.tracing.call import Call, SplitCall
@@ -102,14 +102,9 @@ def trace(
         )
         raise
     variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
-    stored = {
-        (0, *path): ((0, *path[:-1], node_at(model, path[:-1]).weight_name), node.form)
-        for path, node in nnx.iter_modules(model, graph=True)
-        if isinstance(node, StoredWeight) and path
-    }
     places = call.places(model)
     modules = [(), *places[len(call.arrays) :]]
-    inputs = [_state_input(path, leaf, variables, stored, modules) for path, leaf in flat]
+    inputs = [_state_input(path, leaf, variables, modules) for path, leaf in flat]
     inputs += [
         Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
         for array, place in zip(call.arrays, places, strict=False)
@@ -136,7 +131,6 @@ def _state_input(
     path: tuple[Any, ...],
     leaf: Any,
     variables: dict[Path, Any],
-    stored: dict[Path, tuple[Path, Any]],
     modules: list[tuple[str, ...]],
 ) -> Tracked:
     keys = _keys(path)
@@ -147,9 +141,6 @@ def _state_input(
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
-    if holder[:-1] in stored:
-        weight_path, form = stored[holder[:-1]]
-        return Tracked(leaf, Origin.WEIGHT, weight_path=weight_path[1:], form=form)
     if not holder or not hasattr(leaf, "shape"):
         return Tracked(leaf, state=state)
     name = dotted((*modules[keys[0]], *holder[1:]))

@@ -11,8 +11,8 @@ import numpy as np
 from jqinject.dot import FrozenParam, ragged_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.tensors.contract import check_choice, choose, contract_as, keep_integers
-from jqinject.dot.tensors.decision import ContractionKind
+from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose, keep_integers
+from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Tracked, dtype_of
 from jqinject.program.weights.equation_arguments import arguments_of

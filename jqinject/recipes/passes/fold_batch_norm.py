@@ -12,8 +12,9 @@ from flax import nnx
 
 from jqinject.model.walk import modules_by_path
 from jqinject.nn import QuantBatchNorm
-from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, MergedBatchNorm, check_merges, merge_bn
+from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, check_merges, merge_bn
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.norms import MergedBatchNorm
 from jqinject.ops.processes import on_host
 from jqinject.program import Around, Call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector

@@ -18,6 +18,7 @@ from jqinject.core import CodebookQuant
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.inject import Binding
 from jqinject.ops import NF4
+from jqinject.quant import aqt
 from jqinject.quant_tensor import IntQuantTensor
 from tests.golden._config import Settings, meaning, reading
 from tests.golden.adapters.aqt_stochastic import drawn_noise
@@ -261,7 +262,7 @@ def operand_of(given: Settings, side: str, clipping: bool) -> Any:
     return None if bits is None else QWIX.let(bits=bits, calibration_axes=_axes_of(whole), **settings)
 
 
-QWIX = d.OperandInjector.let(narrow_range=False)  # -2^(bits-1) is one of Qwix's integers
+QWIX = aqt.OperandInjector.let(narrow_range=False)  # -2^(bits-1) is one of Qwix's integers
 
 
 def _axes_of(whole: bool) -> str:
@@ -340,7 +341,10 @@ def _allowed(given: dict[str, Any], inputs: Arrays, injector: Any, numbers: Any)
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
     whole = lhs.shape, rhs.shape
     dims = Dimensions.of(lhs.ndim, rhs.ndim, numbers)
-    sums = {"dlhs": dims.gradient_of_lhs()[0].lhs_contract, "drhs": dims.gradient_of_rhs()[0].lhs_contract}
+    sums = {
+        "dlhs": tuple(dims.rhs_places[axis] for axis in dims.rhs_free),
+        "drhs": tuple(dims.lhs_places[axis] for axis in dims.lhs_free),
+    }
     if "tile_size" in given:  # the tiles' ties, found in operands that are laid out in tiles
         parts = lhs.shape[-1] // given["tile_size"]
         tiled = lhs.reshape(*lhs.shape[:-1], parts, -1), rhs.reshape(parts, -1, rhs.shape[-1])

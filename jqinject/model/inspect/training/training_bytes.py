@@ -22,7 +22,7 @@ from jqinject.model.inspect.training.residuals import Residual, by_site, size_of
 from jqinject.model.running.switching import quantized_layers, switchable
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantCheckpoint
-from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.optim import LowBitMoment
 from jqinject.program import Call, OpQuantizers, mark_modules, name_in_scope
@@ -236,8 +236,7 @@ class _Steps:
         copy = nnx.clone(model, graph=True)
         copy.train()
         layers = quantized_layers(copy)
-        frozen = any(isinstance(one, QuantWeightLayer) and one.frozen is not None for one in layers.values())
-        self.have_floats = not (frozen or ModelIndex(copy).frozen_parameters)
+        self.have_floats = not ModelIndex(copy).frozen_parameters
         switches = {path: switchable(path, one) for path, one in layers.items()}
         leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
         self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.nnx.nn.linear import default_bias_init, default_kernel_init
-from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike, PromoteDtypeFn
 from jax.sharding import auto_axes
 
-from jqinject.nn.base.override_keywords import QuantConvTransposeOverrides
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import flax_arguments
+from jqinject.dot import FrozenParam
+from jqinject.nn.base.keywords import QuantConvTransposeKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView
-from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.nn.conv.replaced_convolution import with_convolution
+from jqinject.nn.conv import QuantConvLayer
 from jqinject.ops.sharding import asked, with_sharding
+from jqinject.program.jaxpr import Body, Equation
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
@@ -56,7 +52,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         padding, kernel_dilation, use_bias, mask, dtype, param_dtype, precision, kernel_init, bias_init,
             transpose_kernel, promote_dtype, preferred_element_type, kernel_metadata, bias_metadata: as for
             `nnx.ConvTranspose`.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -72,7 +68,6 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     """
 
     contraction_name = "conv_general_dilated"
-    _flax_forward = staticmethod(nnx.ConvTranspose.__call__)
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
@@ -83,16 +78,12 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantConvTranspose[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConvTranspose[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantConvTranspose[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConvTranspose[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantConvTranspose[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantConvTranspose[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -101,20 +92,6 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         kernel_size: int | Sequence[int],
         strides: int | Sequence[int] | None = None,
         *,
-        padding: PaddingLike = "SAME",
-        kernel_dilation: int | Sequence[int] | None = None,
-        use_bias: bool = True,
-        mask: jax.Array | None = None,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        precision: PrecisionLike | None = None,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
-        transpose_kernel: bool = False,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        preferred_element_type: Dtype | None = None,
-        kernel_metadata: Mapping[str, Any] = {},
-        bias_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         bias_quant: QuantizerLike = None,
@@ -124,14 +101,10 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        **overrides: Unpack[QuantConvTransposeOverrides],
+        **more: Unpack[QuantConvTransposeKeywords],
     ) -> None:
-        nnx.ConvTranspose.__init__(self, **flax_arguments(nnx.ConvTranspose, locals()))
+        overrides = self._init_flax(locals(), more)
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of input and output."""
-        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
     @property
     def output_channel_dim(self) -> int:
@@ -158,34 +131,83 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
 
     def _choice(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        array, frozen = as_array(x), self.frozen
-        explicit = asked(True, array, as_array(weight) if frozen is None else frozen.numbers["scale"])
+        array = as_array(x)
+        explicit = asked(
+            True, array, weight.numbers["scale"] if isinstance(weight, FrozenParam) else as_array(weight)
+        )
         return super()._choice(array if explicit else x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        convolve = vars(parameter_view).get(self.contraction_name)
-        if convolve is not None:
-
-            def plain(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
-                view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
-                return self._flax_forward(view, inputs)
-
-            arrays = inputs, parameter_view.kernel[...], parameter_view.bias
-            y = with_convolution(convolve, plain, *parameter_view.promote_dtype(arrays, dtype=self.dtype))
-            return with_sharding(y, out_sharding)
-        if asked(out_sharding, inputs, parameter_view.kernel) is None:
-            return with_sharding(self._flax_forward(parameter_view, inputs), out_sharding)
-
-        def forward(inputs: jax.Array, parameters: dict[str, Any]) -> jax.Array:
-            view: Any = ParameterView(parameter_view, parameters)
+        def forward(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
+            view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
             return self._flax_forward(view, inputs)
 
-        # Flax hands no sharding to its convolution: it is run with automatic axes.
-        parameters = {"kernel": parameter_view.kernel[...], "bias": parameter_view.bias}
-        run: Any = auto_axes(forward, out_sharding=out_sharding)
-        return run(inputs, parameters)
+        arrays = inputs, parameter_view.kernel[...], parameter_view.bias
+        convolve = vars(parameter_view).get(self.contraction_name)
+        if convolve is not None:
+            y = with_convolution(convolve, forward, *parameter_view.promote_dtype(arrays, dtype=self.dtype))
+        elif asked(out_sharding, inputs, parameter_view.kernel) is None:
+            y = forward(*arrays)
+        else:
+            # Flax hands no sharding to its convolution: it is run with automatic axes.
+            run: Any = auto_axes(forward, out_sharding=out_sharding)
+            return run(*arrays)
+        return with_sharding(y, out_sharding)
 
 
-def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+def _each(sizes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """One number for each axis of the window."""
-    return (given or 1,) * rank if isinstance(given, int | None) else tuple(given)
+    return (sizes or 1,) * rank if isinstance(sizes, int | None) else tuple(sizes)
+
+
+ARGUMENTS = (
+    "window_strides",
+    "padding",
+    "lhs_dilation",
+    "rhs_dilation",
+    "dimension_numbers",
+    "feature_group_count",
+    "batch_group_count",
+    "preferred_element_type",
+)
+
+
+def with_convolution(
+    convolve: Callable[..., jax.Array], forward: Callable[..., jax.Array], *arrays: Any
+) -> jax.Array:
+    """`forward(*arrays)`, convolving by `convolve`.
+
+    Args:
+        convolve: called as `lax.conv_general_dilated`.
+        forward: a function of arrays that convolves, itself or in functions that it calls.
+        arrays: its arguments; None stays None.
+
+    Raises:
+        ValueError: it does not convolve, or where no other function can take its place.
+    """
+    body = Body.of(jax.make_jaxpr(forward)(*arrays))
+    if not _convolves(body):
+        raise ValueError(
+            "a convolution in low bits was to take the place of the layer's own, and none is in the open or in a "
+            "jax.jit function.\n  cure: a forward that calls jax.lax.conv_general_dilated or conv_transpose"
+        )
+    (out,) = _evaluated(body, jax.tree.leaves(arrays), convolve)
+    return out
+
+
+def _evaluated(body: Body, inputs: Sequence[Any], convolve: Callable[..., jax.Array]) -> list[Any]:
+    def step(eqn: Equation, values: list[Any]) -> list[Any]:
+        if eqn.name == "conv_general_dilated":
+            return [convolve(*values, **{name: eqn.params[name] for name in ARGUMENTS})]
+        if eqn.name == "jit" and _convolves(eqn.bodies[0]):
+            return _evaluated(eqn.bodies[0], values, convolve)
+        return eqn.bind(values)
+
+    return body.run(inputs, step, lambda value: value)
+
+
+def _convolves(body: Body) -> bool:
+    return any(
+        eqn.name == "conv_general_dilated" or (eqn.name == "jit" and _convolves(eqn.bodies[0]))
+        for eqn in body.equations
+    )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.nnx.nn.linear import default_embed_init
-from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.override_keywords import QuantEmbedOverrides
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import flax_arguments
+from jqinject.nn.base.keywords import QuantEmbedKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -51,7 +46,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
         dtype, param_dtype, embedding_init, promote_dtype, embedding_metadata: as for `nnx.Embed`.
-        overrides: `weight_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -72,7 +67,6 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     bias = None
     weight_name = "embedding"
     takes_batch_norm = False
-    _flax_forward = staticmethod(nnx.Embed.__call__)
     _flax_attend = staticmethod(nnx.Embed.attend)
     contraction_needs = {
         "int": "a contraction of integers, which a lookup is not",
@@ -82,35 +76,26 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantEmbed[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEmbed[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantEmbed[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEmbed[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEmbed[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantEmbed[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
         num_embeddings: int,
         features: int,
         *,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        embedding_init: Initializer = default_embed_init,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        embedding_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
-        **overrides: Unpack[QuantEmbedOverrides],
+        **more: Unpack[QuantEmbedKeywords],
     ) -> None:
-        nnx.Embed.__init__(self, **flax_arguments(nnx.Embed, locals()))
+        overrides = self._init_flax(locals(), more)
         arguments = {"weight_quant": weight_quant, "output_quant": output_quant, "grad_quant": grad_quant}
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
@@ -163,9 +148,9 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
                 "  cure: give the layer weight_quant=..."
             )
 
-        def looked_up(found: jax.Array) -> jax.Array:
-            by_row = found.ndim == 2 and found.shape[0] > 1
-            return jnp.take(found, x, axis=0) if by_row else found
+        def looked_up(metadata: jax.Array) -> jax.Array:
+            by_row = metadata.ndim == 2 and metadata.shape[0] > 1
+            return jnp.take(metadata, x, axis=0) if by_row else metadata
 
         moved = {"value": y, "scale": looked_up(weight.scale)}
         if on_integers(weight):
@@ -176,7 +161,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
 def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> GroupwiseQuantTensor:
     """The rows of a table with a scale for each group of columns."""
     grouped = table.grouped
-    found = {"value": table.groups.split(y), "scale": jnp.take(grouped.scale, x, axis=0)}
+    fields = {"value": table.groups.split(y), "scale": jnp.take(grouped.scale, x, axis=0)}
     if grouped.zero_point.ndim:
-        found["zero_point"] = jnp.take(grouped.zero_point, x, axis=0)
-    return in_groups(grouped.set(**found), table.group_size, -1, table.shape[-1])
+        fields["zero_point"] = jnp.take(grouped.zero_point, x, axis=0)
+    return in_groups(grouped.set(**fields), table.group_size, -1, table.shape[-1])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.override_keywords import QuantCheckpointOverrides
+from jqinject.nn.base.keywords import QuantCheckpointKeywords
 from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD, hold_proxies
 from jqinject.ops.packing import saved
@@ -71,7 +71,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
         *,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantCheckpointOverrides],
+        **overrides: Unpack[QuantCheckpointKeywords],
     ) -> None:
         if act_quant is None:
             raise ValueError(

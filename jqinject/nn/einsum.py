@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.nnx.nn.linear import default_bias_init, default_kernel_init
-from flax.typing import Dtype, EinsumT, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.dot.schemes.quantized_einsum import einsum_by
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, Placed, QuantDotLayer, SchemeLike, by_scheme
-from jqinject.nn.base.override_keywords import QuantEinsumOverrides
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.slots import flax_arguments
+from jqinject.dot.schemes.quantized_einsum import einsum_op
+from jqinject.nn.base.dot_layer import (
+    DEFAULT_WEIGHT,
+    PlacedContraction,
+    QuantDotLayer,
+    SchemeLike,
+    by_scheme,
+    unsummed_axes,
+)
+from jqinject.nn.base.keywords import QuantEinsumKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
 from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
@@ -56,7 +58,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         rngs: for the parameters, and for quantizers that draw random numbers.
         dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, einsum_op, preferred_element_type,
             kernel_metadata, bias_metadata: as for `nnx.Einsum`.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -73,7 +75,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
 
     takes_batch_norm = False
 
-    _flax_forward = staticmethod(nnx.Einsum.__call__)
     contraction_name = "einsum_op"
     _flax_contraction = staticmethod(jnp.einsum)
     contraction_needs = {
@@ -86,16 +87,12 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantEinsum[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEinsum[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantEinsum[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEinsum[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEinsum[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantEinsum[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -103,16 +100,6 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         kernel_shape: Sequence[int],
         bias_shape: Sequence[int] | None = None,
         *,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        precision: PrecisionLike = None,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        einsum_op: EinsumT = jnp.einsum,
-        preferred_element_type: Dtype | None = None,
-        kernel_metadata: Mapping[str, Any] = {},
-        bias_metadata: Mapping[str, Any] = {},
         rngs: nnx.Rngs,
         weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
@@ -123,10 +110,10 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         scheme: SchemeLike = None,
-        **overrides: Unpack[QuantEinsumOverrides],
+        **more: Unpack[QuantEinsumKeywords],
     ) -> None:
         kernel_shape = tuple(kernel_shape)
-        nnx.Einsum.__init__(self, **flax_arguments(nnx.Einsum, locals()))
+        overrides = self._init_flax(locals(), more)
         arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
@@ -153,16 +140,12 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         twin.einsum_str = einsum_str.replace(" ", "")
         return twin(inputs, out_sharding=out_sharding)
 
+    output_channel_dim = property(unsummed_axes)
+
     @property
     def weight_ndim(self) -> int:
         """The axes of `kernel_shape`."""
         return len(self.kernel_shape)
-
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes of the kernel that the output has."""
-        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes)
-        return channels[0] if len(channels) == 1 else channels
 
     @property
     def summed_axes(self) -> tuple[int, ...]:
@@ -172,30 +155,34 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     @property
     def input_axes(self) -> tuple[int, ...]:
         """The axes whose labels the kernel has and the output has not, in the order of the kernel's."""
-        operands, _, output = self.einsum_str.partition("->")
-        of_input, of_kernel = operands.split(",")
+        of_input, of_kernel, output = self._labels()
         behind = of_input.rpartition(".")[2]
         summed = [label for label in of_kernel.replace(".", "") if label in behind and label not in output]
         return tuple(behind.index(label) - len(behind) for label in summed) or (-1,)
 
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Channels are the axes of input and output that the kernel has too."""
+    def _labels(self) -> tuple[str, str, str]:
+        """The labels of input, kernel and output."""
         operands, _, output = self.einsum_str.partition("->")
         of_input, of_kernel = operands.split(",")
+        return of_input, of_kernel, output
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Channels are the axes of input and output that the kernel has too."""
+        of_input, of_kernel, output = self._labels()
         if "." in of_kernel or not output:
             return {}
         sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
-        found = {}
+        shapes = {}
         for slot, labels in (("input_quant", of_input), ("output_quant", output)):
             behind = labels.rpartition(".")[2]
             first = next((at for at, label in enumerate(behind) if label in sizes), None)
             if first is not None:
-                found[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
-        return found
+                shapes[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
+        return shapes
 
     def _check_features(self, inputs: Any) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
-        of_input, of_kernel = self.einsum_str.partition("->")[0].split(",")
+        of_input, of_kernel, _ = self._labels()
         known = [len(label) for label in of_input.split("...")]
         if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
             raise WrongFeaturesError(
@@ -217,23 +204,11 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         }
         check_features(self, inputs, expected, argument="kernel_shape")
 
-    def _placed(self, shape: tuple[int, ...]) -> Placed | None:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         equation = EinsumLabels.parse(self.einsum_str, shape, self.kernel_shape)
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
-        return Placed(equation.dimensions(), equation.permutation())
+        return PlacedContraction(equation.dimensions(), equation.permutation())
 
     def _injected(self, contraction: Any) -> dict[str, Any]:
-        def contract(
-            equation: str,
-            lhs: jax.Array,
-            rhs: jax.Array,
-            *,
-            precision: Any = None,
-            preferred_element_type: Any = None,
-            out_sharding: Any = None,
-        ) -> jax.Array:
-            by = partial(contraction, preferred_element_type=preferred_element_type)
-            return einsum_by(by, equation, lhs, rhs, out_sharding)
-
-        return {self.contraction_name: contract}
+        return {self.contraction_name: einsum_op(contraction)}

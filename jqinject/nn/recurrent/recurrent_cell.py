@@ -2,27 +2,34 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 from flax import nnx
 
 from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, make_proxy, slots_of, split_overrides
+from jqinject.nn.base.slots import (
+    BIAS,
+    WEIGHT,
+    Slot,
+    act_slot,
+    make_proxy,
+    slots_of,
+    split_overrides,
+    through,
+)
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView
-from jqinject.nn.linear.linear import QuantLinear
+from jqinject.nn.linear import QuantLinear
 from jqinject.program import change_class
-from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector
+from jqinject.proxy import BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array, on_integers
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
-    Slot(f"{name}_quant", f"{name}_", ActQuantProxyFromInjector, "activations")
-    for name in ("io", "gate_acc", "sigmoid", "tanh", "cell_state")
+    act_slot(prefix) for prefix in ("io_", "gate_acc_", "sigmoid_", "tanh_", "cell_state_")
 )
-ORTHOGONAL = nnx.initializers.orthogonal()
+Activation = Callable[[jax.Array], jax.Array]
 Quantizers = Mapping[str, Any]
 Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
 
@@ -41,25 +48,6 @@ class CellOutput(NamedTuple):
     memory: Any = None
 
 
-@dataclass(frozen=True)
-class CellArguments:
-    """What the user gave for the quantizers of a cell.
-
-    Attributes:
-        quantizers: argument, as `io_quant` -> an injector, a proxy to share, or None.
-        overrides: the user's further keywords.
-        shares_accumulators: whether the gates share one quantizer of their sums.
-        shares_weights: whether all gates share one weight quantizer.
-        input_layers: layer of the cell -> the layer of another cell that is taken instead.
-    """
-
-    quantizers: Mapping[str, Any]
-    overrides: Mapping[str, Any]
-    shares_accumulators: bool = False
-    shares_weights: bool = False
-    input_layers: Mapping[str, Any] = field(default_factory=dict)
-
-
 class QuantRecurrentCell(QuantLayer[jax.Array]):
     """Abstract: a recurrent cell of Flax with quantizers.
 
@@ -73,35 +61,48 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
     io_quant: Any = IO
     in_features: int
     hidden_features: int
+    gate_fn: Activation
 
     @classmethod
     def override_slots(cls) -> tuple[Slot, ...]:
         """Those of weights and biases, which the layers of the cell hold, and its own."""
         return (WEIGHT, BIAS, *slots_of(cls))
 
-    @property
-    def act_quantizers(self) -> Mapping[str, Slot]:
-        """Where activations are quantized: attribute -> its slot, which says which argument it is made from."""
-        return {slot.name: slot for slot in slots_of(type(self))}
+    def _held_slots(self) -> tuple[Slot, ...]:
+        """Its own places for quantizers that this cell fills."""
+        return slots_of(type(self))
 
-    def _init_quantizers(self, arguments: CellArguments, rngs: nnx.Rngs) -> None:
-        """Make the quantizers, once the layers are there."""
-        slots = (WEIGHT, BIAS, *self.act_quantizers.values())
-        by_slot = split_overrides(self, slots, arguments.overrides)
-        self._quantize_layers(arguments, by_slot, rngs)
-        of_sums: Any = None
-        for name, slot in self._held_quantizers().items():
-            quantizer, declared = arguments.quantizers[slot.argument], by_slot[slot.argument]
-            is_sum = slot.argument == GATE_ACC.name and arguments.shares_accumulators
-            if is_sum and of_sums is not None:
-                proxy = of_sums
-            else:
-                shape = self._channel_shape(slot)
-                proxy = make_proxy(self, slot, quantizer, declared, rngs, channel_shape=shape)
-            of_sums = proxy if is_sum else of_sums
+    def _held_gates(self) -> list[tuple[str, str]]:
+        """The pairs of layers that this cell has."""
+        return [(of_input, of_hidden) for of_input, of_hidden in self.gates.items() if of_input in vars(self)]
+
+    def _init_quantizers(
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs
+    ) -> None:
+        """Make the quantizers, once the layers are there.
+
+        Args:
+            arguments: the `locals()` of `__init__`: quantizers, and which of them are shared.
+            overrides: the user's further keywords.
+            rngs: for quantizers that draw random numbers.
+        """
+        by_slot = split_overrides(self, self.override_slots(), overrides)
+        for name in {"gate_fn", "activation_fn"} & vars(self).keys():
+            setattr(self, name, PICKLABLE.get(vars(self)[name], vars(self)[name]))
+        self._quantize_layers(arguments, overrides, rngs)
+        shares_sums, of_sums = arguments.get("shared_intra_layer_gate_acc_quant", False), None
+        for slot in self._held_slots():
+            is_shared = shares_sums and slot.argument == GATE_ACC.name
+            proxy = of_sums if is_shared else None
+            if proxy is None:
+                quantizer, declared = arguments[slot.argument], by_slot[slot.argument]
+                proxy = make_proxy(
+                    self, slot, quantizer, declared, rngs, channel_shape=self._channel_shape(slot)
+                )
+            of_sums = proxy if is_shared else of_sums
             if proxy is not None:
-                setattr(self, name, proxy)
-                if proxy is quantizer:  # another layer's
+                setattr(self, slot.name, proxy)
+                if proxy is arguments[slot.argument]:  # another layer's
                     proxy.add_tracked_module(self)
 
     def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
@@ -109,62 +110,46 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         known = slot != IO or self.in_features == self.hidden_features
         return (self.hidden_features,) if known else None
 
-    def _held_quantizers(self) -> Mapping[str, Slot]:
-        """Those of `act_quantizers` that this cell has."""
-        return self.act_quantizers
-
     def _quantize_layers(
-        self, arguments: CellArguments, overrides: Mapping[str, dict[str, Any]], rngs: nnx.Rngs
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs
     ) -> None:
         """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
-        quantizer, declared = arguments.quantizers["weight_quant"], overrides["weight_quant"]
-        self._refuse_bias_overrides(overrides["bias_quant"])
-        for of_input, of_hidden in self.gates.items():
-            if of_input not in vars(self):
-                continue
-            taken = arguments.input_layers.get(of_input)
-            if taken is None:
-                self._quantize_layer(of_input, quantizer, declared, arguments, overrides, rngs)
+        of_weights, of_biases = (
+            {name: override for name, override in overrides.items() if name.startswith(slot.prefix)}
+            for slot in (WEIGHT, BIAS)
+        )
+        gates, quantizer = self._held_gates(), arguments["weight_quant"]
+        if of_biases and all(getattr(self, name).bias is None for gate in gates for name in gate):
+            raise TypeError(
+                f"{type(self).__name__}: {', '.join(of_biases)} would have no effect: there is no bias"
+            )
+
+        def quantize(name: str, weight_quant: QuantizerLike, declared: Mapping[str, Any]) -> None:
+            layer: Any = getattr(self, name)
+            quantizers = {"weight_quant": weight_quant}
+            if layer.bias is not None:
+                quantizers["bias_quant"] = arguments["bias_quant"]
+                declared = {**declared, **of_biases}
+            change_class(layer, QuantLinear)
+            layer._init_quantizers(quantizers, declared, False, rngs)
+
+        taken = arguments.get("input_layers", {})
+        for of_input, of_hidden in gates:
+            if of_input in taken:
+                setattr(self, of_input, taken[of_input])
             else:
-                setattr(self, of_input, taken)
-            own = getattr(self, of_input).weight_quant
-            self._quantize_layer(of_hidden, own, {}, arguments, overrides, rngs)
-            if arguments.shares_weights:
-                quantizer, declared = own, {}
-
-    def _refuse_bias_overrides(self, overrides: Mapping[str, Any]) -> None:
-        names = [name for gate in self.gates.items() for name in gate if name in vars(self)]
-        if overrides and all(getattr(self, name).bias is None for name in names):
-            shown = ", ".join(f"bias_{name}" for name in overrides)
-            raise TypeError(f"{type(self).__name__}: {shown} would have no effect: there is no bias")
-
-    def _quantize_layer(
-        self,
-        name: str,
-        weight_quant: QuantizerLike,
-        weight_overrides: Mapping[str, Any],
-        arguments: CellArguments,
-        overrides: Mapping[str, dict[str, Any]],
-        rngs: nnx.Rngs,
-    ) -> None:
-        layer = getattr(self, name)
-        bias = {} if layer.bias is None else overrides["bias_quant"]
-        prefixed = {f"weight_{k}": v for k, v in weight_overrides.items()} | {
-            f"bias_{k}": v for k, v in bias.items()
-        }
-        quantizers = {
-            "weight_quant": weight_quant,
-            "bias_quant": None if layer.bias is None else arguments.quantizers["bias_quant"],
-        }
-        change_class(layer, QuantLinear)
-        layer._init_quantizers(quantizers, prefixed, False, rngs)
+                quantize(of_input, quantizer, of_weights)
+            shared = getattr(self, of_input).weight_quant
+            quantize(of_hidden, shared, {})
+            if arguments.get("shared_intra_layer_weight_quant", False):
+                quantizer, of_weights = shared, {}
 
     # --- one step, in parts: what does not depend on the hidden state is made once for a whole sequence
 
     def _quantizers(self) -> Quantizers:
         """The quantizers of activations, by attribute; those that there are not are missing."""
-        held = {name: getattr(self, name) for name in self.act_quantizers}
-        return {name: proxy for name, proxy in held.items() if proxy is not None}
+        proxies = {slot.name: getattr(self, slot.name) for slot in slots_of(type(self))}
+        return {name: proxy for name, proxy in proxies.items() if proxy is not None}
 
     def _quant_input(self, inputs: Any) -> Any:
         """The input, quantized by `io_quant`.
@@ -172,7 +157,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         Args:
             inputs: float array or QuantTensor.
         """
-        return inputs if self.io_quant is None else self.io_quant(inputs)
+        return through(self.io_quant, inputs)
 
     def _quant_parameters(self, x: Any) -> Parameters:
         """Layer -> its quantized kernel and bias, dequantized.
@@ -183,17 +168,15 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         Raises:
             ValueError: a bias takes its scale from an input that is not quantized.
         """
-        found: dict[str, tuple[jax.Array, jax.Array | None]] = {}
-        for of_input, of_hidden in self.gates.items():
-            if of_input not in vars(self):
-                continue
-            layers = {name: getattr(self, name) for name in (of_input, of_hidden)}
-            weights = {name: layer._quantized_weight(None) for name, layer in layers.items()}
-            for name, layer in layers.items():
+        parameters: dict[str, tuple[jax.Array, jax.Array | None]] = {}
+        for gate in self._held_gates():
+            layers = [getattr(self, name) for name in gate]
+            weights = [layer._quantized_weight(None) for layer in layers]
+            for name, layer, weight in zip(gate, layers, weights, strict=True):
                 self._check_bias_scale(layer, x)
-                bias = layer._quantized_bias(x, weights[of_input])
-                found[name] = (as_array(weights[name]), None if bias is None else as_array(bias))
-        return found
+                bias = layer._quantized_bias(x, weights[0])
+                parameters[name] = (as_array(weight), None if bias is None else as_array(bias))
+        return parameters
 
     def _check_bias_scale(self, layer: Any, x: Any) -> None:
         proxy = layer.bias_quant
@@ -220,6 +203,11 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             x: the quantized input, of one step or of many.
         """
         return {name: self._affine(name, parameters, x) for name in self.gates if name in parameters}
+
+    def _gate(self, quantizers: Quantizers, gate: str, x: jax.Array) -> jax.Array:
+        """A gate from its sum."""
+        x = value_of(quantizers, f"{gate}_acc_quant", x)
+        return value_of(quantizers, f"{gate}_sigmoid_quant", self.gate_fn(x))
 
     @abstractmethod
     def _step(
@@ -265,7 +253,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
 def quantized(quantizers: Quantizers, name: str, x: jax.Array) -> Any:
     """What a quantizer makes of an array: a QuantTensor, or the array where there is none."""
-    return quantizers[name](x) if name in quantizers else x
+    return through(quantizers.get(name), x)
 
 
 def value_of(quantizers: Quantizers, name: str, x: jax.Array) -> jax.Array:
@@ -279,19 +267,17 @@ def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
     layer.use_bias = bias is not None
 
 
-def sigmoid(x: jax.Array) -> jax.Array:
-    """`nnx.sigmoid` by a name that can be pickled."""
+def _sigmoid(x: jax.Array) -> jax.Array:
     return nnx.sigmoid(x)
 
 
-def tanh(x: jax.Array) -> jax.Array:
-    """`nnx.tanh` by a name that can be pickled."""
+def _tanh(x: jax.Array) -> jax.Array:
     return nnx.tanh(x)
 
 
-def relu(x: jax.Array) -> jax.Array:
-    """`nnx.relu` by a name that can be pickled."""
+def _relu(x: jax.Array) -> jax.Array:
     return nnx.relu(x)
 
 
-Activation = Callable[[jax.Array], jax.Array]
+# Flax's functions by names that can be pickled.
+PICKLABLE: Mapping[Any, Activation] = {nnx.sigmoid: _sigmoid, nnx.tanh: _tanh, nnx.relu: _relu}

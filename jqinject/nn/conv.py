@@ -1,24 +1,120 @@
-"""The quantized convolution."""
+"""The quantized convolution, and what it shares with the transposed one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
-from flax.nnx.nn.linear import default_bias_init, default_kernel_init
-from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
+from jqinject.dot import Affine, affine_of, integer_conv
+from jqinject.dot.kernels.convolution import Convolution, Filters
+from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
-from jqinject.nn.base.override_keywords import QuantConvOverrides
-from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.weight_layer import ContractionKind
-from jqinject.nn.conv.conv_layer import QuantConvLayer
+from jqinject.nn.base.keywords import QuantConvKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.weight_layer import ContractionKind, QuantWeightLayer
+from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, on_integers
+
+
+@dataclass
+class IntegerConvolution:
+    """In the place of `lax.conv_general_dilated`: convolves integers.
+
+    Attributes:
+        choice: the row of the table for input and kernel.
+        grad_dtype, token: None, as there are no 8-bit floats.
+    """
+
+    choice: ChosenKernel
+    grad_dtype: None = None
+    token: None = None
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        window_strides: Any,
+        padding: Any,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+        **options: Any,
+    ) -> jax.Array:
+        """The convolution; gradients go to the arrays."""
+        dtype = preferred_element_type or lhs.dtype
+        options["out_sharding"] = asked(out_sharding, lhs, rhs)
+        convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
+        left, right = self.choice.operands((lhs, rhs))
+        left = replace(left, integers=self._integers(left.integers, lhs))
+        return with_sharding(integer_conv(convolution, left, right), out_sharding)
+
+    def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
+        """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
+        x = self.choice.lhs
+        scale, zero = x.scale.reshape(()), x.zero_point.reshape(())
+        if lhs.size == x.size:
+            no_zero = integers.zero_point is None
+            return Affine(integers.payload.reshape(lhs.shape), scale, None if no_zero else zero)
+        return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
+
+
+class PlacedFilters(NamedTuple):
+    """As `PlacedContraction` of a `dot_general`.
+
+    Attributes:
+        dims: where scales may vary.
+    """
+
+    dims: Filters
+
+
+class QuantConvLayer(QuantWeightLayer[Out]):
+    """Abstract: a layer that moves a window over spatial axes, channels last."""
+
+    kernel_shape: Sequence[int]
+    in_features: int
+    out_features: int
+    mask: Any
+    _channels_last: ClassVar[bool] = True
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        return {-1: self.in_features}
+
+    @property
+    def weight_ndim(self) -> int:
+        """A kernel has the axes of the window, and one each for input and output channels."""
+        return len(self.kernel_shape)
+
+    contraction_class = IntegerConvolution
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        channel = self.output_channel_dim
+        assert isinstance(channel, int), "a kernel has its output channels along one axis"
+        return PlacedFilters(Filters(None, channel, shifted=False)) if self.mask is None else None
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.
+        return tuple(range(ndim - (self.weight_ndim - 1)))
+
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+        # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
+        # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
+        # same either way.
+        on_grid = super()._bias_on_grid(bias, weight)
+        if not on_grid or weight.scale.size == 1:
+            return on_grid
+        return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
 
 
 @final
@@ -53,7 +149,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
             one without transforms (`hadamard=None`).
         contraction: "auto" convolves integers in evaluation and once frozen, floats in training; "int" insists on
             integers; "float" convolves the dequantized floats in any case.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -67,7 +163,6 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
-    _flax_forward = staticmethod(nnx.Conv.__call__)
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contraction_needs = {
@@ -79,16 +174,12 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
-        ) -> QuantConv[jax.Array]: ...
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConv[jax.Array]: ...
         @overload
-        def __new__(
-            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
-        ) -> QuantConv[AnyQuantTensor]: ...
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConv[AnyQuantTensor]: ...
         @overload
-        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantConv[Any]: ...
-        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+        def __new__(cls, *_, **__) -> QuantConv[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
 
     def __init__(
         self,
@@ -97,23 +188,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         kernel_size: int | Sequence[int],
         strides: int | Sequence[int] | None = 1,
         *,
-        padding: PaddingLike = "SAME",
-        input_dilation: int | Sequence[int] | None = 1,
-        kernel_dilation: int | Sequence[int] | None = 1,
-        feature_group_count: int = 1,
-        use_bias: bool = True,
-        mask: jax.Array | None = None,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        precision: PrecisionLike = None,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
-        conv_general_dilated: Any = jax.lax.conv_general_dilated,
-        promote_dtype: Any = default_promote_dtype,
-        preferred_element_type: Dtype | None = None,
         rngs: nnx.Rngs,
-        kernel_metadata: Mapping[str, Any] = {},
-        bias_metadata: Mapping[str, Any] = {},
         weight_quant: QuantizerLike = DEFAULT_WEIGHT,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
@@ -123,38 +198,11 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         scheme: SchemeLike = None,
-        **overrides: Unpack[QuantConvOverrides],
+        **more: Unpack[QuantConvKeywords],
     ) -> None:
-        nnx.Conv.__init__(
-            self,
-            in_features,
-            out_features,
-            kernel_size,
-            strides,
-            padding=padding,
-            input_dilation=input_dilation,
-            kernel_dilation=kernel_dilation,
-            feature_group_count=feature_group_count,
-            use_bias=use_bias,
-            mask=mask,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            precision=precision,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            conv_general_dilated=conv_general_dilated,
-            promote_dtype=promote_dtype,
-            preferred_element_type=preferred_element_type,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
+        overrides = self._init_flax(locals(), more)
         arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of input and output."""
-        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
     def axes_of_sums(self) -> tuple[int, ...]:
         """The window and the input channels."""
@@ -172,5 +220,5 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         along_channels = x.scale.ndim > 0 and x.scale.size == x.scale.shape[-1] == self.in_features
         if x.scale.size == 1 or self.weight_shape[-2] != 1 or not along_channels:
             return x, weight
-        each = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
-        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * each)
+        scales = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)

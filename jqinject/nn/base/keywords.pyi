@@ -1,11 +1,12 @@
-# Written by `python -m jqinject.catalogue.typed_keywords`: what layers take beside their own arguments.
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypedDict
+# Written by `python -m jqinject.catalogue.typed_keywords`: the keywords of layers, of Flax and of quantizers.
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Optional, TypeAlias, TypedDict, Union
 
 import jax
 import numpy as np
 from flax import nnx
-from flax.typing import Dtype, Initializer, PromoteDtypeFn
+from flax.typing import Axes, ConvGeneralDilatedT, DotGeneralT, Dtype, EinsumT, Initializer, PaddingLike
+from flax.typing import PrecisionLike, PromoteDtypeFn
 from jax.typing import DTypeLike
 
 from jqinject.inject import ExtendedInjector
@@ -17,6 +18,8 @@ Array: TypeAlias = float | jax.Array | np.ndarray
 DType: TypeAlias = DTypeLike | None
 AxisName: TypeAlias = str | tuple[str, ...] | None
 Injector: TypeAlias = type[ExtendedInjector]
+Axis: TypeAlias = int
+Size: TypeAlias = int
 
 BitWidthImplType: TypeAlias = enums.BitWidthImplType | Literal['const', 'CONST', 'parameter', 'PARAMETER', 'stateful_const', 'STATEFUL_CONST']
 FloatToIntImplType: TypeAlias = enums.FloatToIntImplType | Literal['round', 'ROUND', 'ceil', 'CEIL', 'floor', 'FLOOR', 'round_to_zero', 'ROUND_TO_ZERO', 'dpu', 'DPU', 'learned_round', 'LEARNED_ROUND', 'stochastic_round', 'STOCHASTIC_ROUND']
@@ -28,26 +31,6 @@ ScalingImplType: TypeAlias = enums.ScalingImplType | Literal['he', 'HE', 'const'
 ScalingPerOutputType: TypeAlias = enums.ScalingPerOutputType | Literal['tensor', 'TENSOR', 'channel', 'CHANNEL', 'group', 'GROUP']
 StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX', 'sigma_std', 'SIGMA_STD']
 TruncScalingImplType: TypeAlias = enums.TruncScalingImplType | Literal['msb', 'MSB', 'wrapper', 'WRAPPER']
-
-class CellKeywords(TypedDict, total=False):
-    dtype: Dtype | None
-    param_dtype: Dtype
-    carry_init: Initializer | None
-    activation_fn: Callable[..., Any]
-    kernel_init: Initializer
-    recurrent_kernel_init: Initializer
-    bias_init: Initializer
-    promote_dtype: PromoteDtypeFn
-    keep_rngs: bool
-    kernel_metadata: Mapping[str, Any]
-    recurrent_kernel_metadata: Mapping[str, Any]
-    bias_metadata: Mapping[str, Any]
-
-class LSTMCellKeywords(CellKeywords, total=False):
-    gate_fn: Callable[..., Any]
-
-class SimpleCellKeywords(CellKeywords, total=False):
-    residual: bool
 
 class InputActNames(TypedDict, total=False):
     input_about_mean: bool
@@ -4311,40 +4294,121 @@ class CacheActNames(TypedDict, total=False):
     cache_zero_point_stats_input_view_shape_impl: Component
     cache_zero_point_stats_momentum: float | None
 
-class QuantAvgPoolOverrides(InputActNames, OutputActNames, total=False):
+class QuantAvgPoolKeywords(InputActNames, OutputActNames, total=False):
     ...
 
-class QuantBatchNormOverrides(InputActNames, OutputActNames, GradGradNames, total=False):
+class QuantBatchNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    axis: int
+    axis_index_groups: Any
+    axis_name: Optional[str]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dtype: Optional[Dtype]
+    epsilon: float
+    momentum: float
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    scale_init: Initializer
+    scale_metadata: Mapping[str, Any]
+    use_bias: bool
+    use_fast_variance: bool
+    use_running_average: bool | None
+    use_scale: bool
+
+class QuantCheckpointKeywords(ActNames, GradGradNames, total=False):
     ...
 
-class QuantCheckpointOverrides(ActNames, GradGradNames, total=False):
+class QuantConcatKeywords(InputActNames, OutputActNames, total=False):
     ...
 
-class QuantConcatOverrides(InputActNames, OutputActNames, total=False):
+class QuantConvKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    conv_general_dilated: ConvGeneralDilatedT
+    dtype: Optional[Dtype]
+    feature_group_count: int
+    input_dilation: Union[None, int, Sequence[int]]
+    kernel_dilation: Union[None, int, Sequence[int]]
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    mask: Optional[jax.Array]
+    padding: PaddingLike
+    param_dtype: Dtype
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
+    use_bias: bool
+
+class QuantConvTransposeKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dtype: Dtype | None
+    kernel_dilation: int | Sequence[int] | None
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    mask: jax.Array | None
+    padding: PaddingLike
+    param_dtype: Dtype
+    precision: PrecisionLike | None
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
+    transpose_kernel: bool
+    use_bias: bool
+
+class QuantEinsumKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dtype: Optional[Dtype]
+    einsum_op: EinsumT
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
+
+class QuantEltwiseAddKeywords(InputActNames, OutputActNames, total=False):
     ...
 
-class QuantConvOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+class QuantEmbedKeywords(WeightWeightNames, OutputActNames, GradGradNames, total=False):
+    dtype: Optional[Dtype]
+    embedding_init: Initializer
+    embedding_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
 
-class QuantConvTransposeOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+class QuantGRUCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
+    activation_fn: Callable[..., Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    carry_init: Initializer | None
+    dtype: Dtype | None
+    gate_fn: Callable[..., Any]
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    recurrent_kernel_init: Initializer
+    recurrent_kernel_metadata: Mapping[str, Any]
 
-class QuantEinsumOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+class QuantGroupNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    axis_index_groups: Any
+    axis_name: Optional[str]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dtype: Optional[Dtype]
+    epsilon: float
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    reduction_axes: Optional[Axes]
+    scale_init: Initializer
+    scale_metadata: Mapping[str, Any]
+    use_bias: bool
+    use_fast_variance: bool
+    use_scale: bool
 
-class QuantEltwiseAddOverrides(InputActNames, OutputActNames, total=False):
-    ...
-
-class QuantEmbedOverrides(WeightWeightNames, OutputActNames, GradGradNames, total=False):
-    ...
-
-class QuantGRUCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
-    ...
-
-class QuantGroupNormOverrides(InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
-
-class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
+class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     about_mean: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
@@ -4499,7 +4563,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     zero_point_stats_input_view_shape_impl: Component
     zero_point_stats_momentum: float | None
 
-class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
+class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     about_mean: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
@@ -4652,362 +4716,183 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     zero_point_stats_input_view_shape_impl: Component
     zero_point_stats_momentum: float | None
 
-class QuantIdentityOverrides(ActNames, GradGradNames, total=False):
+class QuantIdentityKeywords(ActNames, GradGradNames, total=False):
     ...
 
-class QuantLSTMOverrides(LSTMCellKeywords, WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
+class QuantLSTMKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
+    activation_fn: Callable[..., Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    carry_init: Initializer | None
+    dtype: Dtype | None
+    gate_fn: Callable[..., Any]
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    recurrent_kernel_init: Initializer
+    recurrent_kernel_metadata: Mapping[str, Any]
+
+class QuantLSTMCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
+    activation_fn: Callable[..., Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    carry_init: Initializer | None
+    dtype: Dtype | None
+    gate_fn: Callable[..., Any]
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    recurrent_kernel_init: Initializer
+    recurrent_kernel_metadata: Mapping[str, Any]
+
+class QuantLayerNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    axis_index_groups: Any
+    axis_name: Optional[str]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dtype: Optional[Dtype]
+    epsilon: float
+    feature_axes: Axes
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    reduction_axes: Axes
+    scale_init: Initializer
+    scale_metadata: Mapping[str, Any]
+    use_bias: bool
+    use_fast_variance: bool
+    use_scale: bool
+
+class QuantLinearKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dot_general: DotGeneralT
+    dtype: Optional[Dtype]
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
+    use_bias: bool
+
+class QuantLinearGeneralKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    axis: Axis | Sequence[Axis]
+    batch_axis: Mapping[Axis, Size]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dot_general: DotGeneralT | None
+    dot_general_cls: Any
+    dtype: Dtype | None
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
+    use_bias: bool
+
+class QuantLoRALinearKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    a_initializer: Initializer
+    a_metadata: Mapping[str, Any]
+    b_initializer: Initializer
+    b_metadata: Mapping[str, Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    dot_general: DotGeneralT
+    dtype: Optional[Dtype]
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    lora_dtype: Optional[Dtype]
+    lora_param_dtype: Dtype
+    lora_param_type: type[nnx.Variable[Any]]
+    lora_promote_dtype: PromoteDtypeFn
+    param_dtype: Dtype
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    promote_dtype: PromoteDtypeFn
+    use_bias: bool
+
+class QuantMaxPoolKeywords(InputActNames, OutputActNames, total=False):
     ...
 
-class QuantLSTMCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
-    ...
+class QuantMultiHeadAttentionKeywords(InProjInputActNames, InProjWeightWeightNames, InProjBiasBiasNames, InProjGradGradNames, OutProjInputActNames, OutProjWeightWeightNames, OutProjBiasBiasNames, OutProjOutputActNames, OutProjGradGradNames, QScaledActNames, KTransposedActNames, SoftmaxInputActNames, AttnOutputWeightsActNames, VActNames, total=False):
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    broadcast_dropout: bool
+    decode: bool | None
+    deterministic: bool | None
+    dropout_rate: float
+    dtype: Dtype | None
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    key_ln_scale_metadata: Mapping[str, Any]
+    ln_promote_dtype: PromoteDtypeFn
+    normalize_qk: bool
+    out_bias_init: Initializer | None
+    out_bias_metadata: Mapping[str, Any]
+    out_dot_general: DotGeneralT | None
+    out_dot_general_cls: Any
+    out_kernel_init: Initializer | None
+    out_kernel_metadata: Mapping[str, Any]
+    out_promote_dtype: PromoteDtypeFn
+    param_dtype: Dtype
+    precision: PrecisionLike
+    qkv_dot_general: DotGeneralT | None
+    qkv_dot_general_cls: Any
+    qkv_promote_dtype: PromoteDtypeFn
+    query_ln_scale_metadata: Mapping[str, Any]
+    use_bias: bool
 
-class QuantLayerNormOverrides(InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+class QuantOptimizedLSTMCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
+    activation_fn: Callable[..., Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    carry_init: Initializer | None
+    dtype: Dtype | None
+    gate_fn: Callable[..., Any]
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    recurrent_kernel_init: Initializer
+    recurrent_kernel_metadata: Mapping[str, Any]
 
-class QuantLinearOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+class QuantRMSNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    axis_index_groups: Any
+    axis_name: Optional[str]
+    dtype: Optional[Dtype]
+    epsilon: float
+    feature_axes: Axes
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    reduction_axes: Axes
+    scale_init: Initializer
+    scale_metadata: Mapping[str, Any]
+    use_fast_variance: bool
+    use_scale: bool
 
-class QuantLinearGeneralOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+class QuantRNNKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, total=False):
+    activation_fn: Callable[..., Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    carry_init: Initializer | None
+    dtype: Dtype
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    recurrent_kernel_init: Initializer
+    recurrent_kernel_metadata: Mapping[str, Any]
+    residual: bool
 
-class QuantLoRALinearOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
-
-class QuantMaxPoolOverrides(InputActNames, OutputActNames, total=False):
-    ...
-
-class QuantMultiHeadAttentionOverrides(InProjInputActNames, InProjWeightWeightNames, InProjBiasBiasNames, InProjGradGradNames, OutProjInputActNames, OutProjWeightWeightNames, OutProjBiasBiasNames, OutProjOutputActNames, OutProjGradGradNames, QScaledActNames, KTransposedActNames, SoftmaxInputActNames, AttnOutputWeightsActNames, VActNames, total=False):
-    ...
-
-class QuantOptimizedLSTMCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
-    ...
-
-class QuantRMSNormOverrides(InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
-
-class QuantRNNOverrides(SimpleCellKeywords, WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, total=False):
-    ...
-
-class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
-    about_mean: bool
-    amax_compute_algo: Literal["max", "most_recent"]
-    amax_history_length: int
-    amax_of_gradient: bool
-    averaging_impl: Component
-    axis_name: AxisName
-    batch_axes: tuple[int, ...]
-    bipolar_search: bool
-    bit_width: int
-    bit_width_impl: Component
-    bit_width_impl_type: BitWidthImplType
-    block_dim: int | None
-    block_scale_impl: Component
-    block_width: int
-    by_factor: bool
-    calibration_impl: Component
-    candidates: int
-    cast_impl: Component
-    channel_axes: int
-    channel_shape: tuple[int, ...]
-    channelwise_axes: tuple[int, ...]
-    clip_gradient: bool
-    codebook: Any
-    collect_stats_steps: int
-    collected_range: float | None
-    collected_zero_point: float | None
-    compute_max_mantissa: Component
-    delayed: bool
-    dq_dtype: DType
-    dynamic_scaling_broadcastable_fn: Component
-    exponent_bias: int
-    exponent_bias_impl: Component
-    exponent_bit_class: Injector
-    exponent_bit_width: int
-    exponent_bit_width_impl: Component
-    exponent_bit_width_impl_type: BitWidthImplType
-    exponent_impl: Component
-    factor: float
-    float_clamp_impl: Component
-    float_scaling_impl: Component
-    float_to_int_impl: Component
-    float_to_int_impl_type: FloatToIntImplType
-    folded: bool
-    fractions: tuple[float, ...] | None
-    gradient_mask_impl: Component
-    group_dim: int | None
-    group_elements_axis: int | None
-    group_padding: bool
-    group_size: int | tuple[int, int] | None
-    high_percentile_q: float
-    hqo_beta_zp: float
-    hqo_init_op_zp: Component
-    hqo_iters_zp: int
-    hqo_kappa_zp: float
-    hqo_lp_norm_zp: float
-    inf_values: tuple[str, ...] | None
-    inner_stats_input_view_shape_impl: Component
-    int_quant: Component
-    int_scaling_impl: Component
-    keepdim: bool
-    keeps_infinite: bool
-    learned_round_gamma: float
-    learned_round_impl: Component
-    learned_round_impl_type: LearnedRoundImplType
-    learned_round_init: Array
-    learned_round_temperature: float
-    learned_round_zeta: float
-    limit_steps: float
-    low_percentile_q: float
-    mantissa_bit_class: Injector
-    mantissa_bit_width: int
-    mantissa_bit_width_impl: Component
-    mantissa_bit_width_impl_type: BitWidthImplType
-    margin: float
-    max_available_float: float | None
-    max_val: float
-    memory_shape: tuple[int, ...] | None
-    midmax_mantissa_bit_bias: int
-    min_bit_width: int
-    min_val: float
-    momentum: float | None
-    mse_scale: Injector
-    mse_zero_point: Injector
-    nan_values: tuple[str, ...] | None
-    narrow_range: bool
-    noise_sharing_axes: tuple[int, ...]
-    normal_clip: float
-    normal_scale: float
-    override_pretrained_bit_width: bool
-    per_channel_broadcastable_shape: tuple[int, ...]
-    percentile: float
-    permute_dims: tuple[int, ...] | None
-    power_of_two_factor: bool
-    preserve_zero: bool
-    proxy_class: type[QuantProxyFromInjector]
-    q_dtype: DType
-    quant_delay_steps: int | None
-    quant_type: QuantType
-    quantize_zero_point: bool
-    random_bits: int
-    range_steps: float | None
-    restart: bool
-    restrict_bit_width_impl: Component
-    restrict_scale_positive: bool
-    restrict_scale_threshold_impl: Component
-    restrict_scaling_impl: Component
-    restrict_scaling_type: RestrictValueType
-    restrict_threshold_impl: Component
-    restrict_value_float_to_int_impl: Component
-    saturating: bool
-    scale_quant: Injector
-    scale_rounding: ScaleRounding
-    scale_stop_grad: bool
-    scaling_affine_rescaling_init: float | None
-    scaling_affine_shifting_init: float | None
-    scaling_gradient_scale: float | None
-    scaling_impl: Component
-    scaling_impl_type: ScalingImplType
-    scaling_init: Array
-    scaling_init_impl: Component
-    scaling_min_val: float | None
-    scaling_per_output: ScalingPerOutputType
-    scaling_per_output_channel: bool
-    scaling_per_output_channel_shape: tuple[int, ...]
-    scaling_per_output_type: ScalingPerOutputType
-    scaling_shape: tuple[int, ...]
-    scaling_stats_impl: Component
-    scaling_stats_input_view_shape_impl: Component
-    scaling_stats_momentum: float | None
-    scaling_stats_op: StatsOp
-    scaling_stats_permute_dims: tuple[int, ...] | None
-    seed: int
-    shared_axes: tuple[int, ...] | None
-    shared_per_row: bool
-    sigma: float
-    signed: bool
-    stats_impl_zp: Component
-    stats_output_shape: tuple[int, ...]
-    stats_reduce_dim: int | None
-    std_dev_epsilon: float
-    straight_through: bool
-    tensor_clamp_impl: Component
-    tensor_quant: Component
-    threshold: float
-    threshold_mixin: Injector
-    ties: Literal["first", "shared", "near"] | None
-    trust: float
-    trust_steps: float
-    zero_point_impl: Component
-    zero_point_shape: tuple[int, ...]
-    zero_point_stats_impl: Component
-    zero_point_stats_input_view_shape_impl: Component
-    zero_point_stats_momentum: float | None
-
-class QuantScaleBiasOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
-
-class QuantScaledDotProductAttentionOverrides(QScaledActNames, KTransposedActNames, SoftmaxInputActNames, AttnOutputWeightsActNames, VActNames, SdpaOutputActNames, total=False):
-    ...
-
-class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
-    about_mean: bool
-    amax_compute_algo: Literal["max", "most_recent"]
-    amax_history_length: int
-    amax_of_gradient: bool
-    averaging_impl: Component
-    axis_name: AxisName
-    batch_axes: tuple[int, ...]
-    bipolar_search: bool
-    bit_width: int
-    bit_width_impl: Component
-    bit_width_impl_type: BitWidthImplType
-    block_dim: int | None
-    block_scale_impl: Component
-    block_width: int
-    by_factor: bool
-    calibration_impl: Component
-    candidates: int
-    cast_impl: Component
-    channel_axes: int
-    channel_shape: tuple[int, ...]
-    channelwise_axes: tuple[int, ...]
-    clip_gradient: bool
-    codebook: Any
-    collect_stats_steps: int
-    collected_range: float | None
-    collected_zero_point: float | None
-    compute_max_mantissa: Component
-    delayed: bool
-    dq_dtype: DType
-    dynamic_scaling_broadcastable_fn: Component
-    exponent_bias: int
-    exponent_bias_impl: Component
-    exponent_bit_class: Injector
-    exponent_bit_width: int
-    exponent_bit_width_impl: Component
-    exponent_bit_width_impl_type: BitWidthImplType
-    exponent_impl: Component
-    factor: float
-    float_clamp_impl: Component
-    float_scaling_impl: Component
-    float_to_int_impl: Component
-    float_to_int_impl_type: FloatToIntImplType
-    folded: bool
-    fractions: tuple[float, ...] | None
-    gradient_mask_impl: Component
-    group_dim: int | None
-    group_elements_axis: int | None
-    group_padding: bool
-    group_size: int | tuple[int, int] | None
-    high_percentile_q: float
-    hqo_beta_zp: float
-    hqo_init_op_zp: Component
-    hqo_iters_zp: int
-    hqo_kappa_zp: float
-    hqo_lp_norm_zp: float
-    inf_values: tuple[str, ...] | None
-    inner_stats_input_view_shape_impl: Component
-    int_quant: Component
-    int_scaling_impl: Component
-    keepdim: bool
-    keeps_infinite: bool
-    learned_round_gamma: float
-    learned_round_impl: Component
-    learned_round_impl_type: LearnedRoundImplType
-    learned_round_init: Array
-    learned_round_temperature: float
-    learned_round_zeta: float
-    limit_steps: float
-    low_percentile_q: float
-    mantissa_bit_class: Injector
-    mantissa_bit_width: int
-    mantissa_bit_width_impl: Component
-    mantissa_bit_width_impl_type: BitWidthImplType
-    margin: float
-    max_available_float: float | None
-    max_val: float
-    memory_shape: tuple[int, ...] | None
-    midmax_mantissa_bit_bias: int
-    min_bit_width: int
-    min_val: float
-    momentum: float | None
-    mse_scale: Injector
-    mse_zero_point: Injector
-    nan_values: tuple[str, ...] | None
-    narrow_range: bool
-    noise_sharing_axes: tuple[int, ...]
-    normal_clip: float
-    normal_scale: float
-    override_pretrained_bit_width: bool
-    per_channel_broadcastable_shape: tuple[int, ...]
-    percentile: float
-    permute_dims: tuple[int, ...] | None
-    power_of_two_factor: bool
-    preserve_zero: bool
-    proxy_class: type[QuantProxyFromInjector]
-    q_dtype: DType
-    quant_delay_steps: int | None
-    quant_type: QuantType
-    quantize_zero_point: bool
-    random_bits: int
-    range_steps: float | None
-    restart: bool
-    restrict_bit_width_impl: Component
-    restrict_scale_positive: bool
-    restrict_scale_threshold_impl: Component
-    restrict_scaling_impl: Component
-    restrict_scaling_type: RestrictValueType
-    restrict_threshold_impl: Component
-    restrict_value_float_to_int_impl: Component
-    saturating: bool
-    scale_quant: Injector
-    scale_rounding: ScaleRounding
-    scale_stop_grad: bool
-    scaling_affine_rescaling_init: float | None
-    scaling_affine_shifting_init: float | None
-    scaling_gradient_scale: float | None
-    scaling_impl: Component
-    scaling_impl_type: ScalingImplType
-    scaling_init: Array
-    scaling_init_impl: Component
-    scaling_min_val: float | None
-    scaling_per_output: ScalingPerOutputType
-    scaling_per_output_channel: bool
-    scaling_per_output_channel_shape: tuple[int, ...]
-    scaling_per_output_type: ScalingPerOutputType
-    scaling_shape: tuple[int, ...]
-    scaling_stats_impl: Component
-    scaling_stats_input_view_shape_impl: Component
-    scaling_stats_momentum: float | None
-    scaling_stats_op: StatsOp
-    scaling_stats_permute_dims: tuple[int, ...] | None
-    seed: int
-    shared_axes: tuple[int, ...] | None
-    shared_per_row: bool
-    sigma: float
-    signed: bool
-    stats_impl_zp: Component
-    stats_output_shape: tuple[int, ...]
-    stats_reduce_dim: int | None
-    std_dev_epsilon: float
-    straight_through: bool
-    tensor_clamp_impl: Component
-    tensor_quant: Component
-    threshold: float
-    threshold_mixin: Injector
-    ties: Literal["first", "shared", "near"] | None
-    trust: float
-    trust_steps: float
-    zero_point_impl: Component
-    zero_point_shape: tuple[int, ...]
-    zero_point_stats_impl: Component
-    zero_point_stats_input_view_shape_impl: Component
-    zero_point_stats_momentum: float | None
-
-class QuantSimpleCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, total=False):
-    ...
-
-class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
+class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     about_mean: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history_length: int
@@ -5162,14 +5047,345 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     zero_point_stats_input_view_shape_impl: Component
     zero_point_stats_momentum: float | None
 
-class TruncAdaptiveAvgPool2dOverrides(TruncNames, total=False):
+class QuantScaleBiasKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
     ...
 
-class TruncAvgPoolOverrides(TruncNames, total=False):
+class QuantScaledDotProductAttentionKeywords(QScaledActNames, KTransposedActNames, SoftmaxInputActNames, AttnOutputWeightsActNames, VActNames, SdpaOutputActNames, total=False):
     ...
 
-class TruncAvgPool2dOverrides(TruncNames, total=False):
+class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
+    about_mean: bool
+    amax_compute_algo: Literal["max", "most_recent"]
+    amax_history_length: int
+    amax_of_gradient: bool
+    averaging_impl: Component
+    axis_name: AxisName
+    batch_axes: tuple[int, ...]
+    bipolar_search: bool
+    bit_width: int
+    bit_width_impl: Component
+    bit_width_impl_type: BitWidthImplType
+    block_dim: int | None
+    block_scale_impl: Component
+    block_width: int
+    by_factor: bool
+    calibration_impl: Component
+    candidates: int
+    cast_impl: Component
+    channel_axes: int
+    channel_shape: tuple[int, ...]
+    channelwise_axes: tuple[int, ...]
+    clip_gradient: bool
+    codebook: Any
+    collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
+    compute_max_mantissa: Component
+    delayed: bool
+    dq_dtype: DType
+    dynamic_scaling_broadcastable_fn: Component
+    exponent_bias: int
+    exponent_bias_impl: Component
+    exponent_bit_class: Injector
+    exponent_bit_width: int
+    exponent_bit_width_impl: Component
+    exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
+    factor: float
+    float_clamp_impl: Component
+    float_scaling_impl: Component
+    float_to_int_impl: Component
+    float_to_int_impl_type: FloatToIntImplType
+    folded: bool
+    fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
+    group_dim: int | None
+    group_elements_axis: int | None
+    group_padding: bool
+    group_size: int | tuple[int, int] | None
+    high_percentile_q: float
+    hqo_beta_zp: float
+    hqo_init_op_zp: Component
+    hqo_iters_zp: int
+    hqo_kappa_zp: float
+    hqo_lp_norm_zp: float
+    inf_values: tuple[str, ...] | None
+    inner_stats_input_view_shape_impl: Component
+    int_quant: Component
+    int_scaling_impl: Component
+    keepdim: bool
+    keeps_infinite: bool
+    learned_round_gamma: float
+    learned_round_impl: Component
+    learned_round_impl_type: LearnedRoundImplType
+    learned_round_init: Array
+    learned_round_temperature: float
+    learned_round_zeta: float
+    limit_steps: float
+    low_percentile_q: float
+    mantissa_bit_class: Injector
+    mantissa_bit_width: int
+    mantissa_bit_width_impl: Component
+    mantissa_bit_width_impl_type: BitWidthImplType
+    margin: float
+    max_available_float: float | None
+    max_val: float
+    memory_shape: tuple[int, ...] | None
+    midmax_mantissa_bit_bias: int
+    min_bit_width: int
+    min_val: float
+    momentum: float | None
+    mse_scale: Injector
+    mse_zero_point: Injector
+    nan_values: tuple[str, ...] | None
+    narrow_range: bool
+    noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
+    override_pretrained_bit_width: bool
+    per_channel_broadcastable_shape: tuple[int, ...]
+    percentile: float
+    permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
+    preserve_zero: bool
+    proxy_class: type[QuantProxyFromInjector]
+    q_dtype: DType
+    quant_delay_steps: int | None
+    quant_type: QuantType
+    quantize_zero_point: bool
+    random_bits: int
+    range_steps: float | None
+    restart: bool
+    restrict_bit_width_impl: Component
+    restrict_scale_positive: bool
+    restrict_scale_threshold_impl: Component
+    restrict_scaling_impl: Component
+    restrict_scaling_type: RestrictValueType
+    restrict_threshold_impl: Component
+    restrict_value_float_to_int_impl: Component
+    saturating: bool
+    scale_quant: Injector
+    scale_rounding: ScaleRounding
+    scale_stop_grad: bool
+    scaling_affine_rescaling_init: float | None
+    scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
+    scaling_impl: Component
+    scaling_impl_type: ScalingImplType
+    scaling_init: Array
+    scaling_init_impl: Component
+    scaling_min_val: float | None
+    scaling_per_output: ScalingPerOutputType
+    scaling_per_output_channel: bool
+    scaling_per_output_channel_shape: tuple[int, ...]
+    scaling_per_output_type: ScalingPerOutputType
+    scaling_shape: tuple[int, ...]
+    scaling_stats_impl: Component
+    scaling_stats_input_view_shape_impl: Component
+    scaling_stats_momentum: float | None
+    scaling_stats_op: StatsOp
+    scaling_stats_permute_dims: tuple[int, ...] | None
+    seed: int
+    shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
+    sigma: float
+    signed: bool
+    stats_impl_zp: Component
+    stats_output_shape: tuple[int, ...]
+    stats_reduce_dim: int | None
+    std_dev_epsilon: float
+    straight_through: bool
+    tensor_clamp_impl: Component
+    tensor_quant: Component
+    threshold: float
+    threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
+    trust: float
+    trust_steps: float
+    zero_point_impl: Component
+    zero_point_shape: tuple[int, ...]
+    zero_point_stats_impl: Component
+    zero_point_stats_input_view_shape_impl: Component
+    zero_point_stats_momentum: float | None
+
+class QuantSimpleCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, total=False):
+    activation_fn: Callable[..., Any]
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
+    carry_init: Initializer | None
+    dtype: Dtype
+    keep_rngs: bool
+    kernel_init: Initializer
+    kernel_metadata: Mapping[str, Any]
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    recurrent_kernel_init: Initializer
+    recurrent_kernel_metadata: Mapping[str, Any]
+    residual: bool
+
+class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
+    about_mean: bool
+    amax_compute_algo: Literal["max", "most_recent"]
+    amax_history_length: int
+    amax_of_gradient: bool
+    averaging_impl: Component
+    axis_name: AxisName
+    batch_axes: tuple[int, ...]
+    bipolar_search: bool
+    bit_width: int
+    bit_width_impl: Component
+    bit_width_impl_type: BitWidthImplType
+    block_dim: int | None
+    block_scale_impl: Component
+    block_width: int
+    by_factor: bool
+    calibration_impl: Component
+    candidates: int
+    cast_impl: Component
+    channel_axes: int
+    channel_shape: tuple[int, ...]
+    channelwise_axes: tuple[int, ...]
+    clip_gradient: bool
+    codebook: Any
+    collect_stats_steps: int
+    collected_range: float | None
+    collected_zero_point: float | None
+    compute_max_mantissa: Component
+    delayed: bool
+    dq_dtype: DType
+    dynamic_scaling_broadcastable_fn: Component
+    exponent_bias: int
+    exponent_bias_impl: Component
+    exponent_bit_class: Injector
+    exponent_bit_width: int
+    exponent_bit_width_impl: Component
+    exponent_bit_width_impl_type: BitWidthImplType
+    exponent_impl: Component
+    factor: float
+    float_clamp_impl: Component
+    float_scaling_impl: Component
+    float_to_int_impl: Component
+    float_to_int_impl_type: FloatToIntImplType
+    folded: bool
+    fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
+    group_dim: int | None
+    group_elements_axis: int | None
+    group_padding: bool
+    group_size: int | tuple[int, int] | None
+    high_percentile_q: float
+    hqo_beta_zp: float
+    hqo_init_op_zp: Component
+    hqo_iters_zp: int
+    hqo_kappa_zp: float
+    hqo_lp_norm_zp: float
+    inf_values: tuple[str, ...] | None
+    inner_stats_input_view_shape_impl: Component
+    int_quant: Component
+    int_scaling_impl: Component
+    keepdim: bool
+    keeps_infinite: bool
+    learned_round_gamma: float
+    learned_round_impl: Component
+    learned_round_impl_type: LearnedRoundImplType
+    learned_round_init: Array
+    learned_round_temperature: float
+    learned_round_zeta: float
+    limit_steps: float
+    low_percentile_q: float
+    mantissa_bit_class: Injector
+    mantissa_bit_width: int
+    mantissa_bit_width_impl: Component
+    mantissa_bit_width_impl_type: BitWidthImplType
+    margin: float
+    max_available_float: float | None
+    max_val: float
+    memory_shape: tuple[int, ...] | None
+    midmax_mantissa_bit_bias: int
+    min_bit_width: int
+    min_val: float
+    momentum: float | None
+    mse_scale: Injector
+    mse_zero_point: Injector
+    nan_values: tuple[str, ...] | None
+    narrow_range: bool
+    noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
+    override_pretrained_bit_width: bool
+    per_channel_broadcastable_shape: tuple[int, ...]
+    percentile: float
+    permute_dims: tuple[int, ...] | None
+    power_of_two_factor: bool
+    preserve_zero: bool
+    proxy_class: type[QuantProxyFromInjector]
+    q_dtype: DType
+    quant_delay_steps: int | None
+    quant_type: QuantType
+    quantize_zero_point: bool
+    random_bits: int
+    range_steps: float | None
+    restart: bool
+    restrict_bit_width_impl: Component
+    restrict_scale_positive: bool
+    restrict_scale_threshold_impl: Component
+    restrict_scaling_impl: Component
+    restrict_scaling_type: RestrictValueType
+    restrict_threshold_impl: Component
+    restrict_value_float_to_int_impl: Component
+    saturating: bool
+    scale_quant: Injector
+    scale_rounding: ScaleRounding
+    scale_stop_grad: bool
+    scaling_affine_rescaling_init: float | None
+    scaling_affine_shifting_init: float | None
+    scaling_gradient_scale: float | None
+    scaling_impl: Component
+    scaling_impl_type: ScalingImplType
+    scaling_init: Array
+    scaling_init_impl: Component
+    scaling_min_val: float | None
+    scaling_per_output: ScalingPerOutputType
+    scaling_per_output_channel: bool
+    scaling_per_output_channel_shape: tuple[int, ...]
+    scaling_per_output_type: ScalingPerOutputType
+    scaling_shape: tuple[int, ...]
+    scaling_stats_impl: Component
+    scaling_stats_input_view_shape_impl: Component
+    scaling_stats_momentum: float | None
+    scaling_stats_op: StatsOp
+    scaling_stats_permute_dims: tuple[int, ...] | None
+    seed: int
+    shared_axes: tuple[int, ...] | None
+    shared_per_row: bool
+    sigma: float
+    signed: bool
+    stats_impl_zp: Component
+    stats_output_shape: tuple[int, ...]
+    stats_reduce_dim: int | None
+    std_dev_epsilon: float
+    straight_through: bool
+    tensor_clamp_impl: Component
+    tensor_quant: Component
+    threshold: float
+    threshold_mixin: Injector
+    ties: Literal["first", "shared", "near"] | None
+    trust: float
+    trust_steps: float
+    zero_point_impl: Component
+    zero_point_shape: tuple[int, ...]
+    zero_point_stats_impl: Component
+    zero_point_stats_input_view_shape_impl: Component
+    zero_point_stats_momentum: float | None
+
+class TruncAdaptiveAvgPool2dKeywords(TruncNames, total=False):
     ...
 
-class RuleOverrides(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, LhsActNames, RhsActNames, CacheActNames, total=False):
+class TruncAvgPoolKeywords(TruncNames, total=False):
+    ...
+
+class TruncAvgPool2dKeywords(TruncNames, total=False):
+    ...
+
+class RuleKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, LhsActNames, RhsActNames, CacheActNames, total=False):
     ...

@@ -1,0 +1,342 @@
+"""The table that chooses the numbers and the kernel of a contraction.
+
+The first row that fits is taken. "Along sums" are the axes that are summed over.
+
+| kernel | grids | scales and zero points | stored right operand |
+|---|---|---|---|
+| "integers" | integers of at most 8 bits | anywhere; groups of at least 128, or integers asked for | or not |
+| "integers", of a scheme | the same | not along sums, but along tiles; groups of at least 128 | or not |
+| "integers", convolution | the same | one, or one each for examples (left), output features (right) | or not |
+| "integers", ragged | the same | not along sums | or not |
+| "float8" | 8-bit floats of backends, not convolved | not along sums | or not |
+| "stored" | floats; bytes, or a table of 16 numbers | anywhere | yes, dequantized in registers |
+| "floats" | any | anywhere | or not: dequantized, by XLA |
+
+Everything that contracts asks `choose`: layers, sites, attention, stored parameters, and the three products of a
+scheme, forward and backward. The files of `kernels/` decide what a kernel does on each platform. Next: `contract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import jax
+
+from jqinject.dot.frozen.stored_array import StoredArray
+from jqinject.dot.frozen.stored_dot import reads_stored
+from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
+from jqinject.dot.kernels.convolution import Convolution, Filters
+from jqinject.dot.kernels.groups import LEAST_GROUP
+from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
+from jqinject.dot.kernels.ragged import Ragged
+from jqinject.quant_tensor import (
+    Groups,
+    grouped_integers,
+    in_pieces,
+    is_concrete,
+    is_grouped,
+    is_quantized,
+    on_integers,
+    on_minifloats,
+    on_table,
+    smaller_groups,
+)
+
+ContractionKind = Literal["auto", "float", "int", "fp8"]
+KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
+OTHER_IS_FLOAT = "the other operand is float"
+NO_COMMON_PAYLOAD = "they have no payload in common that backends contract"
+NOT_KEPT = (
+    "an operand keeps no integers, as in training, where rounding to them again costs more than it saves"
+)
+UNFIT = f"scales vary where no contraction of integers takes them, or groups have fewer than {LEAST_GROUP} elements"
+
+
+@dataclass(frozen=True)
+class ChosenKernel:
+    """The row of the table for two operands.
+
+    Attributes:
+        kernel: "integers", "float8", "stored" or "floats".
+        numbers: "int", "fp8" or "float".
+        where: the axes of the contraction.
+        lhs, rhs: the operands.
+        why: why operands with a payload are contracted as floats; else empty.
+        integers: theirs, for "integers".
+        groups: how a summed axis of both is cut in two in their integers; None if it is not.
+        swapped: whether the operands were swapped, as only the left one has groups.
+    """
+
+    kernel: str
+    numbers: str
+    where: Dimensions | Filters | Ragged | None
+    lhs: Any
+    rhs: Any
+    why: str = ""
+    integers: tuple[Affine, Affine] | None = None
+    groups: tuple[Groups, Groups] | None = None
+    swapped: bool = False
+
+    @property
+    def dims(self) -> Dimensions:
+        """The axes of a `dot_general`."""
+        assert isinstance(self.where, Dimensions), "neither a convolution nor a ragged contraction"
+        return self.where
+
+    @property
+    def integer_dimensions(self) -> Dimensions:
+        """The axes of the integers: a summed axis that is cut into groups counts as two."""
+        dims = self.dims.swapped() if self.swapped else self.dims
+        if self.groups is None:
+            return dims
+        left, right = self.groups
+        return dims.in_groups(left.dim % dims.lhs_ndim, right.dim % dims.rhs_ndim)
+
+    def operands(self, values: tuple[Any, Any] | None = None) -> tuple[IntegerOperand, IntegerOperand]:
+        """The integers, beside the floats that receive the gradients.
+
+        Args:
+            values: these floats; None for the operands' own. Those of a stored right operand receive none.
+        """
+        assert self.integers is not None, "asked for where integers are contracted"
+        lhs, rhs = self.lhs, self.rhs
+        left, right = (None, None) if values is None else values
+        if rhs.is_stored:
+            right = None
+        elif right is None:
+            right = rhs.value
+        if left is None and not (self.swapped and lhs.is_stored):
+            left = lhs.value
+        dtypes = lhs.dtype if left is None else left.dtype, rhs.dtype if right is None else right.dtype
+        return IntegerOperand(self.integers[0], left, dtypes[0]), IntegerOperand(
+            self.integers[1], right, dtypes[1]
+        )
+
+
+def choose(
+    lhs: Any,
+    rhs: Any,
+    where: Dimensions | Convolution | Filters | Ragged | None,
+    numbers: ContractionKind = "auto",
+    *,
+    rounded: bool = True,
+    swaps: bool = False,
+    apart: Sequence[int] | None = None,
+) -> ChosenKernel:
+    """Choose the row of the table for two operands.
+
+    Args:
+        lhs, rhs: as for `contract`.
+        where: the axes of the contraction; None for one that is none of these, which contracts floats.
+        numbers: as for `contract`; where the operands do not have them, the choice has others.
+        rounded: whether "auto" also takes integers that no quantizer kept, which are rounded for the contraction.
+        swaps: whether the operands may be swapped if only the left one has groups.
+        apart: the pairs of summed axes along which scales of integers may vary, so that each index makes a whole
+            output; None for all of a `dot_general`'s.
+    """
+    where = where.filters if isinstance(where, Convolution) else where
+    dims = where if isinstance(where, Dimensions) and numbers != "float" else None
+    stored, why = isinstance(rhs, StoredArray), ""
+    both = has_integers(lhs, in_groups=True) and (
+        rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
+    )
+    if both and where is not None and numbers in ("auto", "int"):
+        if not (rounded or numbers == "int" or stored or keep_integers(lhs, rhs)):
+            why = NOT_KEPT
+        elif apart is not None and dims is not None and not (lhs.is_grouped or rhs.is_grouped):
+            why = _varying_scales(lhs, rhs, dims, apart)
+        found = None if why else _integers(lhs, rhs, where, numbers, swaps)
+        if found is not None:
+            return found
+        why = why or UNFIT
+    reads = dims is not None and stored and reads_stored(rhs.form, lhs.dtype)
+    if reads and not is_quantized(lhs):
+        return ChosenKernel("stored", "float", where, lhs, rhs, OTHER_IS_FLOAT)
+    tensor = rhs.operand() if stored else rhs
+    if dims is not None and not why:
+        why = _why_not_float8(lhs, tensor, dims)
+        if why is None and numbers != "int":
+            return ChosenKernel("float8", "fp8", where, lhs, tensor)
+    return ChosenKernel(
+        "stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why or ""
+    )
+
+
+def check_choice(choice: ChosenKernel, where: Dimensions | Convolution, numbers: ContractionKind) -> None:
+    """Raise unless a choice has the numbers that were asked for.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if numbers in ("auto", choice.numbers):
+        return
+    both = f"got {describe(choice.lhs)} and {describe(choice.rhs)}"
+    if isinstance(where, Dimensions):
+        raise ValueError(
+            f"contraction={numbers!r} needs {_NEEDS[numbers]}; {both}.\n"
+            "  cure: quantize both so, or contraction='auto'"
+        )
+    if numbers == "fp8":
+        raise ValueError(
+            "a convolution has no contraction of 8-bit floats.\n  cure: contraction='auto', which contracts the "
+            "dequantized floats"
+        )
+    raise ValueError(
+        "contraction='int' of a convolution needs two IntQuantTensors of at most 8 bits: the left one with one "
+        "zero point, and one scale or one for each example; the right one with one scale or one for each output "
+        f"feature, and zero points likewise; {both}.\n  cure: contraction='auto'"
+    )
+
+
+_NEEDS = {
+    "int": "two IntQuantTensors of at most 8 bits, known before the program runs",
+    "fp8": "two FloatQuantTensors in 8-bit formats of hardware, whose scales do not vary along what is summed over",
+}
+
+
+def keep_integers(lhs: Any, rhs: Any) -> bool:
+    """Whether two QuantTensors keep their integers, as quantizers in evaluation let them, or one of them is stored."""
+    return (lhs.kept_payload is not None and rhs.kept_payload is not None) or lhs.is_stored or rhs.is_stored
+
+
+def varies_along(x: Any, axes: Sequence[int]) -> bool:
+    """Whether a scale or zero point of a QuantTensor without groups varies along some axes."""
+    return not scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(axes)
+
+
+def _integers(
+    lhs: Any, rhs: Any, where: Dimensions | Filters | Ragged, numbers: ContractionKind, swaps: bool
+) -> ChosenKernel | None:
+    """The choice for two operands of integers; None if their scales or groups do not fit."""
+    stored = isinstance(rhs, StoredArray)
+    groups = rhs.form.contracted_groups if stored else rhs.groups if rhs.is_grouped else None
+    grouped = groups is not None or lhs.is_grouped
+    if isinstance(where, Dimensions):
+        if grouped:
+            return _in_groups(lhs, rhs, where, groups, numbers, swaps)
+        both = affine_of(lhs), rhs.integers(where.rhs_contract) if stored else affine_of(rhs)
+        return ChosenKernel("integers", "int", where, lhs, rhs, integers=both)
+    if grouped or not where.fit(lhs, rhs.operand() if stored else rhs):
+        return None
+    both = affine_of(lhs), rhs.integers() if stored else affine_of(rhs)
+    return ChosenKernel("integers", "int", where, lhs, rhs, integers=both) if where.take(*both) else None
+
+
+def _why_not_float8(lhs: Any, rhs: Any, dims: Dimensions) -> str | None:
+    """Why two operands are not contracted as 8-bit floats, empty if neither is quantized; None if they are."""
+    if not all(on_minifloats(x) and x.is_contractible for x in (lhs, rhs)):
+        quantized = [is_quantized(x) for x in (lhs, rhs)]
+        return NO_COMMON_PAYLOAD if all(quantized) else OTHER_IS_FLOAT if any(quantized) else ""
+    return _varying_scales(lhs, rhs, dims) or None
+
+
+def _varying_scales(lhs: Any, rhs: Any, dims: Dimensions, apart: Sequence[int] = ()) -> str:
+    """Which operand's scales vary along a sum, apart from some pairs of axes, as text; empty if neither's do."""
+    for x, summed in ((lhs, dims.lhs_contract), (rhs, dims.rhs_contract)):
+        if varies_along(x, [axis for pair, axis in enumerate(summed) if pair not in apart]):
+            return f"of {described(x)} the scales of shape {x.scale.shape} vary along what is summed over"
+    return ""
+
+
+def _in_groups(
+    lhs: Any, rhs: Any, dims: Dimensions, groups: Groups | None, numbers: ContractionKind, swaps: bool
+) -> ChosenKernel | None:
+    """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
+    if swaps and groups is None and not rhs.is_stored:
+        found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
+        if found is not None and found.integers is not None:
+            of_right, of_left = found.integers
+            own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
+            return replace(found, **own, swapped=True)
+    if isinstance(rhs, StoredArray):
+        right = rhs.integers(dims.rhs_contract)
+    else:
+        pieces: Any = rhs if groups is None else in_pieces(rhs)
+        groups = None if groups is None else pieces.groups
+        right = affine_of(pieces if groups is None else pieces.grouped)
+    found = _in_common_groups(lhs, right, groups, dims)
+    if found is None or (found[1][0].size < LEAST_GROUP and numbers != "int"):
+        return None
+    return ChosenKernel("integers", "int", dims, lhs, rhs, integers=found[0], groups=found[1])
+
+
+def _in_common_groups(
+    x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions
+) -> tuple[tuple[Affine, Affine], tuple[Groups, Groups]] | None:
+    """Integers of two operands, one of which has scales for groups, whose summed axis is cut in two, alike.
+
+    Args:
+        x: the left operand.
+        weight: the integers of the right one, with two axes for one if it has groups.
+        of_weight: the groups of the right one, None if it has none.
+        dims: of the contraction, without groups.
+
+    Returns:
+        (the integers of both, how the axis of each is cut); None if their integers do not fit.
+    """
+    if of_weight is None and grouped_integers(x):
+        x = in_pieces(x)
+    own = x.groups if grouped_integers(x) else None
+    pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
+    if of_weight is not None:
+        axis = pairs.get(of_weight.dim % dims.rhs_ndim)
+    else:
+        axis = None if own is None else own.dim % dims.lhs_ndim
+    back = {left: right for right, left in pairs.items()}
+    if axis is None or axis not in back:
+        return None
+    size = (of_weight or own or Groups(0, 0, 0)).size
+    length = x.shape[axis]
+    of_input = Groups(size, axis - dims.lhs_ndim, length)
+    if own is not None and own.size % size == 0 and own.size > size:
+        x = smaller_groups(x, size)  # the weight is in pieces of groups that cross shards
+        own = x.groups
+    if own is not None and own != of_input:
+        return None
+    left = _integers_in(x, of_input)
+    right = Groups(size, back[axis] - dims.rhs_ndim, length)
+    if of_weight is None:
+        weight = _cut(weight, right)
+    return None if left is None else ((left, weight), (of_input, right))
+
+
+def _integers_in(x: Any, groups: Groups) -> Affine | None:
+    """The integers of an input in groups; None if it has none, or a scale that varies along the axis."""
+    if grouped_integers(x):
+        return affine_of(x.grouped) if has_integers(x.grouped) else None
+    if not has_integers(x) or varies_along(x, (groups.dim % x.ndim,)):
+        return None
+    return _cut(affine_of(x), groups)
+
+
+def _cut(found: Affine, groups: Groups) -> Affine:
+    """Integers whose scale does not vary along an axis, with the axis in groups."""
+
+    def apart(metadata: jax.Array) -> jax.Array:
+        if metadata.ndim < -groups.dim:
+            return metadata
+        place = metadata.ndim + groups.dim
+        return metadata.reshape((*metadata.shape[:place], 1, *metadata.shape[place:]))
+
+    zero = None if found.zero_point is None else apart(found.zero_point)
+    return Affine(groups.split(found.payload), apart(found.scale), zero)
+
+
+def described(x: Any) -> str:
+    """An operand in words."""
+    if is_grouped(x):
+        return f"{described(x.grouped)} in groups of {x.groups.size}"
+    return describe(x)
+
+
+def describe(x: Any) -> str:
+    """An operand in an error text."""
+    if on_integers(x):
+        return f"integers of {x.bit_width if is_concrete(x.bit_width) else 'learned'} bits"
+    if on_minifloats(x):
+        return f"{x.format} with scales of shape {x.scale.shape}"
+    if on_table(x):
+        return f"indices into a table of {len(x.codebook.table)} numbers"
+    return f"an array of {x.dtype.name}"

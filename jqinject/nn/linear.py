@@ -1,0 +1,302 @@
+"""Quantized dense layers: over one axis, over any axes, and with a low-rank update in float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
+
+import jax
+from flax import nnx
+
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.nn.base.dot_layer import (
+    DEFAULT_WEIGHT,
+    PlacedContraction,
+    QuantDotLayer,
+    SchemeLike,
+    by_scheme,
+    unsummed_axes,
+)
+from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
+from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.weight_layer import ContractionKind
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
+
+
+@final
+class QuantLinear(QuantDotLayer[Out], nnx.Linear):
+    """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Linear` to the bit.
+
+    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, an override
+    without effect is an error, and sums without a scale are returned as an array (there an error).
+
+    Args:
+        in_features: size of the last axis of the input.
+        out_features: size of the last axis of the output.
+        use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
+            preferred_element_type, rngs, kernel_metadata, bias_metadata: as for `nnx.Linear`.
+        weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: quantizes the operands of the contraction and of its gradients instead: a `jqinject.dot.Scheme`, such as
+            `jqinject.quant.Int8Training`. Refused here if its transforms or unpadded blocks do not fill features, or
+            it takes a payload that does not fit; rows of a batch are checked by a call in training.
+        contraction: "auto" contracts the payloads of an 8-bit float input and weight, integers in evaluation and once
+            frozen, and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized
+            floats in any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+        >>> fc = QuantLinear(
+        ...     8, 4, weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4,
+        ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> fc(jnp.ones((2, 8))).shape, fc.quant_weight().bit_width
+        ((2, 4), 4)
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinear[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinear[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, **__) -> QuantLinear[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rngs: nnx.Rngs,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
+        **more: Unpack[QuantLinearKeywords],
+    ) -> None:
+        overrides = self._init_flax(locals(), more)
+        arguments = by_scheme(self, scheme, locals(), rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+
+
+@final
+class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
+    """`nnx.LinearGeneral` with quantizers: y = sum over `axis` of x_q W_q, plus b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.LinearGeneral` to the bit. Frozen, it contracts integers where its
+    input is quantized to at most 8 bits.
+
+    Args:
+        in_features: sizes of the axes of the input that are summed over.
+        out_features: sizes of the output's last axes.
+        weight_quant: quantizer of the kernel, shape (*batch, *in_features, *out_features). Channels are counted along
+            all its axes but those of the input features: with a scale for each channel, the scale has the kernel's
+            shape with 1 along `in_features`. By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the
+            kernel float.
+        bias_quant: quantizer of the bias, shape (*batch, *out_features).
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: as for `QuantLinear`: a `jqinject.dot.Scheme`, which quantizes what is contracted, forward and backward.
+        contraction: as for `QuantLinear`.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        axis, batch_axis, use_bias, dtype, param_dtype, kernel_init, bias_init, precision, promote_dtype,
+            dot_general, dot_general_cls, preferred_element_type, kernel_metadata, bias_metadata: as for
+            `nnx.LinearGeneral`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> heads = QuantLinearGeneral(8, (2, 4), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> heads(jnp.ones((3, 8))).shape, heads.quant_weight().scale.shape
+        ((3, 2, 4), (1, 2, 4))
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinearGeneral[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinearGeneral[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, **__) -> QuantLinearGeneral[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        rngs: nnx.Rngs,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
+        **more: Unpack[QuantLinearGeneralKeywords],
+    ) -> None:
+        overrides = self._init_flax(locals(), more)
+        arguments = by_scheme(self, scheme, locals(), rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+
+    output_channel_dim = property(unsummed_axes)
+
+    @property
+    def weight_ndim(self) -> int:
+        """A kernel has the batch axes, and one each for input and output features."""
+        return len(self.batch_axis) + len(self.in_features) + len(self.out_features)
+
+    @property
+    def summed_axes(self) -> tuple[int, ...]:
+        """The input features."""
+        return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
+
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """Those of `axis`, in the order in which they lie."""
+        return tuple(sorted(self.axis))
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Output features are the last axes; input features too, unless `axis` says otherwise."""
+        shapes = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
+        last = tuple(range(-len(self.in_features), 0))
+        return shapes | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
+
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction:
+        ndim = len(shape)
+        # Flax goes by the order of the axes, not by that in which they are given.
+        axes = tuple(sorted(axis % ndim for axis in self.axis))
+        batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
+        numbers = (axes, self.summed_axes), (batch, tuple(range(len(batch))))
+        return PlacedContraction(Dimensions.of(ndim, self.weight_ndim, numbers))
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        if any(not -ndim <= axis < ndim for axis in self.axis):
+            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing: reported
+        axes = sorted(
+            self.axis, key=lambda axis: axis % ndim
+        )  # as Flax does, whatever order they are given in
+        return dict(zip(axes, self.in_features, strict=True))
+
+    def _contracts_as_flax(self) -> bool:
+        return self.dot_general is None and self.dot_general_cls is None
+
+    def _injected(self, contraction: Any) -> dict[str, Any]:
+        return {"dot_general": contraction, "dot_general_cls": None}
+
+
+@final
+class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
+    """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.LoRALinear` to the bit. `jqinject.freeze` stores the kernel in low bits
+    and leaves A and B, which can then be trained on.
+
+    Args:
+        in_features: size of the last axis of the input.
+        out_features: size of the last axis of the output.
+        lora_rank: columns of A, rows of B.
+        weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor` with the scale of `output_quant`, which it needs, as the sum of
+            the two products has no scale.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: as for `QuantLinear`, of input and kernel.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
+            preferred_element_type, kernel_metadata, bias_metadata, lora_dtype, lora_param_dtype, a_initializer,
+            b_initializer, lora_param_type, lora_promote_dtype, a_metadata, b_metadata: as for `nnx.LoRALinear`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = QuantLoRALinear(8, 4, lora_rank=2, weight_bit_width=4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((3, 8))).shape, layer.quant_weight().bit_width, layer.lora.lora_a.shape
+        ((3, 4), 4, (8, 2))
+    """
+
+    takes_batch_norm = False
+    reads_input = True  # A does
+
+    returns_accumulator = False
+    _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLoRALinear[jax.Array]: ...
+        @overload
+        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLoRALinear[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *_, **__) -> QuantLoRALinear[Any]: ...
+        def __new__(cls, *_, **__) -> Any: ...
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rngs: nnx.Rngs,
+        lora_rank: int,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
+        **more: Unpack[QuantLoRALinearKeywords],
+    ) -> None:
+        overrides = self._init_flax(locals(), more)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)

@@ -1,1 +1,0 @@
-"""Dense layers, einsum, embedding."""
