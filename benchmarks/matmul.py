@@ -15,17 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from _timing import interleaved, print_table
-from jqinject.dot import (
-    Affine,
-    QDotGeneral,
-    QuantizedOperand,
-    QuantMode,
-    affine_dot_general,
-    config_fwd_fp8,
-    config_v4,
-    dot_general,
-)
+from jqinject.dot import Affine, FrozenParam, QDotGeneral, QuantMode, affine_dot_general, dot_general
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.quant.aqt import config_fwd_fp8, config_v4
 
 MATMUL = (((1,), (0,)), ((), ()))
 SIZES = (512, 1024, 2048)
@@ -36,18 +28,21 @@ def products(size: int) -> dict[str, Callable[[], object]]:
     keys = jax.random.split(jax.random.key(0))
     x, w = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
 
-    def payloads(bits: object) -> tuple[QuantizedOperand, QuantizedOperand]:
+    def payloads(bits: object) -> tuple[FrozenParam, FrozenParam]:
         op = QDotGeneral(
             config_v4(fwd_bits=bits), lhs_quant_mode=QuantMode.CONVERT, rhs_quant_mode=QuantMode.CONVERT
         )
         op(x, w, MATMUL)
         return op.lhs_freezer.get(), op.rhs_freezer.get()
 
-    def contract(a: QuantizedOperand, b: QuantizedOperand) -> jax.Array:
-        if not jnp.issubdtype(a.payload.dtype, jnp.integer):
-            y = jax.lax.dot_general(a.payload, b.payload, MATMUL, preferred_element_type=jnp.float32)
-            return (y * a.scale * b.scale).astype(jnp.bfloat16)
-        left, right = Affine(a.payload, a.scale), Affine(b.payload, b.scale)
+    def contract(a: FrozenParam, b: FrozenParam) -> jax.Array:
+        (x, x_scale), (w, w_scale) = (
+            (p.form.stored.payload(p.numbers["value"]), p.numbers["scale"]) for p in (a, b)
+        )
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            y = jax.lax.dot_general(x, w, MATMUL, preferred_element_type=jnp.float32)
+            return (y * x_scale * w_scale).astype(jnp.bfloat16)
+        left, right = Affine(x, x_scale), Affine(w, w_scale)
         return affine_dot_general(left, right, Dimensions.of(2, 2, MATMUL), jnp.bfloat16)
 
     def call(function: Callable[..., jax.Array], *operands: object) -> Callable[[], object]:

@@ -142,7 +142,7 @@ def measured(
     if trial.rounding:
         model.eval()
         images = [jnp.asarray(batch) for batch, _ in training.batches(digits, 1, seed)]
-        jqinject.learn_rounding(model, images, steps=arguments.rounding_steps, seed=seed, progress=False)
+        jqinject.learn_rounding(model, images, steps=arguments.rounding_steps, progress=False)
     return 100 * training.accuracy(model, digits)
 
 
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30, help="of training with quantizers in the loop")
     parser.add_argument("--float-epochs", type=int, default=FLOAT_EPOCHS)
     parser.add_argument(
-        "--everywhere", action="store_true", help="the first and the last layer have the bits too"
+        "--edges-8-bits", action="store_true", help="the first and the last layer have 8 bits"
     )
     parser.add_argument("--rounding-steps", type=int, default=500, help="of AdaRound, for each layer")
     arguments = parser.parse_args()

@@ -83,7 +83,7 @@ def layers(width: int) -> dict[str, Callable[[Any], Any]]:
     """Return what makes the layers that are frozen, by name."""
     from flax import nnx
 
-    from jqinject.dot import QDotGeneral, config_v4
+    from jqinject.dot import QDotGeneral
     from jqinject.nn import QuantLinear
     from jqinject.quant import (
         Int8ActPerTensorFloat,
@@ -94,6 +94,7 @@ def layers(width: int) -> dict[str, Callable[[Any], Any]]:
         NF4WeightPerGroupFloat,
         NVFP4Weight,
     )
+    from jqinject.quant.aqt import config_v4
 
     class Averaged(Int8ActPerTensorFloat):
         """The input scale is a running average of the batches' maxima."""

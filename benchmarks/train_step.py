@@ -42,9 +42,10 @@ import jqinject
 import jqinject.quant as q
 from _timing import interleaved, print_table
 from jqinject import native
-from jqinject.dot import QDotGeneral, Scheme, config_v4
+from jqinject.dot import QDotGeneral, Scheme
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+from jqinject.quant.aqt import config_v4
 
 CALIBRATION_STEPS = 4
 INPUT_GRADIENT = "float, input gradient"

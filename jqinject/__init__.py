@@ -41,19 +41,15 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import Rule as Rule
     from jqinject.model import begin_step as begin_step
     from jqinject.model import calibrate as calibrate
-    from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
     from jqinject.model import compiled as compiled
     from jqinject.model import coverage as coverage
     from jqinject.model import end_step as end_step
-    from jqinject.model import fold_batch_norm as fold_batch_norm
     from jqinject.model import freeze as freeze
     from jqinject.model import grad as grad
     from jqinject.model import initialize as initialize
-    from jqinject.model import learn_rounding as learn_rounding
     from jqinject.model import load_frozen as load_frozen
     from jqinject.model import load_state as load_state
     from jqinject.model import lora as lora
-    from jqinject.model import merge_batch_norm as merge_batch_norm
     from jqinject.model import merge_lora as merge_lora
     from jqinject.model import quantization_status_manager as quantization_status_manager
     from jqinject.model import quantize as quantize
@@ -65,7 +61,11 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import value_and_grad as value_and_grad
     from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
     from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
+    from jqinject.recipes import calibrate_batch_norm as calibrate_batch_norm
     from jqinject.recipes import correct_biases as correct_biases
+    from jqinject.recipes import fold_batch_norm as fold_batch_norm
+    from jqinject.recipes import learn_rounding as learn_rounding
+    from jqinject.recipes import merge_batch_norm as merge_batch_norm
     from jqinject.recipes import post_training_quantize as post_training_quantize
 
 __version__ = "0.2.0"
@@ -126,20 +126,20 @@ _PLACES = {
     "Rule": "jqinject.model",
     "begin_step": "jqinject.model",
     "calibrate": "jqinject.model",
-    "calibrate_batch_norm": "jqinject.model",
+    "calibrate_batch_norm": "jqinject.recipes",
     "compiled": "jqinject.model",
     "correct_biases": "jqinject.recipes",
     "coverage": "jqinject.model",
     "end_step": "jqinject.model",
-    "fold_batch_norm": "jqinject.model",
+    "fold_batch_norm": "jqinject.recipes",
     "freeze": "jqinject.model",
     "grad": "jqinject.model",
     "initialize": "jqinject.model",
-    "learn_rounding": "jqinject.model",
+    "learn_rounding": "jqinject.recipes",
     "load_frozen": "jqinject.model",
     "load_state": "jqinject.model",
     "lora": "jqinject.model",
-    "merge_batch_norm": "jqinject.model",
+    "merge_batch_norm": "jqinject.recipes",
     "merge_lora": "jqinject.model",
     "post_training_quantize": "jqinject.recipes",
     "quantization_status_manager": "jqinject.model",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jqinject.dot.schemes.operand import InRange
+from jqinject.quant.fragments import InRange
 
 
 def in_range(calibration_impl: Any = None, averaging_impl: Any = None, **names: Any) -> Any:

@@ -10,8 +10,8 @@ import pytest
 
 import jqinject
 from jqinject import Rule
-from jqinject.dot import config_v4
 from jqinject.quant import Int8WeightPerChannelFloat
+from jqinject.quant.aqt import config_v4
 
 
 def test_help_shows_the_functions():

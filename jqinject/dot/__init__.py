@@ -20,10 +20,8 @@ from jqinject.dot.kernels.integer import IntegerOperand as IntegerOperand
 from jqinject.dot.kernels.integer import affine_dot_general as affine_dot_general
 from jqinject.dot.kernels.integer import affine_of as affine_of
 from jqinject.dot.kernels.integer import has_integers as has_integers
-from jqinject.dot.schemes.config import ConfigV4 as ConfigV4
-from jqinject.dot.schemes.config import config_fwd_fp8 as config_fwd_fp8
-from jqinject.dot.schemes.config import config_v4 as config_v4
-from jqinject.dot.schemes.config import fully_quantized as fully_quantized
+from jqinject.dot.schemes.freezer import Freezer as Freezer
+from jqinject.dot.schemes.freezer import QuantMode as QuantMode
 from jqinject.dot.schemes.functions_of_jax import conv_general_dilated as conv_general_dilated
 from jqinject.dot.schemes.functions_of_jax import dot_general as dot_general
 from jqinject.dot.schemes.functions_of_jax import einsum as einsum
@@ -31,7 +29,6 @@ from jqinject.dot.schemes.modules import QConvGeneralDilated as QConvGeneralDila
 from jqinject.dot.schemes.modules import QDotGeneral as QDotGeneral
 from jqinject.dot.schemes.modules import QEinsum as QEinsum
 from jqinject.dot.schemes.modules import QRaggedDot as QRaggedDot
-from jqinject.dot.schemes.operand import OperandInjector as OperandInjector
 from jqinject.dot.schemes.quantized_einsum import kernel_axes_of as kernel_axes_of
 from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
@@ -40,6 +37,3 @@ from jqinject.dot.tensors.contract import contract as contract
 from jqinject.dot.tensors.contract import float8_dot_general as float8_dot_general
 from jqinject.dot.tensors.contract import integer_conv as integer_conv
 from jqinject.dot.tensors.contract import ragged_dot_general as ragged_dot_general
-from jqinject.dot.tensors.freezer import Freezer as Freezer
-from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand
-from jqinject.dot.tensors.freezer import QuantMode as QuantMode

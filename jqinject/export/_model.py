@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.state import flat_parts
-from jqinject.model.freezing import settle_ranges
+from jqinject.model.freezing import freeze_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host, spans_processes
@@ -44,7 +44,7 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
     copy = nnx.clone(model, graph=True)
     copy.eval()
     _bring_home(copy)
-    settle_ranges(ModelIndex(copy).modules)
+    freeze_ranges(ModelIndex(copy).modules)
     return copy
 
 

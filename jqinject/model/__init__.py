@@ -1,6 +1,8 @@
 """Operations on whole models: quantizing, calibration, freezing, checkpoints, training steps and reports."""
 
 from jqinject.model.caches import quantized_cache as quantized_cache
+from jqinject.model.calibration import CalibrationReport as CalibrationReport
+from jqinject.model.calibration import calibrate as calibrate
 from jqinject.model.freezing import NothingFrozenWarning as NothingFrozenWarning
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze
@@ -10,9 +12,9 @@ from jqinject.model.inspect.coverage import coverage as coverage
 from jqinject.model.inspect.coverage_rows import ActivationContraction as ActivationContraction
 from jqinject.model.inspect.coverage_rows import ContractedWeight as ContractedWeight
 from jqinject.model.inspect.coverage_rows import MissedWeight as MissedWeight
-from jqinject.model.inspect.histograms import Histogram as Histogram
-from jqinject.model.inspect.histories import History as History
+from jqinject.model.inspect.layer_numbers import Histogram as Histogram
 from jqinject.model.inspect.layer_numbers import Histograms as Histograms
+from jqinject.model.inspect.layer_numbers import History as History
 from jqinject.model.inspect.layer_numbers import LayerNumbers as LayerNumbers
 from jqinject.model.inspect.layer_numbers import LayerReport as LayerReport
 from jqinject.model.inspect.layer_numbers import Saturation as Saturation
@@ -22,17 +24,8 @@ from jqinject.model.inspect.training.training_bytes import TrainingBytes as Trai
 from jqinject.model.lora.adapting import lora as lora
 from jqinject.model.lora.merging import LossyMergeWarning as LossyMergeWarning
 from jqinject.model.lora.merging import merge_lora as merge_lora
-from jqinject.model.ptq.batch_norm_statistics import calibrate_batch_norm as calibrate_batch_norm
-from jqinject.model.ptq.calibration import CalibrationReport as CalibrationReport
-from jqinject.model.ptq.calibration import calibrate as calibrate
-from jqinject.model.ptq.fold_batch_norm import fold_batch_norm as fold_batch_norm
-from jqinject.model.ptq.fold_batch_norm import merge_batch_norm as merge_batch_norm
-from jqinject.model.ptq.learned_rounding import RoundingReport as RoundingReport
-from jqinject.model.ptq.learned_rounding import learn_rounding as learn_rounding
-from jqinject.model.ptq.round_training import RoundingErrors as RoundingErrors
-from jqinject.model.ptq.sites_left import SitesLeftWarning as SitesLeftWarning
+from jqinject.model.quantizing.check_rules import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.initialize import initialize as initialize
-from jqinject.model.quantizing.low_coverage import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport

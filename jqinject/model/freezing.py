@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import SimpleMovingAverage
+from jqinject.core import Quantizer, RangeScaling
+from jqinject.core.memory.memory import Memory
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.frozen_ops import frozen_kernel, op_of_weight, quantized_op, unfreeze_op
@@ -52,8 +53,8 @@ def freeze(
     Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
-    unfrozen layer in evaluation, and that of training up to float rounding. Learned and
-    averaged input scales become constants: nothing is reduced at run time.
+    unfrozen layer in evaluation, and that of training up to float rounding. Collected ranges of inputs become
+    constants, with their scales and zero points: nothing is reduced or averaged at run time, in training mode neither.
 
     A frozen weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read as an
     array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only the
@@ -67,7 +68,8 @@ def freeze(
 
     Args:
         model: an NNX module, concrete or abstract.
-        keep_masters: keep the float weights and their quantizers as well, for `unfreeze`: `layer.master`.
+        keep_masters: keep the float weights (`layer.master`), their quantizers and what ranges were collected from, for
+            `unfreeze`.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
         sliced_from: float weights of at least so many bytes are quantized slice by slice, which takes less memory and
             makes the same bits.
@@ -119,19 +121,26 @@ def freeze(
         kernel = frozen_kernel(layer)
         if kernel is not None:
             freeze_weight(index, layer, kernel, keep_master=keep_masters)
-    settle_ranges(layers)
+    freeze_ranges(layers, keep=keep_masters)
     return model
 
 
-def settle_ranges(modules: Iterable[Any]) -> None:
-    """Turn collected ranges into constants, so that none is computed from the input any more.
+def freeze_ranges(modules: Iterable[Any], *, keep: bool = False) -> None:
+    """Turn collected ranges, their scales and zero points into constants.
 
     Args:
         modules: a model's modules. An average that no batch has entered stays as it is.
+        keep: keep what was collected beside them, for `unfreeze`.
     """
+    modules = list(modules)
     for module in modules:
-        if isinstance(module, SimpleMovingAverage) and _has_batches(module):
-            module.settled = True
+        if isinstance(module, Quantizer):
+            module.freeze_range(keep)
+    for module in modules:  # also those that no quantizer holds
+        if isinstance(module, RangeScaling):
+            module.freeze(keep=keep)
+        elif isinstance(module, Memory) and not keep:
+            module.freeze()
 
 
 def _is_quantized(module: Any) -> bool:
@@ -163,18 +172,12 @@ def _all_finite(weight: jax.Array) -> jax.Array:
     return jnp.isfinite(weight).all()
 
 
-def _has_batches(average: SimpleMovingAverage) -> bool:
-    """Whether ranges were collected; assumed for an abstract model."""
-    count = average.counter.get_value()
-    return not is_concrete(count) or bool(jnp.all(count > 0))
-
-
 def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
     """Restore the float weights of a model that was frozen with `keep_masters=True`, in training mode.
 
     Weights whose float numbers are gone, such as those of `jqinject.formats.load`, may begin at their low-bit numbers
-    instead: they are then quantized by the same scales, committed (`commit`), to the same
-    numbers, until training moves them.
+    instead: they are then quantized by the same scales, committed (`commit`), to the same numbers, until training moves
+    them. Averaged ranges of inputs are then constants still.
 
     Args:
         model: an NNX module.
@@ -206,8 +209,8 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
         unfreeze_op(layer)
     restore_masters(index)
     for module in ModelIndex(model).modules:
-        if isinstance(module, SimpleMovingAverage):
-            module.settled = False
+        if isinstance(module, RangeScaling):
+            module.unfreeze()
     model.train()
     return model
 

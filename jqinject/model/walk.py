@@ -208,6 +208,11 @@ class ModelIndex:
         return {path: found for found in self.variables for path in found.paths}
 
     @cached_property
+    def by_name(self) -> dict[str, Any]:
+        """The Variables and arrays themselves, by each of their paths as text."""
+        return {dotted(path): entry.variable for path, entry in self.by_path.items()}
+
+    @cached_property
     def proxies(self) -> list[Holders]:
         """The proxies, each once, with the layers that hold it."""
         found: dict[int, Holders] = {}

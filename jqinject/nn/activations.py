@@ -139,9 +139,7 @@ class QuantIdentity(QuantActLayer[Out]):
         rngs: nnx.Rngs | None = None,
         **overrides: Unpack[QuantIdentityKeywords],
     ) -> None:
-        self._init_quantizers(
-            {"act_quant": act_quant, "grad_quant": grad_quant}, overrides, return_quant_tensor, rngs
-        )
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return x

@@ -139,7 +139,10 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         twin.einsum_str = einsum_str.replace(" ", "")
         return twin(inputs, out_sharding=out_sharding)
 
-    output_channel_dim = property(unsummed_axes)
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes of the kernel that are not summed over."""
+        return unsummed_axes(self)
 
     @property
     def weight_ndim(self) -> int:

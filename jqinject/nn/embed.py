@@ -96,8 +96,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         **more: Unpack[QuantEmbedKeywords],
     ) -> None:
         overrides = self._init_flax(locals(), more)
-        arguments = {"weight_quant": weight_quant, "output_quant": output_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     @property
     def weight_ndim(self) -> int:

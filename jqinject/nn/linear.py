@@ -176,7 +176,10 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    output_channel_dim = property(unsummed_axes)
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes of the kernel that are not summed over."""
+        return unsummed_axes(self)
 
     @property
     def weight_ndim(self) -> int:

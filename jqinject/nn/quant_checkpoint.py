@@ -8,7 +8,7 @@ from flax import nnx
 
 from jqinject.nn.base.keywords import QuantCheckpointKeywords
 from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import ACT, GRAD, hold_proxies
+from jqinject.nn.base.slots import ACT, GRAD, hold_proxies, through
 from jqinject.ops.packing import saved
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
@@ -78,7 +78,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
                 "QuantCheckpoint needs an act_quant: without one there is nothing that would be kept small.\n"
                 "  cure: QuantCheckpoint(Fp8e4m3ActPerTensorCurrent), or leave the layer out"
             )
-        hold_proxies(self, {"act_quant": act_quant, "grad_quant": grad_quant}, overrides, rngs)
+        hold_proxies(self, locals(), overrides, rngs)
 
     def __call__(self, x: Any) -> jax.Array:
         """Quantize, and keep the payload.
@@ -93,8 +93,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
             ValueError: `act_quant` does not quantize, or to more than 8 bits, or to a learned number of bits.
         """
         floats = as_array(x)
-        y = _kept_small(floats, self.act_quant(floats))
-        return y if self.grad_quant is None else self.grad_quant(y)
+        return through(self.grad_quant, _kept_small(floats, self.act_quant(floats)))
 
 
 def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:

@@ -98,7 +98,8 @@ class OdmlPolicy:
 
 def is_dynamic(quantizer: Any) -> bool:
     """Whether a quantizer takes its range from the tensor itself."""
-    return getattr(getattr(quantizer, "scaling_impl", None), "averaging_impl", None) is None
+    scaling = getattr(quantizer, "scaling_impl", None)
+    return getattr(scaling, "averaging_impl", None) is None and getattr(scaling, "record", None) is None
 
 
 def overrides_of(site: Site) -> dict[str, Any]:

@@ -101,18 +101,15 @@ class Steps:
         return floats if self.payload is None else (floats, integers.astype(self.payload))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _fake_quantize(
-    how: Steps, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
-) -> Any:
-    return how.quantized(x, scale, zero_point, low, high)
+quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
+"""`quantize_in_steps(how, x, scale, zero_point, low, high)`: `fake_quantize` with float32 bounds."""
 
 
-def _fake_quantize_jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
     given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
     change = jax.checkpoint(partial(_change, how))(primals, given)
-    made = _fake_quantize(how, *primals)
+    made = quantize_in_steps(how, *primals)
     return made, change_beside(change, made)
 
 
@@ -148,7 +145,7 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(centered)
 
 
-_fake_quantize.defjvp(_fake_quantize_jvp, symbolic_zeros=True)
+quantize_in_steps.defjvp(_jvp, symbolic_zeros=True)
 
 
 def fake_quantize(
@@ -188,7 +185,7 @@ def fake_quantize(
         Array(0.08000004, dtype=float32)
     """
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
-    return _fake_quantize(how, x, scale, zero_point, low, high)
+    return quantize_in_steps(how, x, scale, zero_point, low, high)
 
 
 def quantize_on_grid(

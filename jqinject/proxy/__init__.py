@@ -4,8 +4,10 @@ There is one class for each role. What the numbers are (integers, minifloats, a 
 the quantizer and its result say.
 """
 
+from jqinject.dot.schemes.product_transforms import transform_of as transform_of
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
+from jqinject.proxy.act import OperandQuantProxyFromInjector as OperandQuantProxyFromInjector
 from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.assembly import Committed as Committed
 from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning
@@ -21,7 +23,6 @@ from jqinject.proxy.links import check_range as check_range
 from jqinject.proxy.links import complete as complete
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
-from jqinject.proxy.links import transform_of as transform_of
 from jqinject.proxy.links import transformed as transformed
 from jqinject.proxy.weight import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.weight import InputFormat as InputFormat

@@ -17,6 +17,8 @@ from jqinject.proxy.links import PRE_TRANSFORM, check_range, transformed
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
+DEQUANT_MODES = ("output", "this_input", "other_input")
+
 
 class FlowProxy(QuantProxyFromInjector):
     """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare.
@@ -112,6 +114,58 @@ class ActQuantProxyFromInjector(FlowProxy):
 
     def _measured(self) -> tuple[str, str, str] | None:
         return ("input", "the tensor", "proxy(x)") if self.is_dynamic else None
+
+
+class OperandQuantProxyFromInjector(QuantProxyFromInjector):
+    """Quantizes one operand of a contraction by a `Scheme`, whose axes the quantizer asks `module.axes` for.
+
+    Training contracts the payload too. An injector's `dequant_mode` says whether a payload is contracted ("output"), or
+    the dequantized value ("this_input", "other_input").
+
+    Raises:
+        ValueError: another `dequant_mode`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import QDotGeneral, Scheme
+        >>> from jqinject.quant.aqt import OperandInjector
+        >>> in_value = OperandInjector.let(dequant_mode="this_input")
+        >>> op = QDotGeneral(Scheme.let(fprop_lhs=OperandInjector, fprop_rhs=in_value))
+        >>> print(op.explain(jnp.ones((2, 8)), jnp.ones((8, 4)), (((1,), (0,)), ((), ())))[0])
+        fprop: integers of 8 bits x an array of float32 -> float  (the other operand is float)
+    """
+
+    role = "operand"
+    quantizes_activations = True
+    reads = QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes", "narrow_range"}
+
+    def __init__(
+        self,
+        injector: Any,
+        layer: Any,
+        *,
+        where: tuple[str, str] = ("", ""),
+        **how: Any,
+    ) -> None:
+        super().__init__(injector, layer, where=where, **how)
+        mode = self.binding.resolve("dequant_mode", module=layer)
+        if mode not in DEQUANT_MODES:
+            raise ValueError(
+                f"{where[0]}: dequant_mode must be one of {', '.join(map(repr, DEQUANT_MODES))}; got {mode!r}"
+            )
+        self.keeps_payload = mode == "output"
+
+    def __call__(self, x: Any) -> Any:
+        """Quantize an operand: a QuantTensor, or an array if its value is contracted.
+
+        Args:
+            x: float array.
+        """
+        if not self.is_quant_enabled:
+            return x
+        check_range(self, x)
+        found = self._quantized(x)
+        return found if self.keeps_payload else found.value
 
 
 class GradQuantProxyFromInjector(FlowProxy):

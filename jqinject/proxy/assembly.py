@@ -153,9 +153,10 @@ def map_stack(
     streams = None if rngs is None else rngs.split(sizes)
     graphdef, state = nnx.split((layers, streams), graph=True)
 
-    def mapped(state: nnx.State) -> Any:
+    def of_one(state: nnx.State) -> Any:
         return function(*nnx.merge(graphdef, state))
 
+    mapped: Callable[[Any], Any] = of_one
     for size in reversed(sizes):
         mapped = _over_leading_axis(mapped, size, one_by_one)
     return mapped(state)

@@ -24,7 +24,7 @@ import jax.core
 import numpy as np
 from flax import nnx
 
-from jqinject.core import Quantized, QuantStat
+from jqinject.core import Quantized, Quantizer, QuantStat
 from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
 from jqinject.inject import (
@@ -55,7 +55,9 @@ class QuantProxyFromInjector(Answers):
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         record: scale and zero point of the weight at the time of `commit`; None if not committed.
         served_layers: how many layers share it.
-        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator", or "parameter" if unset.
+        keeps_payload: whether training contracts the payload; else it contracts floats.
+        role: what it quantizes: "weight", "bias", "activation", "operand", "gradient", "accumulator", or "parameter" if
+            unset.
         parameter: the attribute of its layers, "weight" or "bias", that the quantizer is assembled from; empty if none.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
@@ -79,6 +81,7 @@ class QuantProxyFromInjector(Answers):
     # Class attributes until set, so that what few proxies need costs the others nothing.
     use_running_average: bool
     observing: bool = False
+    keeps_payload: bool = False
     record: QuantStat | None = None
     served_layers: int = 1
     role: ClassVar[str] = "parameter"
@@ -293,7 +296,7 @@ class QuantProxyFromInjector(Answers):
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         if not isinstance(result, Quantized):
             result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
-        return result.quant_tensor(training=not self.use_running_average)
+        return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
     def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
         """Quantize a parameter: the call of a proxy of weights.
@@ -320,12 +323,12 @@ class QuantProxyFromInjector(Answers):
         try:
             if self.record is not None:
                 found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
-            elif self.use_running_average and not more:
-                # Serving may contract what was rounded; training contracts floats.
+            elif (self.use_running_average or self.keeps_payload) and not more:
                 is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
                 if is_value and isinstance(x, jax.core.Tracer):
                     found = traced_once(quantizer, x)
-                quantizer = getattr(quantizer, "keeping_payload", quantizer)
+                if found is None and isinstance(quantizer, Quantizer):
+                    found = quantizer(x, keep=True)
             made = self._pack(quantizer(x, *more) if found is None else found)
             plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
             return made if plain else self._seen(made, x)
@@ -371,6 +374,6 @@ def traced_once(quantizer: Any, x: jax.Array) -> Quantized | None:
         quantizer: the quantizer, a value.
         x: a float array.
     """
-    result = getattr(quantizer, "keeping_payload", quantizer)(x)
+    result = quantizer(x, keep=True) if isinstance(quantizer, Quantizer) else quantizer(x)
     leaves = jax.tree.leaves(result) if isinstance(result, Quantized) else [None]
     return result if all(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ from flax import nnx
 
 from jqinject.core import StaticRange, warn_if_uncalibrated
 from jqinject.core.transforms import Chain, Sized, Transform, along
-from jqinject.inject import Binding
 
 
 class Links:
@@ -155,25 +153,6 @@ def name_of(proxy: Any, held_as: str = "") -> str:
 
 
 PRE_TRANSFORM = "pre_transform"
-
-
-def transform_of(quantizer: Any) -> Any:
-    """What an injector declares before its quantizer: a transform, or the declaration of one; None without one.
-
-    Example:
-        >>> from jqinject.core.transforms import Hadamard
-        >>> from jqinject.quant import Int8ActPerTensorFloat
-        >>> transform_of(Int8ActPerTensorFloat.let(pre_transform=Hadamard(8))).block_size
-        8
-    """
-    if quantizer is None or isinstance(quantizer, nnx.Module):
-        return None
-    return _declared(quantizer if isinstance(quantizer, Binding) else Binding(quantizer))
-
-
-@lru_cache(maxsize=256)
-def _declared(binding: Binding) -> Any:
-    return binding.resolve(PRE_TRANSFORM) if binding.declares(PRE_TRANSFORM) else None
 
 
 def declare_transform(

@@ -9,8 +9,11 @@ quantizer that it changes: `class Q(MSESymmetricScale, Int8WeightPerTensorFloat)
 scale or zero point, and stops once that is filled.
 """
 
+from typing import Any
+
 from jqinject import core
-from jqinject.inject import ExtendedInjector, this
+from jqinject.inject import ExtendedInjector, choices, this
+from jqinject.ops.groups import checked_group_size
 from jqinject.quant import enums
 from jqinject.quant.solver.solve_shapes import by_output
 
@@ -348,3 +351,34 @@ class HQOActZeroPoint(HQOWeightZeroPoint):
 
     memory_shape = this.zero_point_shape
     zero_point_impl = core.ParameterFromRuntimeZeroPoint
+
+
+class InRange(ExtendedInjector):
+    """Signed integers, or the minifloats of `q_dtype`, in a range that `calibration_impl` finds."""
+
+    scaling_impl = core.RangeScaling
+    calibration_impl = core.AbsMaxRange
+    averaging_impl = None
+    int_quant = core.IntQuant
+    int_scaling_impl = core.RangeSteps
+    zero_point_impl = core.RangeZeroPoint
+    bit_width_impl = core.BitWidthConst
+    bit_width = 8
+    signed = True
+    narrow_range = False
+    q_dtype = None
+    group_size = None
+    group_padding = False
+
+    @choices(core.RescalingIntQuant, core.FloatQuant)
+    def tensor_quant(q_dtype: Any) -> Any:
+        """Integers without a `q_dtype`."""
+        return core.RescalingIntQuant if q_dtype is None else core.FloatQuant
+
+    @choices(core.Identity, core.DynamicOverSubChannelBlockView)
+    def input_view_impl(group_size: Any) -> Any:
+        """The view in groups, if there are any."""
+        if group_size is None:
+            return core.Identity
+        checked_group_size(group_size, "a range for each group")
+        return core.DynamicOverSubChannelBlockView

@@ -9,11 +9,11 @@ Native FP4 Training Can Be Optimal for Large Language Models", algorithm 1.
 """
 
 from jqinject import core
-from jqinject.dot import OperandInjector, Scheme
-from jqinject.dot.schemes.config import ConfigV4
+from jqinject.dot import Scheme
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.quant import enums, float_base
+from jqinject.quant.aqt import ConfigV4, OperandInjector
 from jqinject.quant.codebook import MXFloat4e2m1QuestAct
 from jqinject.quant.fragments import DynamicPerRow
 from jqinject.quant.minifloat import blocks, float8

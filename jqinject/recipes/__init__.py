@@ -1,12 +1,19 @@
 """Algorithms after training, as passes over a model that compose."""
 
 from jqinject.recipes.allocation import cheapest_errors as cheapest_errors
-from jqinject.recipes.correcting import correct_biases as correct_biases
+from jqinject.recipes.front_door import SitesLeftWarning as SitesLeftWarning
+from jqinject.recipes.front_door import calibrate_batch_norm as calibrate_batch_norm
+from jqinject.recipes.front_door import correct_biases as correct_biases
+from jqinject.recipes.front_door import fold_batch_norm as fold_batch_norm
+from jqinject.recipes.front_door import learn_rounding as learn_rounding
+from jqinject.recipes.front_door import merge_batch_norm as merge_batch_norm
+from jqinject.recipes.front_door import post_training_quantize as post_training_quantize
 from jqinject.recipes.passes.allocate_bits import AllocateBits as AllocateBits
 from jqinject.recipes.passes.awq import AWQ as AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm as CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases as CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize as Equalize
+from jqinject.recipes.passes.fold_batch_norm import FoldBatchNorm as FoldBatchNorm
 from jqinject.recipes.passes.fold_norms import FoldNorms as FoldNorms
 from jqinject.recipes.passes.learned_rotation import LearnedRotation as LearnedRotation
 from jqinject.recipes.passes.low_rank import LowRank as LowRank
@@ -17,10 +24,10 @@ from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
 from jqinject.recipes.passes.split_channels import SplitChannels as SplitChannels
 from jqinject.recipes.passes.tweak_norms import TweakNorms as TweakNorms
-from jqinject.recipes.post_training import post_training_quantize as post_training_quantize
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.report import Explanation as Explanation
 from jqinject.recipes.report import Result as Result
+from jqinject.recipes.report import Step as Step
 from jqinject.recipes.solvers.auto_round import AutoRound as AutoRound
 from jqinject.recipes.solvers.clip import Clip as Clip
 from jqinject.recipes.solvers.corrections import QEP as QEP

@@ -10,9 +10,46 @@ from pathlib import Path
 from typing import Any
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.recipes.passes.allocate_bits import AllocateBits
+from jqinject.recipes.passes.awq import AWQ
+from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
+from jqinject.recipes.passes.correct_biases import CorrectBiases
+from jqinject.recipes.passes.equalize import Equalize
+from jqinject.recipes.passes.fold_batch_norm import FoldBatchNorm
+from jqinject.recipes.passes.fold_norms import FoldNorms
+from jqinject.recipes.passes.learned_rotation import LearnedRotation
+from jqinject.recipes.passes.low_rank import LowRank
+from jqinject.recipes.passes.rotate import Rotate
+from jqinject.recipes.passes.smooth_quant import SmoothQuant
+from jqinject.recipes.passes.solve import Solve
+from jqinject.recipes.passes.split_channels import SplitChannels
+from jqinject.recipes.passes.tweak_norms import TweakNorms
+from jqinject.recipes.solvers.auto_round import AutoRound
+from jqinject.recipes.solvers.clip import Clip
+from jqinject.recipes.solvers.corrections import QEP, MagR
+from jqinject.recipes.solvers.gpfq import GPFQ, Qronos
+from jqinject.recipes.solvers.gptq import GPTQ, RTN
+from jqinject.recipes.solvers.half_quadratic import HQO
+from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
 KIND = "is"
 VERSION = 1
+PASSES = (
+    *(
+        AWQ,
+        AllocateBits,
+        CorrectBatchNorm,
+        CorrectBiases,
+        Equalize,
+        FoldBatchNorm,
+        FoldNorms,
+        LearnedRotation,
+    ),
+    *(LowRank, Rotate, SmoothQuant, Solve, SplitChannels, TweakNorms),
+)
+SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
+BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}
+"""The passes and solvers that a file may name."""
 
 
 def as_data(given: Any) -> Any:
@@ -42,44 +79,43 @@ def as_data(given: Any) -> Any:
     )
 
 
-def from_data(data: Any, known: Mapping[str, type], where: str) -> Any:
+def from_data(data: Any, where: str) -> Any:
     """The reverse of `as_data`.
 
     Args:
         data: what `as_data` made.
-        known: the classes that may be named.
         where: of the data, for messages.
 
     Raises:
         ValueError: an unknown class or field, or a value that the class refuses; the text says where.
     """
     if isinstance(data, list):
-        return tuple(from_data(each, known, f"{where}[{place}]") for place, each in enumerate(data))
+        return tuple(from_data(each, f"{where}[{place}]") for place, each in enumerate(data))
     if not isinstance(data, Mapping):
         return data
     name = data.get(KIND)
-    if not isinstance(name, str) or name not in known:
-        hint = did_you_mean(str(name), known)
+    if not isinstance(name, str) or name not in BY_NAME:
+        hint = did_you_mean(str(name), BY_NAME)
         raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
-    kind = known[name]
+    kind = BY_NAME[name]
     parts = {key: value for key, value in data.items() if key != KIND}
     names = [one.name for one in fields(kind) if one.init]
     for key in parts:
         if key not in names:
             hint = did_you_mean(key, names)
             raise ValueError(f"{where}: {name} has no choice {key!r}{'; ' + hint if hint else '.'}")
-    made = {key: _part(value, known, f"{where}.{key}") for key, value in parts.items()}
+    made = {key: _part(value, f"{where}.{key}") for key, value in parts.items()}
     try:
         return kind(**made)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _part(value: Any, known: Mapping[str, type], where: str) -> Any:
+def _part(value: Any, where: str) -> Any:
     """What a pass or solver is given: a table of numbers has no class."""
     if isinstance(value, Mapping) and KIND not in value:
-        return {name: from_data(part, known, f"{where}.{name}") for name, part in value.items()}
-    return from_data(value, known, where)
+        return {name: from_data(part, f"{where}.{name}") for name, part in value.items()}
+    return from_data(value, where)
 
 
 def write(passes: tuple[Any, ...], path: str | Path) -> None:
@@ -88,7 +124,7 @@ def write(passes: tuple[Any, ...], path: str | Path) -> None:
     Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-def read(path: str | Path, known: Mapping[str, type]) -> tuple[Any, ...]:
+def read(path: str | Path) -> tuple[Any, ...]:
     """The passes in a JSON or TOML file (by its suffix, `.toml`).
 
     Raises:
@@ -107,4 +143,4 @@ def read(path: str | Path, known: Mapping[str, type]) -> tuple[Any, ...]:
         raise ValueError(
             f"{Path(path).name} has version {data.get('version')!r} of recipes, expected {VERSION}"
         )
-    return from_data(data["passes"], known, "passes")
+    return from_data(data["passes"], "passes")

@@ -18,9 +18,9 @@ from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import ModelIndex
 from jqinject.program import dotted
 from jqinject.quant import NoneActQuant
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
+from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.matrices import ConvolutionMatrices, RaggedMatrices
-from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, FoundSites
+from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, ProgramSites
 
 Path = tuple[Any, ...]
 
@@ -131,7 +131,7 @@ def why_not_online(
     model: ModelIndex,
     rules: Sequence[Rule],
     program: FlatProgram,
-    found: FoundSites,
+    found: ProgramSites,
     sites: Sequence[ContractionSite],
     slot: Slot,
 ) -> str:
@@ -159,7 +159,7 @@ def why_not_online(
     return why_not(took) or _other_use(program, found, slot, known)
 
 
-def _other_use(program: FlatProgram, found: FoundSites, slot: Slot, known: set[int]) -> str:
+def _other_use(program: FlatProgram, found: ProgramSites, slot: Slot, known: set[int]) -> str:
     """Who else reads a parameter's numbers; empty if no one does."""
     owned = {slot}
     for index, step in enumerate(program.steps):
@@ -172,7 +172,7 @@ def _other_use(program: FlatProgram, found: FoundSites, slot: Slot, known: set[i
     return ""
 
 
-def _at(step: Step) -> str:
+def _at(step: FlatStep) -> str:
     return f" in {step.path}" if step.path else ""
 
 

@@ -1,7 +1,8 @@
-"""A parameter of a quantized model, with the quantizer that a rule gave it."""
+"""A parameter of a quantized model, with the quantizer that a rule gave it, whole and as a site contracts it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,8 +16,12 @@ from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
 from jqinject.ops.groups import fitting_size, split_groups, spread_groups
-from jqinject.program import OpQuantizers, quantized_stack
+from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
+from jqinject.quant_tensor import as_array
+from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.stream.matrices import Moved
+from jqinject.recipes.stream.site import ContractionSite, Places
 
 
 class QuantizedParameter:
@@ -74,6 +79,10 @@ class QuantizedParameter:
     def quantized(self, value: jax.Array) -> Any:
         """A parameter as the quantizer would quantize it now: a QuantTensor. Nothing moves."""
         return quantized_stack(nnx.clone(self.proxy, graph=True), value, self.depth)
+
+    def nearest(self, value: jax.Array) -> jax.Array:
+        """A parameter as the quantizer would round it now, float32."""
+        return jnp.asarray(as_array(self.quantized(value)), jnp.float32)
 
     def measure(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Scale and zero point of each number, float32, in the shape of the parameter.
@@ -187,3 +196,97 @@ def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
             if node.weight_quant.is_quant_enabled and all(node is not each.holder for each in found.values()):
                 found[name] = QuantizedParameter(name, node)
     return found
+
+
+def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
+    """The low-rank updates of a model, by the paths of their parameters as text.
+
+    Args:
+        model: a quantized NNX module.
+    """
+    held = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
+    return {name: adapter for node in held for name, adapter in node.adapters_by_path().items()}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What is the same for equal sites of equal parameters.
+
+    Attributes:
+        quantizer: the graph of the proxy.
+        depth: leading axes along which the parameter is a stack.
+        grid: at scale 1.
+        by_reciprocal: see `MatrixGrid`.
+        weight: how the operand is a stack of matrices.
+        shape, start: of the operand's places in the parameter.
+    """
+
+    quantizer: Any
+    depth: int
+    grid: Grid
+    by_reciprocal: bool
+    weight: Moved
+    shape: tuple[int, ...]
+    start: int | None
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class SiteMeasure:
+    """See `jqinject.recipes.grid.Measure`: a pytree, so that equal sites share compiled functions.
+
+    Attributes:
+        layout: static.
+        state: the arrays of the quantizer.
+        values: the parameter, whose other numbers may share scales with the site's.
+        each: see `Places`.
+        known: the site's matrices as they are, and their grid, which is measured already; None within such a function.
+    """
+
+    layout: _Layout
+    state: Any
+    values: jax.Array
+    each: Any = None
+    known: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        parameter: QuantizedParameter,
+        site: ContractionSite,
+        values: jax.Array,
+        known: tuple[jax.Array, MatrixGrid],
+    ) -> SiteMeasure:
+        """That of a site.
+
+        Args:
+            parameter: of the quantized model.
+            site: that contracts it.
+            values: the parameter as it is now.
+            known: the site's matrices, and their grid.
+        """
+        quantizer, state = nnx.split(parameter.proxy, graph=True)
+        places, weight = site.places, site.matrices.weight
+        numbers = (parameter.grid, parameter.by_reciprocal)
+        layout = _Layout(quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
+        return cls(layout, state, values, places.each, known)
+
+    def __call__(self, matrices: jax.Array) -> MatrixGrid:
+        """The grid of matrices `(stack, rows, columns)` in the place of the site's."""
+        if self.known is not None and matrices is self.known[0]:
+            return self.known[1]
+        layout = self.layout
+        places = Places(layout.shape, layout.start, self.each)
+        value = places.put(self.values, layout.weight.array(matrices))
+        scale, zero_point = measured(nnx.merge(layout.quantizer, self.state), value, layout.depth)
+        scale, zero_point = (layout.weight.matrices(places.taken(x)) for x in (scale, zero_point))
+        return MatrixGrid(scale, zero_point, layout.grid, layout.by_reciprocal)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Layout]:
+        """Arrays, and what is static."""
+        return (self.state, self.values, self.each), self.layout
+
+    @classmethod
+    def tree_unflatten(cls, layout: _Layout, arrays: tuple[Any, ...]) -> SiteMeasure:
+        """The reverse."""
+        return cls(layout, *arrays)

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 from flax import nnx
 
 from jqinject.model.inspect.coverage import coverage_of
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
-from jqinject.program import CALL, Method, checked_method
-from jqinject.recipes.by_name import BY_NAME
+from jqinject.model.quantizing.rules import Rule
+from jqinject.model.running.batches import CallBatch, check_batches
+from jqinject.program import CALL, Method
 from jqinject.recipes.files import read, write
-from jqinject.recipes.identity import identity_of
-from jqinject.recipes.journal import Journal
+from jqinject.recipes.journal import Journal, identity_of
 from jqinject.recipes.report import Explanation, Model, Report, Result, Step
 from jqinject.recipes.work import Work
 
@@ -92,7 +90,7 @@ class Recipe:
         Raises:
             ValueError: it is not a recipe; an unknown pass, solver or argument; the text says where.
         """
-        return cls(*read(path, BY_NAME))
+        return cls(*read(path))
 
     def apply(
         self,
@@ -139,7 +137,7 @@ class Recipe:
                 "Recipe.apply: a floor needs evaluate, a function of a model that returns a number.\n"
                 "  cure: evaluate=lambda model: accuracy(model)"
             )
-        work = self._begun(model, rules, batches, method, call, "Recipe.apply")
+        work = Work.of_float(model, rules, batches, method, call, "Recipe.apply")
         work.on_host, work.progress = on_host, progress
         if checkpoint is not None:
             identity = identity_of(self.passes, model, work.rules, work.batches, (method, call))
@@ -197,38 +195,13 @@ class Recipe:
             left in float
               layers.1.kernel (32 numbers): no rule matches its path
         """
-        work = self._begun(model, rules, [batch], method, call, "Recipe.explain")
+        work = Work.of_float(model, rules, [batch], method, call, "Recipe.explain")
         work.progress, work.explaining = False, True
         steps: list[Step] = []
         for each in self.passes:
             planned = getattr(each, "explain", each)
             steps.append(Step(repr(each), tuple(planned(work))))
         return Explanation(tuple(steps), coverage_of(work.quantized, work.calls, work.rules))
-
-    def _begun(
-        self,
-        model: nnx.Module,
-        rules: Rule | Iterable[Rule],
-        batches: Iterable[Any],
-        method: Method,
-        call: CallBatch | None,
-        caller: str,
-    ) -> Work:
-        """The work before the first pass."""
-        held = list(batches)
-        calls = list(BatchCalls(model, method, call, caller).of(held))
-        floating = nnx.clone(model, graph=True)
-        floating.eval()
-        return Work(
-            original=model,
-            model=floating,
-            rules=checked_rules(rules),
-            batches=held,
-            calls=calls,
-            **_traced(model, held[0], method, call),
-            method=method,
-            call=call,
-        )
 
 
 def _as_pass(given: Any) -> str:
@@ -239,11 +212,3 @@ def _as_pass(given: Any) -> str:
             f"Solve({written}): a solver chooses the numbers of one weight, and Solve takes it to all of them"
         )
     return written if isinstance(given, type) else "Solve(GPTQ())"
-
-
-def _traced(model: nnx.Module, batch: Any, method: Method, call: CallBatch | None) -> dict[str, Any]:
-    """The call that shows `quantize` what the model contracts by itself."""
-    found = None if call is not None else checked_method(model, method, "Recipe.apply")
-    if not isinstance(found, str):
-        return {"inputs": None}
-    return {"inputs": batch} if found == CALL else {"inputs": None, "methods": {found: batch}}

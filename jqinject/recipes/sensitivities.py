@@ -1,22 +1,21 @@
-"""How much a model minds that numbers of one of its parameters are others."""
+"""How much a model minds that numbers of some of its parameters are others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call, SplitCall
-from jqinject.quant_tensor import as_array
+from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solving import finite_statistics, output_error
 from jqinject.recipes.stream.stream import Visit
-from jqinject.recipes.work import site_path
+from jqinject.recipes.work import Work, site_path
 
 Values = dict[str, jax.Array]
 Loss = Callable[[Any, Any], jax.Array]
@@ -48,8 +47,8 @@ class ModelSensitivity:
     ) -> None:
         self._model, self._kind, self._loss = model, kind, loss
         self._batches = list(zip(calls, batches, strict=True))
-        entries = {".".join(path): entry for path, entry in ModelIndex(model).by_path.items()}
-        self._values: Values = {path: entries[path].variable.get_value() for path in paths}
+        variables = ModelIndex(model).by_name
+        self._values: Values = {path: variables[path].get_value() for path in paths}
         self._measured: dict[int, Any] = {}
 
     def of(self, path: str, value: jax.Array) -> float:
@@ -90,7 +89,7 @@ def _filled(state: Any, values: Values, begin: int) -> Any:
     """
     filled = []
     for path, variable in nnx.to_flat_state(state):
-        value = values.get(".".join(map(str, path[begin:])))
+        value = values.get(dotted(path[begin:]))
         filled.append((path, variable.replace(variable.get_value() if value is None else value)))
     return nnx.from_flat_state(filled)
 
@@ -161,11 +160,6 @@ def _curvature(loss: Any, values: Values, changed: Values) -> jax.Array:
 BY_LOSS = {"gradient": _gradient, "fisher": _fisher, "hessian": _curvature}
 
 
-def _rounded(parameter: QuantizedParameter) -> jax.Array:
-    """A parameter rounded to nearest, float32."""
-    return jnp.asarray(as_array(parameter.quantized(parameter.value.astype(jnp.float32))), jnp.float32)
-
-
 def of_model(
     measured: ModelSensitivity, path: str, choices: Mapping[int, Mapping[str, QuantizedParameter]]
 ) -> dict[int, float]:
@@ -176,7 +170,8 @@ def of_model(
         path: of the parameter.
         choices: width -> the quantized parameters.
     """
-    return {bits: measured.of(path, _rounded(made[path])) for bits, made in choices.items()}
+    at_widths = {bits: parameters[path] for bits, parameters in choices.items()}
+    return {bits: measured.of(path, x.nearest(x.value.astype(jnp.float32))) for bits, x in at_widths.items()}
 
 
 def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParameter]]) -> dict[int, float]:
@@ -191,7 +186,73 @@ def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParamete
     weights = visit.site.weights(original)
 
     def error(parameter: QuantizedParameter) -> float:
-        rounded = jnp.asarray(as_array(parameter.quantized(original)), jnp.float32)
-        return output_error(visit.site.weights(rounded) - weights, weights, statistics)
+        return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
 
     return {bits: error(made[site_path(visit.site)]) for bits, made in choices.items()}
+
+
+Learned = TypeVar("Learned")
+Distance = Callable[[list[jax.Array], list[jax.Array]], jax.Array]
+
+
+class _Batch(NamedTuple):
+    """One batch: its arrays, what the float model makes of them, and the compiled error and gradient."""
+
+    error: Callable[..., jax.Array]
+    gradient: Callable[..., Any]
+    arrays: Any
+    wanted: list[jax.Array]
+
+
+class BatchErrors(Generic[Learned]):
+    """How far the outputs of a quantized model are from the float model's; compiled once for calls of one kind.
+
+    Args:
+        work: with the float model and the data.
+        quantized: the quantized model.
+        values: from what is learned to parameters of the quantized model, by path as text.
+        distance: from its outputs and the float model's to a number.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        quantized: nnx.Module,
+        values: Callable[[Learned], Mapping[str, jax.Array]],
+        distance: Distance,
+    ) -> None:
+        made: dict[Any, tuple[Any, Any, Any]] = {}
+        self._batches: list[_Batch] = []
+        for call in work.calls:
+            if call.frame not in made:
+                outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
+                error = partial(_error, outputs, values, distance)
+                made[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
+            error_of, gradient_of, wanted_of = made[call.frame]
+            self._batches.append(_Batch(error_of, gradient_of, call.arrays, wanted_of(call.arrays)))
+
+    def error(self, learned: Learned) -> float:
+        """The mean over all batches."""
+        found = [float(each.error(learned, each.arrays, each.wanted)) for each in self._batches]
+        return sum(found) / len(found)
+
+    def gradient(self, step: int, learned: Learned) -> Learned:
+        """The gradient of the error of one batch: they come in turn.
+
+        Args:
+            step: which step it is for.
+            learned: where.
+        """
+        each = self._batches[step % len(self._batches)]
+        return each.gradient(learned, each.arrays, each.wanted)
+
+
+def _error(
+    outputs: Callable[..., list[jax.Array]],
+    values: Callable[[Any], Mapping[str, jax.Array]],
+    distance: Distance,
+    learned: Any,
+    arrays: Any,
+    wanted: list[jax.Array],
+) -> jax.Array:
+    return distance(outputs(values(learned), arrays), wanted)

@@ -10,8 +10,7 @@ from jqinject.ops.processes import on_host, placed_as
 from jqinject.program import dotted
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal
-from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.site_measure import SiteMeasure
+from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
 from jqinject.recipes.solvers.solver import Problem, Sharing, Solution, Solver
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,16 +13,27 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
-from jqinject.model.lora.factors import dense_update
-from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.batches import CallBatch
+from jqinject.model.lora.adapter_plan import dense_update
+from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import CALL, HELD, Call, Method, OpQuantizers, dotted, find_sites
+from jqinject.program import (
+    CALL,
+    HELD,
+    Call,
+    Method,
+    OpQuantizers,
+    arguments_of,
+    checked_method,
+    dotted,
+    find_sites,
+)
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, on_integers
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import Online, transformed_input
-from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import QuantizeInput, Stream
 
@@ -43,8 +54,7 @@ class Work:
     """The state that a recipe's passes change.
 
     Attributes:
-        original: the float model as it was given.
-        model: the float model as earlier passes left it; its function is the original's.
+        model: the float model as earlier passes left it; its function is that of the model that was given.
         rules: which quantizer each site gets.
         batches: the calibration data.
         calls: of the model, one for each batch.
@@ -59,7 +69,6 @@ class Work:
         explaining: whether nothing is run that only an application needs: ranges are not calibrated.
     """
 
-    original: nnx.Module
     model: nnx.Module
     rules: tuple[Rule, ...]
     batches: Sequence[Any]
@@ -77,20 +86,74 @@ class Work:
     _quantized: nnx.Module | None = None
 
     @classmethod
-    def of_quantized(
-        cls, model: nnx.Module, quantized: nnx.Module, calls: Sequence[Call], *, progress: bool
+    def of_float(
+        cls,
+        model: nnx.Module,
+        rules: Rule | Iterable[Rule],
+        batches: Iterable[Any] | None,
+        method: Method,
+        call: CallBatch | None,
+        caller: str,
     ) -> Work:
-        """The work on a model that is quantized already.
+        """The work on a float model.
 
         Args:
-            model: the float model, in evaluation mode.
-            quantized: the quantized model, likewise, its ranges calibrated.
+            model: it is not changed.
+            rules: as for `jqinject.quantize`.
+            batches: the data; None for passes that read none.
+            method, call: how batches become calls.
+            caller: the calling function's name, for error texts.
+        """
+        calls = BatchCalls(model, method, call, caller)
+        data = [] if batches is None else list(batches)
+        work = cls(
+            model=nnx.clone(model, graph=True),
+            rules=checked_rules(rules),
+            batches=data,
+            calls=[] if batches is None else list(calls.of(data)),
+            inputs=None,
+            method=method,
+            call=call,
+        )
+        work.model.eval()
+        found = checked_method(model, method, caller) if data and call is None else None
+        if found == CALL:
+            args, kwargs = arguments_of(data[0])
+            work.inputs = kwargs or args
+        elif isinstance(found, str):
+            work.methods = {found: data[0]}
+        return work
+
+    @classmethod
+    def of_quantized(cls, model: nnx.Module, calls: Iterable[Call], *, progress: bool) -> Work:
+        """The work on a model that is quantized already; the float model is the same one with its quantizers off.
+
+        Args:
+            model: quantized, its ranges calibrated; it is not changed (`write_to`).
             calls: of the model.
             progress: whether progress bars are shown.
         """
-        made = cls(model, model, (), (), calls, None, progress=progress)
+        floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
+        for copy in (floating, quantized):
+            copy.eval()
+        for _, node in nnx.iter_modules(floating, graph=True):
+            if isinstance(node, QuantProxyFromInjector):
+                node.observing = True
+        made = cls(floating, (), (), list(calls), None, progress=progress)
         made._quantized = quantized
         return made
+
+    def write_to(self, model: nnx.Module) -> None:
+        """Give a model the parameters, scales and statistics of the quantized model.
+
+        Args:
+            model: that the work was made of (`of_quantized`).
+        """
+        ours = self.parameters()
+        for name, theirs in quantized_parameters(model).items():
+            if ours[name].proxy.committed:
+                theirs.proxy.commit(theirs.holder)
+        nnx.update(model, nnx.state(self.quantized, graph=True))
 
     @property
     def is_quantized(self) -> bool:
@@ -101,16 +164,19 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            self._quantized = quantize(
-                self.model,
-                self.rules_with_transforms,
-                inputs=self.inputs,
-                methods=self.methods,
-                allow_idle=self.allow_idle or bool(self.online),
-            )
+            self._quantized = self.quantized_by(self.rules_with_transforms)
             self._fill_transforms()
             self._calibrate()
         return self._quantized
+
+    def quantized_by(self, rules: Sequence[Rule]) -> nnx.Module:
+        """The float model quantized by rules, its ranges not calibrated.
+
+        Args:
+            rules: of the work, or others in their place.
+        """
+        idle = self.allow_idle or bool(self.online)
+        return quantize(self.model, rules, inputs=self.inputs, methods=self.methods, allow_idle=idle)
 
     @property
     def rules_with_transforms(self) -> tuple[Rule, ...]:
@@ -153,8 +219,7 @@ class Work:
 
     def _updates(self) -> dict[Any, jax.Array]:
         """The low-rank updates beside parameters of the quantized model, as arrays by path."""
-        held = [node for _, node in ModelIndex(self.quantized).places if isinstance(node, OpQuantizers)]
-        adapters = {name: each for node in held for name, each in node.adapters_by_path().items()}
+        adapters = adapters_of(self.quantized)
         shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
         return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
 
@@ -164,7 +229,9 @@ class Work:
         if not self.explaining and any(
             has_open_range(node) for _, node in ModelIndex(self._quantized).places
         ):
-            calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
+            calibrate(
+                self._quantized, self.batches, method=self.method, call=self.call, progress=self.progress
+            )
 
     @property
     def current(self) -> nnx.Module:

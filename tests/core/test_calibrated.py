@@ -77,7 +77,7 @@ def test_groups_that_cross_shards_have_the_range_of_whole_ones(name: str) -> Non
     sharded = jax.device_put(x, NamedSharding(mesh, P("model")))
 
     def run(x: jax.Array) -> tuple[jax.Array, object]:
-        result, found = quant.keeping_payload(x), quant.scaling_impl.clipping_range(x)
+        result, found = quant(x, keep=True), quant.scaling_impl.clipping_range(x)
         return jnp.sum(jnp.sin(result.value)), (result, found)
 
     of = jax.jit(jax.value_and_grad(run, has_aux=True))

@@ -12,17 +12,9 @@ from flax import nnx
 
 import jqinject
 from jqinject.core import AbsMaxRange, AbsMeanRange, FixedRange
-from jqinject.dot import (
-    ConfigV4,
-    LocalAqt,
-    OperandInjector,
-    QDotGeneral,
-    Scheme,
-    config_v4,
-    dot_general,
-    fully_quantized,
-)
+from jqinject.dot import LocalAqt, QDotGeneral, Scheme, dot_general
 from jqinject.inject import Binding
+from jqinject.quant.aqt import ConfigV4, OperandInjector, config_v4, fully_quantized
 from tests.golden import _driver
 
 MATMUL = (((1,), (0,)), ((), ()))

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.dot import LocalAqt, OperandInjector, QDotGeneral, Scheme
+from jqinject.dot import LocalAqt, QDotGeneral, Scheme
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.inject import Binding
+from jqinject.quant.aqt import OperandInjector
 
 INT8, INT4, FLOAT = OperandInjector, OperandInjector.let(bits=4), None
 FP8 = OperandInjector.let(bits="e4m3")
@@ -39,7 +40,7 @@ def quantized(operand, x, axes):
         return x
     axes = tuple(range(x.ndim)) if operand.calibration_axes == "tensor" else axes
     found = Binding(operand, {"shared_axes": axes}).resolve("tensor_quant")
-    return found.keeping_payload(x).quant_tensor(training=False)
+    return found(x, keep=True).quant_tensor(training=False)
 
 
 def contract(pair, x, w, dims, dtype, permutation, sums=PLAIN):

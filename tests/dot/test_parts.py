@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jqinject
-from jqinject.dot import Affine, affine_dot_general, config_v4, conv_general_dilated, dot_general, einsum
+from jqinject.dot import Affine, affine_dot_general, conv_general_dilated, dot_general, einsum
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.accumulate import added, blocks
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear
@@ -20,6 +20,7 @@ from jqinject.quant import (
     ShiftedUint8ActPerTensorFloat,
     ShiftedUint8WeightPerTensorFloat,
 )
+from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import IntQuantTensor
 
 LONG = 140_003

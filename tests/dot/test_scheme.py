@@ -10,16 +10,7 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.dot import (
-    Kept,
-    OperandInjector,
-    QConvGeneralDilated,
-    QDotGeneral,
-    QEinsum,
-    QuantMode,
-    Scheme,
-    config_v4,
-)
+from jqinject.dot import Kept, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, Scheme
 from jqinject.inject import Binding
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
@@ -46,6 +37,7 @@ from jqinject.quant import (
     NVFP4Weight,
     ShiftedUint8WeightPerTensorFloat,
 )
+from jqinject.quant.aqt import OperandInjector, config_v4
 
 NUMBERS = (((2,), (0,)), ((), ()))
 X = jax.random.normal(jax.random.key(0), (4, 3, 16))
@@ -421,15 +413,24 @@ def test_frozen_it_serves_what_was_trained(names):
     assert np.isfinite(gradient).all()
 
 
-def test_what_is_not_stored_says_so():
-    layer = nnx.Linear(
-        16, 8, dot_general=QDotGeneral(Scheme.let(fprop_rhs=NF4WeightPerChannelFloat)), rngs=nnx.Rngs(0)
+@pytest.mark.parametrize("quantizer", [NF4WeightPerChannelFloat, Int4WeightPerGroupAbsMax])
+def test_every_format_is_converted_and_served(quantizer):
+    scheme = Scheme.let(
+        fprop_rhs=quantizer.let(group_size=8) if quantizer is Int4WeightPerGroupAbsMax else quantizer
     )
-    with pytest.raises(
-        ValueError, match=r"fprop_rhs = NF4WeightPerChannelFloat is not stored.*\n  cure: a layer"
-    ):
-        layer.dot_general.rhs_quant_mode = QuantMode.CONVERT
-        layer(X)
+    op = QDotGeneral(scheme, rhs_quant_mode=QuantMode.CONVERT)
+    expected = op(X, W, NUMBERS)
+    np.testing.assert_allclose(expected, QDotGeneral(scheme)(X, W, NUMBERS), rtol=1e-6, atol=1e-6)
+    op.rhs_quant_mode = QuantMode.SERVE
+    np.testing.assert_array_equal(op(X, jnp.zeros_like(W), NUMBERS), expected)
+
+
+def test_what_is_not_stored_says_so():
+    op = QDotGeneral(
+        Scheme.let(fprop_rhs=OperandInjector.let(dequant_mode="this_input")), rhs_quant_mode=QuantMode.CONVERT
+    )
+    with pytest.raises(ValueError, match=r"fprop_rhs = OperandInjector is not stored.*\n  cure: a quantizer"):
+        op(X, W, NUMBERS)
 
 
 def test_explain_says_what_does_not_fit():
@@ -505,13 +506,6 @@ def test_one_module_does_not_keep_two_weights():
     op(X, W, NUMBERS)
     with pytest.raises(ValueError, match=r"for an operand of shape \(16, 8\).*given one of shape \(16, 4\)"):
         op(X, W[:, :4], NUMBERS)
-
-
-def test_an_input_with_a_range_of_its_own_takes_no_other():
-    with pytest.raises(
-        TypeError, match=r"Int8ActPerTensorAbsMax has a range of its own.*\n  cure: fprop_lhs"
-    ):
-        QDotGeneral(Scheme.let(fprop_lhs=Int8ActPerTensorAbsMax), lhs_range=object())
 
 
 def test_both_operands_can_be_stored():

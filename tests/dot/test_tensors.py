@@ -113,7 +113,7 @@ def test_contractions_that_can_not_be(rhs, kind, text):
 
 
 def test_a_configuration_for_what_is_quantized_already():
-    from jqinject.dot import config_v4
+    from jqinject.quant.aqt import config_v4
 
     with pytest.raises(
         TypeError, match=r"lhs is a IntQuantTensor, which is quantized already.*\n.*lhs.value"

@@ -14,7 +14,7 @@ from jax import export as jax_export
 import jqinject
 from jqinject.demo.network import Classifier
 from jqinject.demo.recipes import CALIBRATION_STEPS, RECIPES
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.export._marks import mark_quantizers
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantLSTM, QuantReLU
 from jqinject.quant import (
@@ -42,6 +42,7 @@ from jqinject.quant import (
     SignedTernaryActPerTensorConst,
     Uint8ActPerTensorFloat,
 )
+from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import as_array, avg_pool, max_pool
 
 REASON = "ONNX needs jax2onnx, onnx and onnxruntime: pip install 'jqinject[export]' onnxruntime"

@@ -147,8 +147,8 @@ def correct_biases(split):
 
 def learn_rounding(split):
     model = calibrated(split)
-    errors = jq.learn_rounding(model, batches(split), steps=3, progress=False).layers
-    return nnx.state(model), {path: tuple(error) for path, error in errors.items()}
+    sites = jq.learn_rounding(model, batches(split), steps=3, progress=False).sites
+    return nnx.state(model), [(site.nearest, site.solved) for site in sites]
 
 
 def post_training_quantize(split):

@@ -60,7 +60,8 @@ RUNS = {
     "calibrate": lambda net, given: jqinject.calibrate(net, [given], progress=False).quantizers,
     "correct_biases": lambda net, given: jqinject.correct_biases(net, [given], progress=False),
     "learn_rounding": lambda net, given: tuple(
-        jqinject.learn_rounding(net, [given], steps=2, progress=False).layers
+        site.path.removesuffix(".kernel")
+        for site in jqinject.learn_rounding(net, [given], steps=2, progress=False).sites
     ),
     "report": lambda net, given: tuple(
         entry.path for entry in jqinject.report(net, **given).layers if entry.operations

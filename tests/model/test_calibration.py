@@ -19,8 +19,8 @@ from jqinject import (
     quantize,
     unfreeze,
 )
-from jqinject.core import AbsMaxRange, OverOutputChannelView, RangeScaling, SimpleMovingAverage
-from jqinject.dot import FrozenParam, QDotGeneral, config_v4
+from jqinject.core import OverOutputChannelView, SimpleMovingAverage
+from jqinject.dot import FrozenParam, QDotGeneral
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.odml import OdmlConversion, OdmlQat
 from jqinject.quant import (
@@ -38,6 +38,7 @@ from jqinject.quant import (
     ShiftedUint8ActPerTensorFloat,
     Uint8ActPerTensorFloat,
 )
+from jqinject.quant.aqt import ConfigV4
 
 BATCHES = [jnp.asarray(np.random.default_rng(i).normal(size=(8, 6)).astype(np.float32)) for i in range(3)]
 
@@ -246,10 +247,11 @@ def test_every_layer_of_a_stack_has_its_own_range() -> None:
 
 
 def test_static_ranges_of_contractions_are_calibrated_too() -> None:
-    op = QDotGeneral(config_v4(), lhs_range=RangeScaling(AbsMaxRange(), SimpleMovingAverage()))
+    operand = ConfigV4.fwd_lhs.let(averaging_impl=SimpleMovingAverage)
+    op = QDotGeneral(ConfigV4.let(fwd_lhs=operand), lhs_shape=(1, 2), rhs_shape=(2, 2))
     layer = nnx.Linear(2, 2, dot_general=op, rngs=nnx.Rngs(0))
     assert calibrate(layer, SPREAD, progress=False).quantizers == ("dot_general",)
-    assert float(op.lhs_range.averaged_range().high) == pytest.approx(MEAN)
+    assert float(op.fprop_lhs.quant.tensor_quant.scaling_impl.averaged_range().high) == pytest.approx(MEAN)
 
 
 @pytest.mark.parametrize(

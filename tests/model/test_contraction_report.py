@@ -9,8 +9,9 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.nn import QuantConv, QuantLinear
+from jqinject.quant.aqt import config_v4
 
 IMAGES = jnp.ones((2, 6, 6, 3))
 

@@ -15,17 +15,9 @@ import jqinject
 import jqinject.quant as q
 from jqinject import native
 from jqinject.core import Frozen
-from jqinject.dot import (
-    FrozenParam,
-    LocalAqt,
-    QConvGeneralDilated,
-    QDotGeneral,
-    QEinsum,
-    QuantMode,
-    Scheme,
-    config_v4,
-)
+from jqinject.dot import FrozenParam, LocalAqt, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, Scheme
 from jqinject.nn import QuantConv, QuantConvTranspose, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantReLU
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(0), (6, 16))
 IMAGES = jax.random.normal(jax.random.key(1), (2, 9, 9, 4))
@@ -290,6 +282,30 @@ def test_a_symmetric_range_stores_no_zero_point(inputs):
     state["kernel"]["zero_point"] = jnp.ones((1, 1))
     with pytest.raises(ValueError, match=r"kernel\.zero_point"):
         jqinject.load_state(other, state)
+
+
+@pytest.mark.parametrize("act", [q.Int8ActPerTensorMinMax, q.Int8ActPerTensorAbsMax, q.Int8ActPerTensorFloat])
+def test_ranges_become_constants(act):
+    layer = trained(lambda **given: QuantLinear(16, 5, input_quant=act, **given), X, contraction="int")
+    loss = jax.value_and_grad(lambda x, layer: jnp.sum(jnp.sin(layer(x))))
+    expected, kept = loss(4 * X, layer), nnx.clone(layer)
+    restored = jqinject.unfreeze(jqinject.freeze(kept, keep_masters=True))
+    jqinject.freeze(layer)
+    np.testing.assert_array_equal(loss(4 * X, layer)[0], expected[0])
+    np.testing.assert_allclose(loss(4 * X, layer)[1], expected[1], rtol=1e-5, atol=1e-6)
+    names = {path[-1] for path, _ in nnx.to_flat_state(nnx.as_pure(nnx.state(layer.input_quant)))}
+    assert names <= {"value", "high", "low", "scale", "zero_point"}
+    before = jax.tree.leaves(nnx.state(layer.input_quant))
+    layer.train()
+    layer(9 * X)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(nnx.state(layer.input_quant)), before)
+    # Where float weights were kept, so was what had been collected: training goes on with it.
+    ours = trained(lambda **given: QuantLinear(16, 5, input_quant=act, **given), X, contraction="int")
+    ours.train()
+    for one in (ours, restored):
+        one(2 * X)
+    states = (jax.tree.leaves(nnx.state(one.input_quant)) for one in (ours, restored))
+    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_static_scales_leave_no_reduction():

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jqinject import freeze
-from jqinject.dot import QDotGeneral, config_v4, dot_general
+from jqinject.dot import QDotGeneral, dot_general
 from jqinject.dot.tensors import scaled_product
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
@@ -27,6 +27,7 @@ from jqinject.quant import (
     NF4WeightPerGroupFloat,
     NVFP4Training,
 )
+from jqinject.quant.aqt import config_v4
 
 K, N = 256, 32
 INT4 = Int8WeightPerChannelFloat.let(bit_width=4)

@@ -10,8 +10,9 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
+from jqinject.quant.aqt import config_v4
 from jqinject.recipes import GPTQ, RTN, Recipe, SmoothQuant, Solve
 
 X = jax.random.normal(jax.random.key(0), (32, 8))

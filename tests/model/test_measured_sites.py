@@ -14,9 +14,10 @@ from flax import nnx
 import jqinject
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.dot import FrozenParam
-from jqinject.model import LayerNumbers, SitesLeftWarning, WeightBitWidthWeightedBySize
+from jqinject.model import LayerNumbers, WeightBitWidthWeightedBySize
 from jqinject.odml import OdmlQat
 from jqinject.quant import Int4WeightPerGroupAbsMax, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
+from jqinject.recipes import SitesLeftWarning
 
 IDS = jnp.arange(24).reshape(2, 12) % 20
 X = jax.random.normal(jax.random.key(1), (5, 16))
@@ -253,8 +254,8 @@ def test_corrections_name_the_parameters_that_they_leave() -> None:
         match=r"correct_biases changes biases, and leaves as they are:\n  dot_general0 \(w\)",
     ):
         assert jqinject.correct_biases(model, [X], progress=False) == ("layer",)
-    with pytest.warns(SitesLeftWarning, match=r"learn_rounding changes layers, and leaves w as they are"):
-        assert list(jqinject.learn_rounding(model, [X], steps=2, progress=False).layers) == ["layer"]
+    learned = jqinject.learn_rounding(model, [X], steps=2, progress=False)
+    assert [site.path for site in learned.sites] == ["layer.kernel", "w"]
 
 
 def test_post_training_quantization_finds_parameters_by_its_first_batch() -> None:

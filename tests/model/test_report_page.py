@@ -13,10 +13,11 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
-from jqinject.dot import QDotGeneral, config_v4
-from jqinject.model.inspect.histograms import Clipped, histogram
+from jqinject.dot import QDotGeneral
+from jqinject.model.inspect.layer_numbers import Clipped, histogram
 from jqinject.model.inspect.page.svg_charts import _place
 from jqinject.nn import QuantCheckpoint, QuantIdentity, QuantLinear, QuantReLU
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(0), (32, 8))
 

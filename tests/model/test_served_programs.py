@@ -12,9 +12,10 @@ import pytest
 from flax import nnx
 
 from jqinject import Rule, compiled, freeze, quantize, quantized_cache
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
+from jqinject.quant.aqt import config_v4
 from tests.model._generating_models import OwnDecoder
 
 IN, OUT = 48, 40

@@ -14,7 +14,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, coverage, freeze, quantize
-from jqinject.dot import FrozenParam, Scheme, config_v4
+from jqinject.dot import FrozenParam, Scheme
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8DynamicActPerRowAbsMax,
@@ -29,6 +29,7 @@ from jqinject.quant import (
     NVFP4Act,
     NVFP4Weight,
 )
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(1), (8, 64))
 

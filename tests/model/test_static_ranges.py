@@ -12,12 +12,13 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import Rule, UncalibratedWarning
-from jqinject.core import AbsMaxRange, FixedRange, RangeScaling, SimpleMovingAverage
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.core import FixedRange, SimpleMovingAverage
+from jqinject.dot import QDotGeneral
 from jqinject.model import NothingFrozenWarning
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
+from jqinject.quant.aqt import ConfigV4, config_v4
 from jqinject.quant_tensor import IntQuantTensor
 
 X = jax.random.normal(jax.random.key(0), (4, 6))
@@ -175,12 +176,13 @@ def test_every_layer_of_a_stack_has_to_see_data() -> None:
 
 
 def test_contractions_and_accumulators_too() -> None:
-    op = QDotGeneral(config_v4(), lhs_range=RangeScaling(AbsMaxRange(), SimpleMovingAverage()))
+    operand = ConfigV4.fwd_lhs.let(averaging_impl=SimpleMovingAverage)
+    op = QDotGeneral(ConfigV4.let(fwd_lhs=operand), lhs_shape=(1, 6), rhs_shape=(6, 2))
     layer = nnx.Linear(6, 2, dot_general=op, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"freeze: dot_general: "):
         jqinject.freeze(layer)
     layer.eval()
-    with pytest.warns(UncalibratedWarning, match=r"QDotGeneral\.lhs_range"):
+    with pytest.warns(UncalibratedWarning, match=r"QuantOperand\.quant"):
         layer(X)
     sums = IntQuantTensor.from_int(jnp.arange(4).reshape(1, 4, 1), 1.0, 0.0, 16, signed=True)
     pool = TruncAvgPool((2,), trunc_quant=q.ShiftRoundSaturateTo8bit)

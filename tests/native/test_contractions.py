@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jqinject import native
-from jqinject.dot import LocalAqt, config_v4, dot_general, einsum
+from jqinject.dot import LocalAqt, dot_general, einsum
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import integer_contraction
 from jqinject.native.library import FUNCTION
+from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import IntQuantTensor
 
 MATMUL = (((1,), (0,)), ((), ()))

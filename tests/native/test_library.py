@@ -124,7 +124,8 @@ SHOW = """
 import jax, jax.numpy as jnp, numpy as np
 import jqinject
 from jqinject import native
-from jqinject.dot import config_v4, dot_general
+from jqinject.dot import dot_general
+from jqinject.quant.aqt import config_v4
 print(native.status())
 x = jax.random.normal(jax.random.key(0), (3, 70))
 call = jax.jit(lambda x: dot_general(x, x, (((1,), (1,)), ((), ())), config=config_v4(rng_type=None)))

@@ -11,11 +11,12 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import native
-from jqinject.dot import FrozenParam, QDotGeneral, QEinsum, config_v4
+from jqinject.dot import FrozenParam, QDotGeneral, QEinsum
 from jqinject.dot.kernels.kernel_table import XLA_CONVOLVES
 from jqinject.export import stablehlo
 from jqinject.native.library import FUNCTION
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantMultiHeadAttention
+from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import as_array
 from tests.brevitas_defaults import ATTENTION
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule
-from jqinject.dot import Kept, QDotGeneral, Scheme, config_v4, dot_general
+from jqinject.dot import Kept, QDotGeneral, Scheme, dot_general
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.quant import (
     Fp8DelayedTraining,
@@ -22,6 +22,7 @@ from jqinject.quant import (
     NVFP4Training,
     Quartet,
 )
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(0), (4, 32, 64))
 W8A8 = Scheme.let(fprop_lhs=Int8DynamicActPerRowAbsMax, fprop_rhs=Int8WeightPerChannelAbsMax)

@@ -13,6 +13,7 @@ from flax import nnx
 import jqinject
 from jqinject.core import QuantStat
 from jqinject.core.state import flat_parts
+from jqinject.dot import FrozenParam
 from jqinject.nn import (
     QuantGRUCell,
     QuantLSTM,
@@ -156,7 +157,8 @@ def test_frozen_it_serves_what_evaluation_gives(make):
     before = call(layer, X)
     frozen = jqinject.freeze(layer)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), before, call(frozen, X))
-    assert not any(path[-1] == "kernel" for path, _ in nnx.to_flat_state(nnx.state(frozen)))
+    kernels = [v for path, v in nnx.to_flat_state(nnx.state(frozen)) if path[-1] == "kernel"]
+    assert kernels and all(isinstance(kernel, FrozenParam) for kernel in kernels)
 
 
 @layers

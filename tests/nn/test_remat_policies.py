@@ -14,8 +14,9 @@ from flax import nnx
 
 import jqinject
 from jqinject import quant
-from jqinject.dot import QConvGeneralDilated, QDotGeneral, QuantMode, config_fwd_fp8, config_v4
+from jqinject.dot import QConvGeneralDilated, QDotGeneral, QuantMode
 from jqinject.nn import QuantConv, QuantLinear
+from jqinject.quant.aqt import config_fwd_fp8, config_v4
 
 POLICIES = {
     "everything": jax.checkpoint_policies.everything_saveable,

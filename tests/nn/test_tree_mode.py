@@ -12,7 +12,7 @@ from jqinject import core
 from jqinject.core.memory.clipping_range import SimpleMovingAverage
 from jqinject.core.state import flat_parts
 from jqinject.core.statistics.ranges import ClippingRange
-from jqinject.dot import QDotGeneral, config_v4
+from jqinject.dot import QDotGeneral
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,
@@ -25,6 +25,7 @@ from jqinject.quant import (
     Int32Bias,
     ShiftedUint8ActPerTensorFloat,
 )
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(0), (6, 5, 4))
 

@@ -37,13 +37,13 @@ def test_results_and_gradients_are_those_of_a_call(act: Any, monkeypatch: pytest
 
 def test_layers_of_one_kind_share_a_trace_that_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, traces = [evaluated(q.Int8DynamicActPerRowAbsMax) for _ in range(3)], []
-    quantize = RescalingIntQuant.keeping_payload
+    quantize = RescalingIntQuant.__call__
 
-    def counted(self: Any, x: jax.Array) -> Any:
+    def counted(self: Any, x: jax.Array, **how: Any) -> Any:
         traces.append(x.shape)
-        return quantize(self, x)
+        return quantize(self, x, **how)
 
-    monkeypatch.setattr(RescalingIntQuant, "keeping_payload", counted)
+    monkeypatch.setattr(RescalingIntQuant, "__call__", counted)
 
     def run(x: jax.Array) -> Any:
         made = [layer(x) for layer in layers]

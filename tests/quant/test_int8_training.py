@@ -8,9 +8,10 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule
-from jqinject.dot import config_v4, dot_general
+from jqinject.dot import dot_general
 from jqinject.nn import QuantLinear
 from jqinject.quant import BitNet158, Fp8e4m3ActPerTensorCurrent, Int8Training
+from jqinject.quant.aqt import config_v4
 
 X = jax.random.normal(jax.random.key(0), (8, 32))
 MATMUL = (((1,), (0,)), ((), ()))

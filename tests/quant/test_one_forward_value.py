@@ -10,10 +10,10 @@ from flax import nnx
 
 from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of, left_to_users
-from jqinject.dot import OperandInjector
 from jqinject.inject import Binding
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat
+from jqinject.quant.aqt import OperandInjector
 from jqinject.quant.integer.decoupled_int import AccumulatorAwareWeightQuant
 from jqinject.quant_tensor import as_array
 

@@ -10,7 +10,16 @@ from flax import nnx
 
 from jqinject import Rule
 from jqinject.quant import Int8ActPerTensorAbsMax, Int8WeightPerChannelFloat
-from jqinject.recipes import RTN, CorrectBatchNorm, CorrectBiases, LowRank, Recipe, Solve, TweakNorms
+from jqinject.recipes import (
+    RTN,
+    CorrectBatchNorm,
+    CorrectBiases,
+    FoldBatchNorm,
+    LowRank,
+    Recipe,
+    Solve,
+    TweakNorms,
+)
 from jqinject.recipes.passes.correct_biases import Corrected
 from jqinject.recipes.passes.tweak_norms import Tweaked
 from jqinject.recipes.quantized_parameter import quantized_parameters
@@ -220,3 +229,23 @@ def test_norms_are_tweaked_until_the_channels_have_their_distribution_back() -> 
 def test_a_model_without_gains_is_told() -> None:
     result = Recipe(Solve(RTN()), TweakNorms(steps=1)).apply(Bare(nnx.Rngs(0)), RULE, [X], progress=False)
     assert "no gains" in str(result.report)
+
+
+def test_batch_norms_are_folded_before_and_after_rounding() -> None:
+    norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    norm.mean[...], norm.var[...] = jnp.linspace(-1, 1, 6), jnp.linspace(0.5, 4, 6)
+    model = nnx.Sequential(nnx.Linear(8, 6, rngs=nnx.Rngs(0)), norm, nnx.Linear(6, 4, rngs=nnx.Rngs(1)))
+    model.eval()
+    before = applied(model, FoldBatchNorm(), Solve(RTN()))
+    after = applied(model, Solve(RTN()), FoldBatchNorm(pairs=(("layers.0", "layers.1"),)))
+    for result, step in ((before, 0), (after, 1)):
+        assert str(result.report.steps[step]).endswith("\n  layers.1: in layers.0")
+        np.testing.assert_allclose(result.float_model(X), model(X), atol=1e-5)
+        assert type(model.layers[1]) is nnx.BatchNorm
+    # Rounded before: the codes stay, and the committed scales follow the factors of the channels.
+    plain, folded = applied(model, Solve(RTN())).model.layers[0], after.model.layers[0]
+    np.testing.assert_array_equal(folded.quant_weight().int(), plain.quant_weight().int())
+    factors = np.asarray(1 / np.sqrt(norm.var[...] + norm.epsilon))
+    np.testing.assert_allclose(folded.quant_weight().scale, plain.quant_weight().scale * factors, rtol=1e-6)
+    with pytest.raises(ValueError, match="nothing to merge"):
+        applied(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), FoldBatchNorm())

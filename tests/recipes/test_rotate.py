@@ -131,7 +131,7 @@ def _work(model: Any, x: jax.Array) -> Work:
     model.eval()
     calls = list(BatchCalls(model, CALL, None, "test").of([x]))
     copy = nnx.clone(model)
-    return Work(original=model, model=copy, rules=(RULE,), batches=[x], calls=calls, inputs=x, progress=False)
+    return Work(model=copy, rules=(RULE,), batches=[x], calls=calls, inputs=x, progress=False)
 
 
 def _output(work: Work) -> jax.Array:

@@ -28,7 +28,7 @@ from jqinject.recipes import (
 )
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solvers.integers import squared_errors
+from jqinject.recipes.solvers.solver import squared_errors
 from jqinject.recipes.statistics import Statistics
 from tests.quant._own_format import Log2WeightPerGroup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.policy import Policy, mean, mean_after
-from jqinject.core.state import Part, all_counted
+from jqinject.core.state import Part, QuantStat, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.statistics.statistic import in_groups, with_gather_warning
 from jqinject.ops.clamp import choose, quotient, shaped
@@ -64,9 +64,6 @@ class SimpleMovingAverage(Memory):
     State: one `record`, float32, of `counter`, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends. The
     mean of 2^24 batches is final.
 
-    Attributes:
-        settled: whether evaluation uses the mean alone, without measuring the given tensor. Set by `freeze`.
-
     Args:
         restart: start afresh at every batch, for a constant range.
         momentum: the weight of a new batch, in (0, 1]; None weighs all batches alike.
@@ -85,7 +82,6 @@ class SimpleMovingAverage(Memory):
     """
 
     sum_of_max, sum_of_min = Part(), Part()
-    settled = False
     restart: bool = False
     momentum: float | None = None
 
@@ -119,9 +115,16 @@ class SimpleMovingAverage(Memory):
 
     def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
         """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
-        count, *sums = (self.record.get_raw_value()[name] for name in MEAN)
-        high, low = (shaped(total / jnp.maximum(count, 1), (1,) * ndim) for total in sums)
-        return ClippingRange(high, low if two_ends else None)
+        return jax.tree.map(
+            lambda end: shaped(end, (1,) * ndim), mean_of(self.record.get_raw_value(), two_ends)
+        )
+
+
+def mean_of(record: dict[str, jax.Array], two_ends: bool) -> ClippingRange:
+    """The mean range of the record of a `SimpleMovingAverage`."""
+    count, *sums = (record[name] for name in MEAN)
+    high, low = (total / jnp.maximum(count, 1) for total in sums)
+    return ClippingRange(high, low if two_ends else None)
 
 
 def range_along(
@@ -228,6 +231,9 @@ class RangeScaling(Component):
 
     The gradient goes straight through to `x` inside the range, and to the ends of the range outside.
 
+    State: none but that of the average. Once frozen, one `record`, float32: `high`, `scale`, and with two
+    ends `low` and `zero_point`.
+
     Args:
         calibration_impl: finds the range.
         averaging_impl: averages it over batches: `SimpleMovingAverage`; None does not average.
@@ -265,6 +271,7 @@ class RangeScaling(Component):
     input_view_impl: View = Identity()
     restrict_scaling_impl: Restrict | None = None
     axis_name: Any = None
+    record: QuantStat | None = field(default=None, init=False)
     use_running_average: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -297,10 +304,13 @@ class RangeScaling(Component):
     @property
     def is_dynamic(self) -> bool:
         """Whether the range is that of the given tensor: neither averaged nor fixed."""
-        return self.averaging_impl is None and not isinstance(self.calibration_impl, FixedRange)
+        averaged = self.averaging_impl is not None or self.record is not None
+        return not averaged and not isinstance(self.calibration_impl, FixedRange)
 
     def has_range(self) -> bool | None:
         """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
+        if self.record is not None:
+            return True
         if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
             return None
         return all_counted(self.averaging_impl.counter.get_value())
@@ -322,10 +332,10 @@ class RangeScaling(Component):
         """
         x, names = x.astype(jnp.float32), names_at_hand(self.axis_name, self.use_running_average)
         average, method = self.averaging_impl, self.calibration_impl
+        if self.record is not None:
+            return self.averaged_range()
         if average is None:
             return self._of_tensor(x, names)
-        if average.settled and self.use_running_average:
-            return average.mean(self.has_zero_point)
         batch = range_of_batch(method, x, tuple(self.batch_axes), names)
         return average(batch, not self.use_running_average)
 
@@ -335,8 +345,40 @@ class RangeScaling(Component):
         Args:
             ndim: the number of axes, each of size 1, that its ends get.
         """
+        if self.record is not None:
+            held, shape = self.record.get_raw_value(), (1,) * ndim
+            return ClippingRange(*(shaped(held[end], shape) for end in ("high", "low") if end in held))
         assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
         return self.averaging_impl.mean(self.has_zero_point, ndim)
+
+    def freeze(self, threshold: Any = None, bit_width: int | None = None, *, keep: bool = False) -> None:
+        """Make constants of the averaged range, its scale and its zero point: a call no longer measures or averages.
+
+        A range of the given tensor, or one that no batch has entered, stays as it is.
+
+        Args:
+            threshold, bit_width: as for `measure`.
+            keep: keep the average beside them, for `unfreeze`.
+        """
+        if self.record is not None or self.has_range() is not True:
+            return
+
+        def numbers(record: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            found = mean_of(record, self.has_zero_point)  # of every layer, in a stack
+            scale, zero_point = self._scaled(found, threshold, bit_width)
+            two_ends = {} if found.low is None else {"low": found.low, "zero_point": zero_point}
+            return {"high": found.high, "scale": scale, **two_ends}
+
+        held = cast(SimpleMovingAverage, self.averaging_impl).record.get_raw_value()
+        abstract = isinstance(held["counter"], jax.ShapeDtypeStruct)
+        self.record = QuantStat(jax.eval_shape(numbers, held) if abstract else numbers(held))
+        if not keep:
+            del self.averaging_impl
+
+    def unfreeze(self) -> None:
+        """Go on averaging, if the average was kept."""
+        if self.record is not None and self.averaging_impl is not None:
+            del self.record
 
     def _of_tensor(self, x: jax.Array, names: Names) -> ClippingRange:
         """The range of the given tensor, in the shape of the view."""
@@ -380,7 +422,17 @@ class RangeScaling(Component):
             threshold: what the end of a symmetric range maps to.
             bit_width: of signed integers; None for minifloats.
         """
-        found, zero_point = self.clipping_range(x), None
+        found = self.clipping_range(x)
+        if self.record is not None:
+            held = self.record.get_raw_value()
+            return held["scale"], held.get("zero_point"), found
+        return *self._scaled(found, threshold, bit_width), found
+
+    def _scaled(
+        self, found: ClippingRange, threshold: Any, bit_width: int | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Scale and zero point of a range."""
+        zero_point = None
         if found.low is None:
             # XLA compiles a division by a constant as in `by_reciprocal`, so Qwix's integers have these scales.
             divided = divide if bit_width is None else by_reciprocal
@@ -394,7 +446,7 @@ class RangeScaling(Component):
             scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
         if (restrict := self.restrict_scaling_impl) is not None:
             scale = restrict(restrict.restrict_init_tensor(scale))
-        return scale, zero_point, found
+        return scale, zero_point
 
 
 def scale_and_zero_point(

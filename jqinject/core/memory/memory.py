@@ -315,8 +315,11 @@ class Memory(Component):
         """The number in evaluation; changes no state."""
         if self.policy.kind == "running":
             return self._mapped(self.running_stats.get_value())
-        still_collecting = self.counter.get_value() <= self.policy.limit
-        collected = self.rule.to_stored(self.buffer.get_value())
+        record = self.record.get_raw_value()
+        collected, still_collecting = (
+            self.rule.to_stored(record["buffer"]),
+            record["counter"] <= self.policy.limit,
+        )
         return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State
@@ -349,6 +352,15 @@ class Memory(Component):
         self.record.set_value(
             {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
         )
+
+    def freeze(self) -> None:
+        """Forget what was collected, if there is something: the number of evaluation is the parameter from now on."""
+        if self.policy.kind != "collected" or self.has_range() is not True:
+            return
+        if not isinstance(self.counter.get_value(), jax.ShapeDtypeStruct):
+            self._fill(self.counter.get_value() <= self.policy.limit)
+        self.policy = Policy("learned")
+        del self.record
 
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.

@@ -96,16 +96,15 @@ class DecoupledRescalingIntQuant(Quantizer):
     zero_point_impl: ZeroPoint
     bit_width_impl: BitWidth
 
-    def keeping_payload(self, x: jax.Array) -> Quantized:
-        """Like a call: numbers that have two scales have no payload."""
-        return self(x)
-
     def _numbers(self) -> tuple[IntGrid, Any]:
         grid = int_grid(self.decoupled_int_quant, self.bit_width_impl())
         return grid, self.int_scaling_impl(grid.bit_width)
 
-    def __call__(self, x: jax.Array, *input_format: Any) -> Quantized:  # type: ignore[override]
-        """`x` quantized; scales and zero points float32. The pre-scaling of an input format limits the integers."""
+    def __call__(self, x: jax.Array, *input_format: Any, keep: bool = False) -> Quantized:
+        """`x` quantized; scales and zero points float32. The pre-scaling of an input format limits the integers.
+
+        Numbers that have two scales have no payload to `keep`.
+        """
         x = check.float_input(x, type(self).__name__)
         x32, rounds, pre_scaling = x.astype(jnp.float32), self.decoupled_int_quant, self.pre_scaling_impl
         grid, steps = self._numbers()
@@ -174,7 +173,12 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         self.use_running_average = False
 
     def __call__(  # type: ignore[override]
-        self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
+        self,
+        x: jax.Array,
+        input_bit_width: Any = None,
+        input_is_signed: bool | None = None,
+        *,
+        keep: bool = False,
     ) -> Quantized:
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         if input_bit_width is not None and input_is_signed is not None:

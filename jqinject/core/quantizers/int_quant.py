@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import jax
@@ -36,14 +36,19 @@ from jqinject.core.quantizers.quantizer import (
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.core.views import cut_of, in_layout
-from jqinject.ops import IntGrid, fake_quantize
-from jqinject.ops.fake_quant import Offset, Steps, in_range_of
+from jqinject.ops import IntGrid
+from jqinject.ops.fake_quant import Offset, Steps, in_range_of, quantize_in_steps
 from jqinject.ops.power import divide
 
 
-@cache
-def _steps(rounding: type, clamp: type, payload: np.dtype | None) -> Steps | None:
-    """Rounding and clamping as one stateless elementwise function, or None."""
+@lru_cache(maxsize=1024)
+def _constants(rounding: type, clamp: type, grid: IntGrid, keep: bool) -> tuple[Steps | None, Any, Any]:
+    """Rounding and clamping as one stateless elementwise function, or None; the least and the largest integer."""
+    low, high = map(np.float32, grid.bounds)
+    return _steps(rounding, clamp, _payload_dtype(grid) if keep else None), low, high
+
+
+def _steps(rounding: type, clamp: type, payload: np.dtype | None = None) -> Steps | None:
     function, passes = class_fact(rounding, "elementwise"), class_fact(clamp, "passes_gradient")
     if function is None or passes is None:
         return None
@@ -51,10 +56,9 @@ def _steps(rounding: type, clamp: type, payload: np.dtype | None) -> Steps | Non
     return Steps(function, passes, payload=payload, clamps_first=first)
 
 
-@lru_cache(maxsize=256)
-def _bounds(signed: bool, narrow_range: bool, bit_width: int) -> tuple[Any, Any]:
-    """The smallest and the largest integer."""
-    return IntGrid(bit_width, signed, narrow_range).bounds
+def _payload_dtype(grid: IntGrid) -> np.dtype | None:
+    """int8 or uint8; None if integers are wider, or of a learned bit width."""
+    return grid.storage if type(grid.bit_width) is int and grid.bit_width <= 8 else None
 
 
 @component
@@ -103,11 +107,6 @@ class IntQuant(Delayed):
         """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
         return int_grid(self, bit_width).bounds[1]
 
-    def payload_dtype(self, bit_width: Any) -> np.dtype | None:
-        """int8 or uint8; None if integers are wider, of a learned bit width, or delayed."""
-        narrow = isinstance(bit_width, int) and bit_width <= 8 and self.delay is None
-        return np.dtype(np.int8 if self.signed else np.uint8) if narrow else None
-
     def to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
 
@@ -130,31 +129,38 @@ class IntQuant(Delayed):
     def __call__(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
         x = check.float_input(x, type(self).__name__)
-        rounded = partial(self.rounded, bit_width=bit_width)
+        rounded = partial(self.rounded, grid=int_grid(self, bit_width))
         return in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
 
     def rounded(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, bit_width: Any, keep: bool = False
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, grid: IntGrid, keep: bool = False
     ) -> Rounded:
         """A viewed tensor quantized and back in its dtype, and its integers.
 
         Args:
             x: viewed, float.
             scale, zero_point: as they broadcast against it.
-            bit_width: the bit width.
-            keep: whether to return the integers as int8 or uint8; None if they are wider or the bit width is learned.
+            grid: the integers.
+            keep: whether to return the integers as int8 or uint8; None if they are wider, delayed, or the bit width is
+                learned.
         """
-        payload, integers = self.payload_dtype(bit_width) if keep else None, None
-        how = _steps(type(self.float_to_int_impl), type(self.tensor_clamp_impl), payload)
+        parts, keep = (
+            (type(self.float_to_int_impl), type(self.tensor_clamp_impl)),
+            keep and self.delay is None,
+        )
+        if type(grid.bit_width) is int:
+            how, *ends = _constants(*parts, grid, keep)
+        else:
+            how, ends = _steps(*parts), [jnp.asarray(end, jnp.float32) for end in grid.bounds]
+        integers = None
         if how is None:
-            q = self.steps_to_int(scale, zero_point, bit_width, x)
+            q = self.steps_to_int(scale, zero_point, grid.bit_width, x)
             y = (q if zero_point is None else q - zero_point) * scale
+            payload = _payload_dtype(grid) if keep else None
             integers = jax.lax.stop_gradient(q).astype(payload) if payload else None
         else:
-            form, learned = (self.signed, self.narrow_range, bit_width), type(bit_width) is not int
-            ends = int_grid(self, bit_width).bounds if learned else _bounds(*form)
-            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *ends, how)
-            y, integers = (y, None) if payload is None else y
+            y = quantize_in_steps(how, x.astype(jnp.float32), scale, zero_point, *ends)
+            y, integers = (y, None) if how.payload is None else y
         if self.delay is None and x.dtype == jnp.float32:
             return y, integers
         return self._finished(y, scale, x), integers
@@ -219,7 +225,7 @@ class _RoundedByIntQuant(Quantizer):
             zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
             return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
         if not getattr(scaling, "by_range", False):
-            return rounds.rounded(x, scale, zero_point, grid.bit_width, keep)
+            return rounds.rounded(x, scale, zero_point, grid, keep)
         # The gradient goes through the ends of the range.
         low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
         if ends is not None and grid.narrow_range and zero_point is None:
@@ -229,7 +235,7 @@ class _RoundedByIntQuant(Quantizer):
             function or rounds.float_to_int_impl,
             by_reciprocal=zero_point is None,
             repeated=cut_of(self.input_view_impl, x) is not None,
-            payload=rounds.payload_dtype(grid.bit_width) if keep else None,
+            payload=_payload_dtype(grid) if keep and rounds.delay is None else None,
         )
         compute, to_range = partial(how.quantized, low=low, high=high), not scaling.scale_stop_grad
         numbers = x.astype(jnp.float32), ends, scale, zero_point

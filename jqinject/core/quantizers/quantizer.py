@@ -289,10 +289,6 @@ class Quantizer(Component):
                 zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
         return self._quantize(x, scale, zero_point, ends, grid, keep)
 
-    def keeping_payload(self, x: jax.Array) -> Quantized:
-        """Like a call; the result also has the payload, if the grid has one of at most 8 bits."""
-        return self(x, keep=True)
-
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None, keep: bool = False
     ) -> Quantized:
@@ -312,6 +308,13 @@ class Quantizer(Component):
         if scale is None:
             scale, of_zero = scale_of(self.scaling_impl, x, threshold, candidate), Candidate(None)
         return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
+
+    def freeze_range(self, keep: bool = False) -> None:
+        """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
+        scaling: Any = self.scaling_impl
+        if by_range(scaling):
+            grid, threshold = self._numbers()
+            scaling.freeze(threshold, grid.bit_width if grid.is_integer else None, keep=keep)
 
     @abstractmethod
     def _numbers(self) -> tuple[Any, Any]:

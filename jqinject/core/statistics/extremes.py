@@ -19,6 +19,7 @@ from jqinject.core.component import frozen_value
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
 from jqinject.ops.clamp import choose
+from jqinject.ops.cut import Cut
 from jqinject.ops.reductions import Axes, Over, Tensors, each
 
 
@@ -97,7 +98,10 @@ class Ranked(Reduction):
             ends = zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
-        near = [(end == 0).astype(jnp.float32) if self._rule == "near" else None for end in measured]
+        near = [
+            (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
+            for end in measured
+        ]
         # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
         hits = each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), self._hits(x, measured))
         return tuple(map(over.sum, hits, near))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,11 +12,78 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.frozen.frozen_groups import wide_metadata
-from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.ops import Codebook, FloatGrid, Grid
+from jqinject.ops import Codebook, FloatGrid, Grid, IntGrid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
 from jqinject.quant_tensor.public_tensors import int_grid
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """How a payload is stored: summed axes last, integers of fewer than 8 bits packed into bytes.
+
+    Attributes:
+        shape: of the payload.
+        dtype: of the payload.
+        summed: its summed axes, counted from the front.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    summed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> StoredForm:
+        """The form of a payload."""
+        axes = tuple(axis % payload.ndim for axis in summed)
+        return cls(tuple(payload.shape), np.dtype(payload.dtype), axes)
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The axes in stored order."""
+        return (*(axis for axis in range(len(self.shape)) if axis not in self.summed), *self.summed)
+
+    @cached_property
+    def back(self) -> tuple[int, ...]:
+        """The permutation of stored axes to the order of the payload."""
+        return tuple(self.order.index(axis) for axis in range(len(self.shape)))
+
+    @cached_property
+    def grid(self) -> IntGrid | None:
+        """The integers that are packed into bytes; None for whole bytes."""
+        if not jnp.issubdtype(self.dtype, jnp.integer) or jnp.iinfo(self.dtype).bits >= 8:
+            return None
+        return IntGrid(jnp.iinfo(self.dtype).bits, signed=bool(jnp.issubdtype(self.dtype, jnp.signedinteger)))
+
+    @property
+    def packed_bits(self) -> int | None:
+        """Bits of an integer that is packed into a byte; None for whole bytes."""
+        return None if self.grid is None else self.grid.packed_bits
+
+    def stored(self, payload: jax.Array) -> jax.Array:
+        """A payload in its stored form."""
+        moved = payload.transpose(self.order)
+        return moved if self.grid is None else self.grid.pack(moved.astype(jnp.int8))
+
+    def payload(self, stored: jax.Array) -> jax.Array:
+        """The payload from its stored form."""
+        if self.grid is not None:
+            shape = tuple(self.shape[axis] for axis in self.order)
+            stored = self.grid.unpack(stored, shape).astype(self.dtype)
+        return jax.lax.transpose(stored, self.back)
+
+    def metadata(
+        self, metadata: Mapping[str, Any], scale_shape: tuple[int, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The metadata of an operand's Variable for its payload as stored, and for its scale.
+
+        Args:
+            metadata: of that Variable; its sharding follows the axes, and size-1 axes of a scale stay unsharded.
+            scale_shape: of the scale.
+        """
+        ndim = len(self.shape)
+        moved = _per_axis(metadata, ndim, lambda names: tuple(names[axis] for axis in self.order))
+        return moved, _per_axis(metadata, ndim, lambda names: _unsharded_ones(names, scale_shape))
 
 
 @dataclass(frozen=True)
@@ -210,3 +277,25 @@ def _check_in_front(form: FrozenForm, taken: int) -> None:
             f"{taken} axes were taken away from the payload of a frozen weight of shape {form.shape}; those in front "
             f"are stored as axes {form.stored.order[:taken]}.\n  cure: index the axes in front"
         )
+
+
+def _per_axis(
+    metadata: Mapping[str, Any], ndim: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> dict[str, Any]:
+    """The metadata with the entries of the last `ndim` axes changed; stacks of layers have more in front."""
+    names = ("out_sharding", "sharding_names", "sharding")
+
+    def changed(found: tuple[Any, ...]) -> tuple[Any, ...]:
+        front = len(found) - ndim
+        return (*found[:front], *change(found[front:]))
+
+    return {
+        name: changed(tuple(found)) if name in names and isinstance(found, tuple) else found
+        for name, found in metadata.items()
+    }
+
+
+def _unsharded_ones(names: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    if len(names) != len(shape):
+        return (None,) * len(shape)
+    return tuple(name if size > 1 else None for name, size in zip(names, shape, strict=True))

@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_form import FrozenForm, StoredForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
-from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import (

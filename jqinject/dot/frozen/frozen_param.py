@@ -24,6 +24,10 @@ _OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
 """Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a
 dequantized array would be stored in the place of the numbers."""
 
+_OF_LINEN = nnx.bridge.variables.to_linen_var.__code__
+"""The code by which `nnx.bridge.to_linen` reads a Variable to store it among Linen's, where the parameter goes itself:
+its numbers would be taken for variables."""
+
 READS_WHOLE = "reads_whole"
 """Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
 
@@ -139,7 +143,10 @@ class FrozenParam(StoredArray, Frozen):
         `nnx.to_pure_dict`, which reads states to store them, gets the numbers.
         """
         held = self.get_raw_value()
-        if sys._getframe(1).f_code in _OF_PURE_DICT:
+        reader = sys._getframe(1).f_code
+        if reader is _OF_LINEN:
+            return self
+        if reader in _OF_PURE_DICT:
             return held
         kinds = {_kind(leaf) for leaf in jax.tree.leaves(held)}
         if kinds == {jax.ShapeDtypeStruct}:

@@ -20,7 +20,7 @@ from jqinject.dot.kernels.accumulate import (
     longest_sum,
     part,
 )
-from jqinject.dot.kernels.integer import Affine
+from jqinject.dot.kernels.integer import Affine, are_sharded
 from jqinject.dot.kernels.kernel_table import Window, integer_convolution
 from jqinject.ops.sharding import sharded_as
 
@@ -285,7 +285,8 @@ class Convolution:
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
         plain = _ByXla(self, accumulator)
         lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
-        return integer_convolution(lhs, rhs, accumulator, plain, self._window())
+        window = None if are_sharded(lhs, rhs) else self._window()
+        return integer_convolution(lhs, rhs, accumulator, plain, window)
 
     def _window(self) -> Window | None:
         """The window; None with groups or a dilated input, which are not a plain product."""

@@ -14,7 +14,7 @@ import numpy as np
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.groups import contract_groups
-from jqinject.dot.kernels.kernel_table import Alone, Divisible, are_sharded, settled
+from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
@@ -90,21 +90,19 @@ class IntegerOperand:
     @property
     def array(self) -> jax.Array:
         """The floats, or stored integers themselves: has their shape and sharding."""
-        return self.known.payload if self.value is None else self.value
+        return self._stored().payload if self.value is None else self.value
 
     @property
     def floats(self) -> jax.Array:
         """The floats; stored integers are dequantized."""
-        return self.known.dequantized().astype(self.dtype) if self.value is None else self.value
+        return self._stored().dequantized().astype(self.dtype) if self.value is None else self.value
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the floats."""
         return self.array.shape
 
-    @property
-    def known(self) -> Affine:
-        """The integers, of a forward pass or stored."""
+    def _stored(self) -> Affine:
         assert self.integers is not None, "an operand has integers or floats"
         return self.integers
 
@@ -225,12 +223,19 @@ def integer_contraction(
         packed: the right operand as `Affine.packed`, for a kernel that reads it so.
     """
     divisible = Divisible(dims, accumulator, out_sharding)
-    if out_sharding is not None or are_sharded(lhs, rhs):
+    unsharded = jax.typeof(lhs).sharding.mesh.empty and jax.typeof(rhs).sharding.mesh.empty
+    if out_sharding is not None or (not unsharded and are_sharded(lhs, rhs)):
         return divisible(lhs, rhs)
     traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
     run = on_one_device if traced else eagerly
     arrays = (lhs, rhs) if packed is None else (lhs, rhs, packed)
     return run(Alone(dims, accumulator), divisible, *arrays)
+
+
+def are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
+    """Whether the axes of a mesh are explicit in the type of an operand: they must not be reshaped away."""
+    left, right = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
+    return bool((not left.empty and left.explicit_axes) or (not right.empty and right.explicit_axes))
 
 
 def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:

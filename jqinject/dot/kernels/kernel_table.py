@@ -152,7 +152,7 @@ def integer_convolution(
         plain: the convolution by XLA, compared by value.
         window: of the same convolution, if a product of patches can replace it.
     """
-    if window is None or XLA_CONVOLVES or are_sharded(lhs, rhs):
+    if window is None or XLA_CONVOLVES:
         return plain(lhs, rhs)
     return on_one_device(_AsMatrices(accumulator, plain, window), plain, lhs, rhs)
 
@@ -273,12 +273,6 @@ def _by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:
 def _at_least_a_byte(x: jax.Array) -> jax.Array:
     """Bytes stay what they are; integers of fewer bits, signed or not, all fit in int8."""
     return x if jnp.iinfo(x.dtype).bits >= BYTE else x.astype(jnp.int8)
-
-
-def are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
-    """Whether the axes of a mesh are explicit in the type of an operand: they must not be reshaped away."""
-    left, right = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
-    return bool((not left.empty and left.explicit_axes) or (not right.empty and right.explicit_axes))
 
 
 def _matrices(

@@ -111,9 +111,20 @@ class Contraction(InnerModule):
         *,
         beside: Any = None,
         in_rows: bool = True,
-        found_in: Any = None,
     ) -> LabelledTensor:
-        """An operand, quantized.
+        """An operand, quantized if the scheme does; see `quantized`."""
+        return self.quantized(name, x, summed, beside=beside, in_rows=in_rows)[1]
+
+    def quantized(
+        self,
+        name: str,
+        x: LabelledTensor,
+        summed: Labels,
+        *,
+        beside: Any = None,
+        in_rows: bool = True,
+    ) -> tuple[Any, LabelledTensor]:
+        """The quantizer of an operand, None without one, and the operand quantized.
 
         Args:
             name: of an operand that is quantized in the forward pass.
@@ -121,19 +132,18 @@ class Contraction(InnerModule):
             summed: the axes that its product sums over.
             beside: the other operand, for a weight quantizer that depends on its input.
             in_rows: whether quantizers of activations see the summed axes as rows.
-            found_in: finds the range instead of the operand's `calibration`, if given.
 
         Raises:
             MissingRngsError: it is rounded stochastically without random numbers.
         """
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
-            return x
-        proxy = self._operand(name, binding, x, summed, found_in).quant
+            return None, x
+        proxy = self._operand(name, binding, x, summed).quant
         if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
             x = transformed(binding, x, summed)
         more = (beside,) if proxy.requires_quant_input and beside is not None else ()
-        return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
+        return proxy, quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
         """The quantizer of a gradient, split for the backward pass, and its slot.
@@ -153,7 +163,7 @@ class Contraction(InnerModule):
         axes = operand.axes
         if operand.keeps_state or operand.draws or not axes.sized:
             return for_backward(operand.quant)
-        return assembled_for_backward(name, binding, axes, self._where(name), self._modes), None
+        return assembled_for_backward(name, binding, axes, self._where(name), self.modes), None
 
     @property
     def trains(self) -> bool:
@@ -189,15 +199,20 @@ class Contraction(InnerModule):
             self.deterministic = deterministic
 
     @property
-    def _modes(self) -> tuple[bool, bool]:
+    def modes(self) -> tuple[bool, bool]:
+        """The arguments of `set_view`."""
         return self.use_running_average, self.deterministic
+
+    @property
+    def proxies(self) -> list[Any]:
+        """The quantizers that keep state."""
+        operands = (vars(self)[name] for name in OPERANDS)
+        return [operand.quant for operand in operands if operand is not None]
 
     def _where(self, name: str) -> str:
         return f"{self.where}: {self.scheme.name}.{name}"
 
-    def _operand(
-        self, name: str, binding: Binding, x: LabelledTensor, summed: Labels, found_in: Any = None
-    ) -> QuantOperand:
+    def _operand(self, name: str, binding: Binding, x: LabelledTensor, summed: Labels) -> QuantOperand:
         """The quantizer of an operand.
 
         Raises:
@@ -209,11 +224,10 @@ class Contraction(InnerModule):
         kept = operand is not None
         if kept:
             self._check_fits(name, operand, axes)
-        elif found_in is not None or not axes.sized:
-            offered = {} if found_in is None else {"calibration": found_in}
-            operand = self._assembled_here(name, binding, axes, offered)
+        elif not axes.sized:
+            operand = self._assembled_here(name, binding, axes)
         else:
-            operand, shared = assembled(name, binding, axes, self._where(name), self._modes), True
+            operand, shared = assembled(name, binding, axes, self._where(name), self.modes), True
         draws = operand.draws and not self.deterministic
         if draws and self.stream is None:
             raise MissingRngsError(self._where(name))
@@ -224,16 +238,14 @@ class Contraction(InnerModule):
         self.recorder.axes[name] = axes if operand.quant.role in PARAMETERS else axes.without_rows(name)
         return self._assembled_here(name, binding, axes)
 
-    def _assembled_here(
-        self, name: str, binding: Binding, axes: OperandAxes, offered: Mapping[str, Any] = {}
-    ) -> QuantOperand:
+    def _assembled_here(self, name: str, binding: Binding, axes: OperandAxes) -> QuantOperand:
         """A quantizer of the module's own."""
         rngs: Any = None
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        operand = QuantOperand(name, binding, axes, rngs, self._where(name), offered)
-        operand.set_modes(*self._modes)
+        operand = QuantOperand(name, binding, axes, rngs, self._where(name))
+        operand.set_modes(*self.modes)
         return operand
 
     def _has_no_state(self, name: str, binding: Binding) -> Exception:

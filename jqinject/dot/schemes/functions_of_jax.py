@@ -14,8 +14,9 @@ from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.quantized_einsum import einsum_by
+from jqinject.dot.schemes.quantized_op import contract_compiled
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
+from jqinject.dot.schemes.scheme_dot import DotProduct
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.dot.tensors.contract import contract, output_dtype
 from jqinject.quant_tensor import is_quantized
@@ -88,7 +89,7 @@ def dot_general(
         _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
         dot = DotProduct(dims, np.dtype(output_dtype(lhs, rhs, preferred_element_type)), out_sharding)
-        return contract_by_scheme(_contraction_of(config, key, "dot_general"), dot, lhs, rhs)
+        return contract_compiled(_contraction_of(config, key, "dot_general"), dot, lhs, rhs)
     return contract(
         lhs,
         rhs,
@@ -125,7 +126,7 @@ def einsum(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> einsum("df,bd->bf", jnp.ones((3, 2)), jnp.ones((4, 3)), config=config_v4(rng_type=None)).shape
         (4, 2)
     """
@@ -175,7 +176,7 @@ def conv_general_dilated(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> x, kernel = jnp.ones((1, 5, 5, 2)), jnp.ones((3, 3, 2, 4))
         >>> numbers = ("NHWC", "HWIO", "NHWC")
         >>> y = conv_general_dilated(
@@ -201,7 +202,7 @@ def conv_general_dilated(
         by_scheme = _contraction_of(config, key, "conv_general_dilated")
         by_scheme.scheme = by_scheme.scheme.of_convolution()
         convolution = replace(convolution, accumulator_dtype=by_scheme.scheme.fprop.accumulator_dtype)
-        return contract_by_scheme(by_scheme, convolution, lhs, rhs)
+        return contract_compiled(by_scheme, convolution, lhs, rhs)
     return contract(lhs, rhs, convolution, numbers=contraction)
 
 

@@ -12,18 +12,17 @@ from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.quantized_einsum import einsum_by
+from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_dot import (
     DotProduct,
     ExplainedScheme,
     check_no_transform,
-    contract_by_scheme,
     explain_scheme,
 )
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.plans import ConvolutionPlan
+from jqinject.dot.tensors.six_operands import ConvolutionPlan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -42,9 +41,6 @@ class QDotGeneral(QuantizedOp):
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             which create its variables at once: to load a frozen checkpoint, also abstractly.
-        lhs_range: a static range of the left operand: a symmetric `RangeScaling` with an average, whose range
-            replaces `calibration`; by default what the scheme's `lhs_range` assembles. Only for AQT-style operands;
-            other quantizers have their own ranges.
         lhs_shape, rhs_shape, dimension_numbers: the shapes of the operands, with any number of rows, and how they meet
             (by default as in `nnx.Linear`): for quantizers that keep state, such as a learned scale or a history.
             Layers of jqinject and `quantize` give them; without them, `jqinject.initialize` completes the module.
@@ -53,22 +49,22 @@ class QDotGeneral(QuantizedOp):
     Raises:
         TypeError: `config` is not a configuration, or a mode not a `QuantMode`.
         ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
-            gradient is taken; a static range that has a zero point, or of an operand without bits; a call by a scheme
-            that keeps state, without shapes.
+            gradient is taken; a call by a scheme that keeps state, without shapes.
 
     Source: FJFormer's `QDotGeneral`, AQT's `AqtDotGeneral`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import QuantMode, config_v4
+        >>> from jqinject.dot import QuantMode
+        >>> from jqinject.quant.aqt import config_v4
         >>> dot_general = QDotGeneral(config_v4(), rhs_quant_mode=QuantMode.CONVERT)
         >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
         >>> y = layer(jnp.ones((4, 3)))
         >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
         >>> layer.kernel[...] = jnp.zeros((3, 2))  # nobody looks at it any more
-        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.value.dtype
-        (True, dtype('int8'))
+        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.bit_width
+        (True, 8)
         >>> from jqinject.quant import Fp8DelayedTraining
         >>> op = QDotGeneral(Fp8DelayedTraining, lhs_shape=(1, 3), rhs_shape=(3, 2))
         >>> op.fprop_lhs.quant.scale()
@@ -91,6 +87,7 @@ class QDotGeneral(QuantizedOp):
         An operand may be a QuantTensor or a `FrozenParam`, which is contracted as it is. `unrounded` is the array that
         a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
         """
+        lhs, rhs = self._seen(lhs, rhs)
         return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
 
     @staticmethod
@@ -142,7 +139,7 @@ class QEinsum(QuantizedOp):
     each operand, in any order of the equation.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, lhs_shape, rhs_shape, rngs: as for
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
             `QDotGeneral`.
         equation: beside the shapes.
 
@@ -154,7 +151,7 @@ class QEinsum(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> layer = nnx.Einsum("btd,dnh->btnh", (8, 2, 4), einsum_op=QEinsum(config_v4()), rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((1, 3, 8))).shape
         (1, 3, 2, 4)
@@ -163,22 +160,9 @@ class QEinsum(QuantizedOp):
     def __init__(self, config: Any, *, equation: str | None = None, **keywords: Any) -> None:
         super().__init__(config, dimension_numbers=equation, **keywords)
 
-    def __call__(
-        self,
-        equation: str,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        *,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The einsum; arguments as for `jnp.einsum`."""
-
-        def contract(a: jax.Array, b: jax.Array, numbers: Any, out_sharding: Any = None) -> jax.Array:
-            return self._contract(a, b, numbers, preferred_element_type, out_sharding)
-
-        return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
+    def __call__(self, equation: str, lhs: jax.Array, rhs: jax.Array, **keywords: Any) -> jax.Array:
+        """The einsum; arguments and keywords as for `jnp.einsum`."""
+        return einsum_op(self._contract)(equation, *self._seen(lhs, rhs), **keywords)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
@@ -197,7 +181,7 @@ class QConvGeneralDilated(QuantizedOp):
 
     Args:
         config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_shape, rhs_shape, rngs: as for
-            `QDotGeneral`; tiles are ignored. For a static range use `QuantConv(input_quant=...)`.
+            `QDotGeneral`; tiles are ignored.
         dimension_numbers: beside the shapes; by default features come last, as in `nnx.Conv`.
 
     Raises:
@@ -208,7 +192,7 @@ class QConvGeneralDilated(QuantizedOp):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from jqinject.dot import config_v4
+        >>> from jqinject.quant.aqt import config_v4
         >>> conv = QConvGeneralDilated(config_v4())
         >>> layer = nnx.Conv(3, 8, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((2, 6, 6, 3))).shape
@@ -263,7 +247,7 @@ class QConvGeneralDilated(QuantizedOp):
                 ("lhs", "rhs"), seen, (plan.labels.lhs, plan.labels.rhs), plan.summed("fprop"), strict=True
             )
         )
-        y = self._by_scheme(contract_by_scheme, convolution, left, right, unrounded)
+        y = self._by_scheme(convolution, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -319,7 +303,7 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._by_scheme(contract_by_scheme, ragged, lhs, rhs, unrounded, None, group_sizes)
+        return self._by_scheme(ragged, lhs, rhs, unrounded, None, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:

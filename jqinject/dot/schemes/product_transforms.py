@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core.transforms import Hadamard, Transform, along
+from jqinject.core.transforms import Hadamard, along
 from jqinject.dot.geometry.labels import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
@@ -18,18 +18,28 @@ SIGNS = {"dgrad_random_signs": "dgrad_grad", "wgrad_random_signs": "wgrad_grad"}
 """The flags of a scheme that draw signs, and an operand of their product."""
 
 
-def transform_of(operand: Any) -> Transform | None:
-    """The transform that comes before the quantizer of an operand; None without one.
+def transform_of(quantizer: Any) -> Any:
+    """Return what an injector declares before its quantizer: a transform, or the declaration of one.
 
     Args:
-        operand: of a resolved scheme.
+        quantizer: an injector, or a binding of one; anything else has no transform.
+
+    Returns:
+        None without a transform.
+
+    Example:
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> transform_of(Int8ActPerTensorFloat.let(pre_transform=Hadamard(8))).block_size
+        8
     """
-    return _declared(operand) if isinstance(operand, Binding) else None
+    if isinstance(quantizer, type):
+        quantizer = Binding(quantizer)
+    return _declared(quantizer) if isinstance(quantizer, Binding) else None
 
 
 @lru_cache(maxsize=256)
-def _declared(operand: Binding) -> Transform | None:
-    return operand.resolve("pre_transform") if operand.declares("pre_transform") else None
+def _declared(binding: Binding) -> Any:
+    return binding.resolve("pre_transform") if binding.declares("pre_transform") else None
 
 
 def transformed_label(summed: Labels) -> Label:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -85,7 +84,6 @@ class QuantOperand(InnerModule):
         axes: see above.
         rngs: for a quantizer that draws random numbers.
         where: the user's callable and the operand, for errors.
-        offered: names that the quantizer may ask for.
 
     Raises:
         TypeError: the quantizer does not fit the operand.
@@ -101,7 +99,6 @@ class QuantOperand(InnerModule):
         axes: OperandAxes,
         rngs: nnx.Rngs | None,
         where: str,
-        offered: Mapping[str, Any],
     ) -> None:
         self.axes = axes
         if not binding.declares("proxy_class"):
@@ -110,8 +107,8 @@ class QuantOperand(InnerModule):
                 "quantizer of jqinject.quant, or declare proxy_class = jqinject.proxy.ActQuantProxyFromInjector"
             )
         proxy_class = binding.resolve("proxy_class", module=self)
-        names = {"activation_channel_shape": axes.features, **offered}
-        self.quant = proxy_class(binding, self, offered=names, rngs=rngs, where=(where, ""))
+        offered = {"activation_channel_shape": axes.features}
+        self.quant = proxy_class(binding, self, offered=offered, rngs=rngs, where=(where, ""))
         why = _why_misplaced(name, binding, self.quant)
         if why:
             raise TypeError(
@@ -184,7 +181,7 @@ def assembled(
         modes: as for `QuantOperand.set_modes`.
     """
     with jax.ensure_compile_time_eval():
-        operand = QuantOperand(name, binding, axes, None, where, {})
+        operand = QuantOperand(name, binding, axes, None, where)
     operand.set_modes(*modes)
     return operand
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,6 +46,28 @@ def einsum_by(
     options = {} if sharding is None else {"out_sharding": sharding}
     y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
     return with_sharding(y.transpose(simple.permutation()), out_sharding)
+
+
+def einsum_op(dot_general: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return a function with the arguments of `jnp.einsum` that contracts two operands by a quantized `dot_general`.
+
+    Args:
+        dot_general: as for `einsum_by`, with `preferred_element_type`.
+    """
+
+    def contract(
+        equation: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        by = partial(dot_general, preferred_element_type=preferred_element_type)
+        return einsum_by(by, equation, lhs, rhs, out_sharding)
+
+    return contract
 
 
 def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:

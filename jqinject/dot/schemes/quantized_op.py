@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from jqinject.core import RangeScaling, warn_if_uncalibrated
 from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
@@ -22,24 +21,21 @@ from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
-from jqinject.dot.kernels.integer import has_integers
 from jqinject.dot.schemes.contraction import (
     NO_STATE_IN_SWITCHED,
     AxesByName,
     Contraction,
     operands_with_state,
 )
-from jqinject.dot.schemes.quant_operand import QuantOperand
-from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec, checked_scheme
+from jqinject.dot.schemes.freezer import Freezer, QuantMode
+from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
-from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
-from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode, served
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
+from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.inject import Binding
-from jqinject.quant_tensor import is_quantized, on_integers, on_minifloats
+from jqinject.quant_tensor import is_quantized, on_integers
 
 Axes = tuple[int, ...]
-Contract = Callable[..., jax.Array]
 
 
 class QuantizedOp(Contraction):
@@ -57,7 +53,6 @@ class QuantizedOp(Contraction):
         rhs_quant_mode: QuantMode = QuantMode.TRAIN,
         lhs_freezer: Mapping[str, Any] | Freezer | None = None,
         rhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        lhs_range: RangeScaling | None = None,
         lhs_shape: Sequence[int] | None = None,
         rhs_shape: Sequence[int] | None = None,
         dimension_numbers: Any = None,
@@ -70,8 +65,6 @@ class QuantizedOp(Contraction):
         scheme = self._scheme_of(config)
         for each in scheme.both:
             self._check_scheme(each)
-        found = range_of(config) if lhs_range is None else lhs_range
-        self.lhs_range = nnx.data(checked_range(found, scheme, name))
         super().__init__(scheme, name, rngs, operands)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
@@ -163,90 +156,76 @@ class QuantizedOp(Contraction):
         """
         labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
         over = tuple(labels[axis] for axis in summed)
-        proxy, tensor = self._apart("fprop_rhs", LabelledTensor(rhs, labels), over)
-        if proxy is None or not is_quantized(tensor):
-            name = "None" if proxy is None else proxy.binding.base.__name__
+        return self._frozen("fprop_rhs", LabelledTensor(rhs, labels), over, stored_last)
+
+    def _frozen(
+        self, name: str, x: LabelledTensor, summed: Labels, stored_last: Axes
+    ) -> tuple[dict[str, jax.Array], FrozenForm]:
+        """The low-bit numbers of an operand of the forward product; see `frozen_rhs`."""
+        self.check_freezes()
+        proxy, quantized = self.quantized(name, x, summed)
+        if proxy is None:
             raise ValueError(
-                f"{self.where}: {self.scheme.name}.fprop_rhs = {name} is not stored for serving: it makes no "
-                "QuantTensor with the axes of the weight.\n  cure: a quantizer of weights, such as "
+                "Freezer: there is nothing to freeze, as the operand is not quantized (its bits are None).\n"
+                "  cure: QuantMode.TRAIN for this side, or a configuration that quantizes it"
+            )
+        tensor = in_order(quantized, x.labels)
+        if not is_quantized(tensor):
+            raise ValueError(
+                f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: "
+                "it makes no QuantTensor with the axes of the operand.\n  cure: a quantizer of weights, such as "
                 "Int8WeightPerChannelAbsMax"
             )
+        shifted = proxy.has_zero_point and (not on_integers(tensor) or tensor.has_zero_point)
         forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-        return frozen_numbers(tensor, stored_last, _is_shifted(proxy, tensor), None, forms)
-
-    def _apart(self, name: str, x: LabelledTensor, summed: Labels) -> tuple[Any, Any]:
-        """The quantizer of an operand, and the operand quantized, its axes in order; None if its scales do not follow.
-
-        Raises:
-            ValueError: the operand cannot be stored.
-        """
-        self.check_freezes()
-        binding, tensor = self.scheme[name], in_order(self.operand(name, x, summed), x.labels)
-        return self._operand(name, binding, x, summed).quant if isinstance(binding, Binding) else None, tensor
+        return frozen_numbers(tensor, stored_last, shifted, None, forms)
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        if self.lhs_range is not None and self.lhs_quant_mode is not QuantMode.SERVE:
-            return self.lhs_range.has_range()
-        found = [saw for saw in (proxy.has_range() for proxy in self._proxies()) if saw is not None]
+        found = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
         return all(found) if found else None
 
     def begin_calibration(self) -> None:
         """Restart the collection of ranges."""
-        for collector in self._collectors():
-            collector.begin_calibration()
+        for proxy in self._collectors():
+            proxy.begin_calibration()
 
     def end_calibration(self) -> None:
         """Use what was collected as the ranges."""
-        for collector in self._collectors():
-            collector.end_calibration()
-
-    def _proxies(self) -> list[Any]:
-        """The quantizers that keep state."""
-        operands = (vars(self)[name] for name in OPERANDS)
-        return [operand.quant for operand in operands if isinstance(operand, QuantOperand)]
+        for proxy in self._collectors():
+            proxy.end_calibration()
 
     def _collectors(self) -> list[Any]:
-        """What collects ranges."""
-        found = [proxy for proxy in self._proxies() if proxy.has_range() is not None]
-        return found if self.lhs_range is None else [*found, self.lhs_range]
+        """The quantizers that collect ranges."""
+        return [proxy for proxy in self.proxies if proxy.has_range() is not None]
 
     def _contract(
         self,
         lhs: Any,
         rhs: Any,
         numbers: Any,
-        preferred_element_type: Any,
-        out_sharding: Any,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
         unrounded: Any = None,
     ) -> jax.Array:
-        """The contraction of two operands, quantized here or stored."""
+        """The contraction of two operands of `_seen`."""
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
-        lhs, rhs = self._seen(lhs, rhs)
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
         labels = Labelling.of(dims)
         summed = summed_labels(labels.lhs, labels.rhs, labels.out)
         left = self._served("lhs", LabelledTensor(lhs, labels.lhs), summed)
         right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
-        if self.lhs_range is None:
-            return self._by_scheme(contract_by_scheme, dot, left, right, unrounded)
-        if self.lhs_range.use_running_average:
-            warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
-        return self._by_scheme(
-            contract_by_scheme, dot, left, right, unrounded, CollectedRange(self.lhs_range)
-        )
+        return self._by_scheme(dot, left, right, unrounded)
 
-    def _by_scheme(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
+    def _by_scheme(self, static: Any, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
-            contract: contracts by a scheme, the first argument.
-            static: the static part of the contraction, the second argument.
-            operands: the others.
+            static, operands: as for `contract_by_scheme`.
         """
         if self.countdown is None:
-            return self._compiled(contract, static, *operands)
+            return contract_compiled(self, static, *operands)
         left = self.countdown.get_value()
         if not self.use_running_average:
             self.countdown.set_value(jnp.maximum(left - 1, 0))
@@ -254,22 +233,10 @@ class QuantizedOp(Contraction):
         after = self.scheme
         assert after.before is not None, "a delay has one"
         branches = (
-            lambda scheme=scheme: contract(self._of_one_call(scheme, key), static, *operands)
+            lambda scheme=scheme: contract_by_scheme(self._of_one_call(scheme, key), static, *operands)
             for scheme in (after.before, replace(after, before=None, delay=0))
         )
         return jax.lax.cond(left > 0, *branches)
-
-    def _compiled(self, contract: Contract, static: Any, *operands: Any) -> jax.Array:
-        """The contraction, compiled where it would else run one operation after the other: of arrays, without state."""
-        runs_now = all(
-            x is None or (isinstance(x, jax.Array) and not isinstance(x, Tracer)) for x in operands
-        )
-        if not runs_now or self.recorder is not None or self._proxies():
-            return contract(self, static, *operands)
-        y, stream = _compiled(contract, static, self.scheme, self.where, self._modes, self.stream, operands)
-        if self.stream is not None:
-            self.stream.count.set_value(stream.count.get_value())
-        return y
 
     def _of_one_call(self, scheme: SchemeSpec, key: jax.Array | None) -> Contraction:
         """A contraction by another scheme, which keeps no state, in the same mode."""
@@ -278,75 +245,64 @@ class QuantizedOp(Contraction):
         contraction.set_view(self.use_running_average, self.deterministic)
         return contraction
 
-    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
-        """An operand, or its stored form; stores it if its mode says so."""
-        mode = self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode
-        freezer = self.lhs_freezer if side == "lhs" else self.rhs_freezer
-        if mode is QuantMode.TRAIN:
-            return x.tensor
-        if mode is QuantMode.CONVERT:
-            over = tuple(axis for axis, label in enumerate(x.labels) if label in summed)
-            freezer.set(self._stored(f"fprop_{side}", x, summed), over)
-        return served(freezer.get())
-
-    def _stored(self, name: str, x: LabelledTensor, summed: Labels) -> QuantizedOperand:
-        """An operand of the forward product in its stored form.
-
-        Args:
-            name: "fprop_lhs" or "fprop_rhs".
-            x: the operand.
-            summed: the axes that are summed over.
-
-        Raises:
-            ValueError: it is quantized in a form that cannot be stored.
-        """
-        proxy, tensor = self._apart(name, x, summed)
-        if proxy is None:
-            return QuantizedOperand(x.tensor, None)
-        if on_minifloats(tensor) and tensor.is_contractible:
-            return QuantizedOperand(tensor.payload(), tensor.scale)
-        if not _is_shifted(proxy, tensor) and has_integers(tensor):
-            narrow = tensor.bit_width == 4 and tensor.signed
-            return QuantizedOperand(tensor.int().astype(jnp.int4) if narrow else tensor.int(), tensor.scale)
-        raise ValueError(
-            f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: only "
-            "integers of at most 8 bits without a zero point and 8-bit floats are, without groups or tiles.\n  cure: a "
-            "layer of jqinject.nn (QuantLinear) with that weight_quant and jqinject.freeze"
-        )
-
     def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        """The operands as the op sees them: one served from storage has the stored shape."""
-        lhs, rhs = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
+        """The operands of a call, each in its stored form where its mode, or the caller, serves that."""
         if self.lhs_quant_mode is QuantMode.SERVE:
-            lhs = self.lhs_freezer.placeholder(lhs.dtype)
+            lhs = self.lhs_freezer.get().operand(lhs.dtype)
         if self.rhs_quant_mode is QuantMode.SERVE:
-            rhs = self.rhs_freezer.placeholder(rhs.dtype)
-        return lhs, rhs
+            rhs = self.rhs_freezer.get().operand(rhs.dtype)
+        left, right = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
+        return left, right
+
+    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
+        """An operand; in its stored form, after it is stored, where its mode says so."""
+        if (self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode) is not QuantMode.CONVERT:
+            return x.tensor
+        freezer = self.lhs_freezer if side == "lhs" else self.rhs_freezer
+        over = tuple(axis for axis, label in enumerate(x.labels) if label in summed)
+        freezer.set(FrozenParam.holding(*self._frozen(f"fprop_{side}", x, summed, over)))
+        return freezer.get().operand(x.tensor.dtype)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Same arguments as the function it replaces."""
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _compiled(
-    contract: Contract, static: Any, scheme: SchemeSpec, where: str, modes: Any, stream: Any, operands: Any
-) -> tuple[jax.Array, Any]:
-    """A contraction by a scheme without state, and the stream that it has drawn from.
+def contract_compiled(contraction: Contraction, static: Any, *operands: Any) -> jax.Array:
+    """A contraction by a scheme, compiled where it would else run one operation after the other.
+
+    That is a contraction of arrays, or of stored tensors, outside of `jit`, whose quantizers keep no state.
 
     Args:
-        contract, static, operands: as for `QuantizedOp._by_scheme`.
-        scheme, where, modes, stream: of the module.
+        contraction, static, operands: as for `contract_by_scheme`.
     """
-    contraction = Contraction(scheme, where)
+    packed = tuple(packed_tensor(x) if is_quantized(x) and x.is_stored else x for x in operands)
+    leaves = jax.tree.leaves(packed, is_leaf=is_quantized)
+    runs_now = all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves)
+    if not runs_now or contraction.recorder is not None or contraction.proxies:
+        return contract_by_scheme(contraction, static, *operands)
+    facts = contraction.scheme, contraction.where, contraction.stateless, contraction.modes
+    y, stream = _compiled(static, *facts, contraction.stream, packed)
+    if contraction.stream is not None:
+        contraction.stream.count.set_value(stream.count.get_value())
+    return y
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _compiled(
+    static: Any, scheme: SchemeSpec, where: str, stateless: Any, modes: Any, stream: Any, operands: Any
+) -> tuple[jax.Array, Any]:
+    """The contraction, and the stream that it has drawn from.
+
+    Args:
+        static: as for `contract_by_scheme`.
+        operands: likewise, stored tensors packed.
+        scheme, where, stateless, modes, stream: of the module.
+    """
+    contraction = Contraction(scheme, where, stateless=stateless)
     contraction.set_view(*modes)
     contraction.stream = nnx.data(stream)
-    return contract(contraction, static, *operands), contraction.stream
-
-
-def _is_shifted(proxy: Any, tensor: Any) -> bool:
-    """Whether a quantized tensor may have a nonzero zero point."""
-    return proxy.has_zero_point and (not on_integers(tensor) or tensor.has_zero_point)
+    return contract_by_scheme(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
 
 
 def _checked(mode: Any, name: str) -> QuantMode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -129,12 +129,7 @@ OTHERS = (
     "before",
     *(f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in SUMS),
 )
-COMPONENTS = (
-    "explained_by",
-    "calibration",
-    "restrict_scaling_impl",
-    "lhs_range",
-)  # of a scheme, shared by its operands
+COMPONENTS = ("explained_by", "calibration", "restrict_scaling_impl")  # of a scheme, shared by its operands
 Operand = Binding | Kept | None
 
 
@@ -162,8 +157,9 @@ class SchemeSpec:
     before: SchemeSpec | None = None
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, scheme: type[Scheme] | Binding) -> SchemeSpec:
-        """Resolve a scheme.
+        """Resolve a scheme, once for all its contractions.
 
         Raises:
             TypeError: an unknown override, an operand that is not a quantizer, a gradient kept from the forward pass;
@@ -249,6 +245,11 @@ class SchemeSpec:
     @cached_property
     def _by_name(self) -> dict[str, Operand]:
         return dict(self.operands)
+
+
+def role_of(operand: Binding) -> str:
+    """Return the role of the proxy that a quantizer declares; "parameter" without one."""
+    return operand.resolve("proxy_class").role if operand.declares("proxy_class") else "parameter"
 
 
 def is_scheme(config: Any) -> bool:

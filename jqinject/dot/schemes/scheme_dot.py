@@ -36,10 +36,18 @@ from jqinject.dot.tensors.labelled_tensor import (
     scale_beside,
     tiled_label,
 )
-from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, Plan, ProductName, RaggedPlan
 from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
-from jqinject.dot.tensors.six_operands import BackwardProduct, contract_operands, quantized_gradient
+from jqinject.dot.tensors.six_operands import (
+    BackwardProduct,
+    ConvolutionPlan,
+    DotPlan,
+    Plan,
+    ProductName,
+    RaggedPlan,
+    contract_operands,
+    quantized_gradient,
+)
 from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
@@ -70,7 +78,6 @@ def contract_by_scheme(
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     unrounded: jax.Array | None = None,
-    found_in: Any = None,
     group_sizes: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
@@ -84,10 +91,9 @@ def contract_by_scheme(
         where: which axes meet, and what comes out.
         lhs, rhs: float arrays, or tensors that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
-        found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
         group_sizes: how many rows each expert of a ragged contraction gets.
     """
-    operands = _Operands.of(contraction, where, lhs, rhs, unrounded, found_in)
+    operands = _Operands.of(contraction, where, lhs, rhs, unrounded)
     rest = () if group_sizes is None else (group_sizes,)
     return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad, rest)[
         0
@@ -147,7 +153,6 @@ class _Operands:
         lhs: Any,
         rhs: Any,
         unrounded: jax.Array | None = None,
-        found_in: Any = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
         plan = _plan_of(where, contraction)
@@ -156,7 +161,7 @@ class _Operands:
         left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
         of_left, of_right = plan.summed("fprop")
         if not is_quantized(lhs):
-            left = contraction.operand("fprop_lhs", left, of_left, in_rows=plan.in_rows, found_in=found_in)
+            left = contraction.operand("fprop_lhs", left, of_left, in_rows=plan.in_rows)
         if not is_quantized(rhs):
             beside = {"beside": left.tensor, "in_rows": plan.in_rows}
             right = contraction.operand("fprop_rhs", right, of_right, **beside)

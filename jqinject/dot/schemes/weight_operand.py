@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
-from jqinject.dot.schemes.operand import OperandInjector
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeSpec
+from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeSpec, role_of
 from jqinject.inject import Binding
 
 WEIGHTS = ("weight", "parameter")
 CONVOLUTION, RAGGED = "conv_general_dilated", "ragged_dot"
-
-
-@lru_cache(maxsize=256)
-def spec_of(scheme: Any) -> SchemeSpec:
-    """A scheme, resolved once for all its contractions."""
-    return SchemeSpec.of(scheme)
 
 
 def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
@@ -30,14 +22,14 @@ def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
     Returns:
         None if `w` is float, or can only be quantized as the contraction sees it; see `why_not_stored`.
     """
-    spec = spec_of(scheme)
+    spec = SchemeSpec.of(scheme)
     found = spec["fprop_rhs"]
     return found if isinstance(found, Binding) and not why_not_stored(scheme, operation) else None
 
 
 def why_not_stored(scheme: Any, operation: str) -> str:
     """Why the weight of a contraction by a scheme cannot be stored for serving; empty if it can, or is float."""
-    spec = spec_of(scheme)
+    spec = SchemeSpec.of(scheme)
     found = spec["fprop_rhs"]
     if not isinstance(found, Binding):
         return ""
@@ -47,10 +39,10 @@ def why_not_stored(scheme: Any, operation: str) -> str:
         return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
     if transform_of(found) is not None:
         return f"{found.base.__name__} transforms it, as the contraction sees it"
-    if issubclass(found.injector, OperandInjector):
-        mode = getattr(found.injector, "dequant_mode", "output")
+    role = role_of(found)
+    if role == "operand":
+        mode = found.resolve("dequant_mode")
         return "" if mode == "output" else f"its dequant_mode is {mode!r}, so no payload is contracted"
-    role = found.resolve("proxy_class").role if found.declares("proxy_class") else "parameter"
     if role in WEIGHTS:
         return ""
     return f"{found.base.__name__} quantizes {role}s, as the contraction sees them"
@@ -58,13 +50,13 @@ def why_not_stored(scheme: Any, operation: str) -> str:
 
 def rounds_weight_again(scheme: Any) -> bool:
     """Whether a scheme takes another version of `w` backward than the forward product's."""
-    spec = spec_of(scheme)
+    spec = SchemeSpec.of(scheme)
     return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
 
 
 def quantizes_backward(scheme: Any) -> bool:
     """Whether a scheme says how operands of the backward products are rounded."""
-    spec = spec_of(scheme)
+    spec = SchemeSpec.of(scheme)
     again = any(spec[name] is not Kept.FPROP for name in AGAIN)
     return again or any(spec[name] is not None for name in GRADIENTS)
 
@@ -76,11 +68,11 @@ def ragged_input_quantizer(scheme: Any) -> Binding | None:
         ValueError: the scheme rounds in tiles, or with quantizers that need the contraction's axes: a contraction
             whose gradients are float does neither.
     """
-    spec = spec_of(scheme)
+    spec = SchemeSpec.of(scheme)
     why = why_not_stored(scheme, RAGGED)
     found = spec["fprop_lhs"]
     if isinstance(found, Binding):
-        row = found.declares("proxy_class") and found.resolve("proxy_class").role == "activation"
+        row = role_of(found) == "activation"
         why = why or ("" if row else f"{found.base.__name__} is not a quantizer of activations")
     if why:
         raise ValueError(

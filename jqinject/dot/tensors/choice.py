@@ -131,7 +131,8 @@ def choose(
         lhs, rhs: as for `contract`.
         where: the axes of the contraction; None for one that is none of these, which contracts floats.
         numbers: as for `contract`; where the operands do not have them, the choice has others.
-        rounded: whether "auto" also takes integers that no quantizer kept, which are rounded for the contraction.
+        rounded: whether "auto" also takes integers that no quantizer kept, as it does in evaluation, and that are not
+            stored: they are rounded again for the contraction.
         swaps: whether the operands may be swapped if only the left one has groups.
         apart: the pairs of summed axes along which scales of integers may vary, so that each index makes a whole
             output; None for all of a `dot_general`'s.
@@ -143,7 +144,8 @@ def choose(
         rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
     )
     if both and where is not None and numbers in ("auto", "int"):
-        if not (rounded or numbers == "int" or stored or keep_integers(lhs, rhs)):
+        kept = stored or lhs.is_stored or rhs.is_stored or None not in (lhs.kept_payload, rhs.kept_payload)
+        if not (rounded or numbers == "int" or kept):
             why = NOT_KEPT
         elif apart is not None and dims is not None and not (lhs.is_grouped or rhs.is_grouped):
             why = _varying_scales(lhs, rhs, dims, apart)
@@ -164,8 +166,10 @@ def choose(
     )
 
 
-def check_choice(choice: ChosenKernel, where: Dimensions | Convolution, numbers: ContractionKind) -> None:
-    """Raise unless a choice has the numbers that were asked for.
+def check_choice(
+    choice: ChosenKernel, where: Dimensions | Convolution | Ragged | None, numbers: ContractionKind
+) -> None:
+    """Raise unless a choice has the numbers that were asked for; `where` is None of an unusual ragged contraction.
 
     Raises:
         ValueError: it has others.
@@ -177,6 +181,11 @@ def check_choice(choice: ChosenKernel, where: Dimensions | Convolution, numbers:
         raise ValueError(
             f"contraction={numbers!r} needs {_NEEDS[numbers]}; {both}.\n"
             "  cure: quantize both so, or contraction='auto'"
+        )
+    if not isinstance(where, Convolution):
+        raise ValueError(
+            f"contraction={numbers!r} of a ragged contraction needs two IntQuantTensors of at most 8 bits whose "
+            f"scales do not vary along what is summed over; {both}.\n  cure: contraction='auto'"
         )
     if numbers == "fp8":
         raise ValueError(
@@ -194,11 +203,6 @@ _NEEDS = {
     "int": "two IntQuantTensors of at most 8 bits, known before the program runs",
     "fp8": "two FloatQuantTensors in 8-bit formats of hardware, whose scales do not vary along what is summed over",
 }
-
-
-def keep_integers(lhs: Any, rhs: Any) -> bool:
-    """Whether two QuantTensors keep their integers, as quantizers in evaluation let them, or one of them is stored."""
-    return (lhs.kept_payload is not None and rhs.kept_payload is not None) or lhs.is_stored or rhs.is_stored
 
 
 def varies_along(x: Any, axes: Sequence[int]) -> bool:
@@ -250,31 +254,37 @@ def _in_groups(
             of_right, of_left = found.integers
             own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
             return replace(found, **own, swapped=True)
+    if groups is not None:
+        pays = groups.size >= LEAST_GROUP or numbers == "int"
+        if not pays or groups.dim % dims.rhs_ndim not in dims.rhs_contract:
+            return None
+    pieces: Any = rhs if groups is None or isinstance(rhs, StoredArray) else in_pieces(rhs)
+    groups = groups if pieces is rhs else pieces.groups
+    found = _common_groups(lhs, groups, dims)
+    if found is None or (found[1].size < LEAST_GROUP and numbers != "int"):
+        return None
+    x, of_left, of_right = found
+    left = _integers_in(x, of_left)
+    if left is None:
+        return None
     if isinstance(rhs, StoredArray):
         right = rhs.integers(dims.rhs_contract)
     else:
-        pieces: Any = rhs if groups is None else in_pieces(rhs)
-        groups = None if groups is None else pieces.groups
         right = affine_of(pieces if groups is None else pieces.grouped)
-    found = _in_common_groups(lhs, right, groups, dims)
-    if found is None or (found[1][0].size < LEAST_GROUP and numbers != "int"):
-        return None
-    return ChosenKernel("integers", "int", dims, lhs, rhs, integers=found[0], groups=found[1])
+    right = _cut(right, of_right) if groups is None else right
+    return ChosenKernel("integers", "int", dims, lhs, rhs, integers=(left, right), groups=(of_left, of_right))
 
 
-def _in_common_groups(
-    x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions
-) -> tuple[tuple[Affine, Affine], tuple[Groups, Groups]] | None:
-    """Integers of two operands, one of which has scales for groups, whose summed axis is cut in two, alike.
+def _common_groups(x: Any, of_weight: Groups | None, dims: Dimensions) -> tuple[Any, Groups, Groups] | None:
+    """How a summed axis of two operands, one of which has scales for groups, is cut in two, alike.
 
     Args:
         x: the left operand.
-        weight: the integers of the right one, with two axes for one if it has groups.
         of_weight: the groups of the right one, None if it has none.
         dims: of the contraction, without groups.
 
     Returns:
-        (the integers of both, how the axis of each is cut); None if their integers do not fit.
+        (the left operand, in groups that fit if it has any; how the axis of each is cut); None if none fits.
     """
     if of_weight is None and grouped_integers(x):
         x = in_pieces(x)
@@ -295,11 +305,7 @@ def _in_common_groups(
         own = x.groups
     if own is not None and own != of_input:
         return None
-    left = _integers_in(x, of_input)
-    right = Groups(size, back[axis] - dims.rhs_ndim, length)
-    if of_weight is None:
-        weight = _cut(weight, right)
-    return None if left is None else ((left, weight), (of_input, right))
+    return x, of_input, Groups(size, back[axis] - dims.rhs_ndim, length)
 
 
 def _integers_in(x: Any, groups: Groups) -> Affine | None:

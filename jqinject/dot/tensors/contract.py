@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -22,12 +23,17 @@ from jqinject.dot.tensors.choice import (
     ContractionKind,
     check_choice,
     choose,
-    describe,
     varies_along,
 )
-from jqinject.dot.tensors.plans import ConvolutionPlan, DotPlan, RaggedPlan, plan_of_integers
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.product import Sums
-from jqinject.dot.tensors.six_operands import contract_by
+from jqinject.dot.tensors.six_operands import (
+    ConvolutionPlan,
+    DotPlan,
+    RaggedPlan,
+    contract_integers,
+    contract_operands,
+)
 from jqinject.quant_tensor import FloatQuantTensor, Groups, as_array, on_minifloats
 
 _IN_FLOAT32 = Sums(floats="float32")
@@ -119,24 +125,14 @@ def ragged_dot_general(
         [[1.0], [15.0]]
     """
     dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
-    ragged = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision)
-    choice = choose(lhs, rhs, ragged if group_sizes.ndim == 1 else None, contraction)
-    if ragged is not None and choice.integers is not None:
-        plan = RaggedPlan.of(ragged, "a ragged contraction of integers")
-        return contract_by(plan, *choice.operands(), group_sizes)[0]
-    if contraction in ("int", "fp8"):
-        raise ValueError(
-            f"contraction={contraction!r} of a ragged contraction needs two IntQuantTensors of at most 8 bits whose "
-            f"scales do not vary along what is summed over; got {describe(lhs)} and {describe(rhs)}.\n"
-            "  cure: contraction='auto'"
-        )
+    where = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision) if group_sizes.ndim == 1 else None
+    choice = choose(lhs, rhs, where, contraction)
+    check_choice(choice, where, contraction)
+    if where is not None:
+        return contract_as(choice, where, dtype, group_sizes=group_sizes)[0]
+    how: Any = {"preferred_element_type": preferred_element_type}
     return jax.lax.ragged_dot_general(
-        as_array(lhs),
-        as_array(rhs),
-        group_sizes,
-        dimension_numbers,
-        precision,
-        preferred_element_type=preferred_element_type,
+        as_array(lhs), as_array(rhs), group_sizes, dimension_numbers, precision, **how
     )
 
 
@@ -212,8 +208,9 @@ def _of_float8(
     out_sharding: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The contraction of payloads that the table has chosen, and its token if there is a `grad_dtype`."""
+    labels = Labelling.of(dims)
     plan = DotPlan(
-        Labelling.of(dims),
+        labels,
         np.dtype(dtype),
         dgrad=_IN_FLOAT32,
         wgrad=_IN_FLOAT32,
@@ -221,7 +218,7 @@ def _of_float8(
         grad_dtype=None if grad_dtype is None else np.dtype(grad_dtype),
         what="a contraction of 8-bit floats",
     )
-    return contract_by(plan, lhs, rhs)
+    return contract_operands(plan, LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs))
 
 
 def integer_conv(conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand) -> jax.Array:
@@ -231,15 +228,32 @@ def integer_conv(conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand) ->
         conv: the convolution.
         lhs, rhs: the operands; a stored right one gets no gradient.
     """
-    return contract_by(ConvolutionPlan.of(conv, "a convolution of integers"), lhs, rhs)[0]
+    return contract_integers(ConvolutionPlan.of(conv, "a convolution of integers"), lhs, rhs)
+
+
+@lru_cache(maxsize=1024)
+def plan_of_integers(
+    dims: Dimensions, dtype: np.dtype, accumulator_dtype: Any = None, out_sharding: Any = None
+) -> DotPlan:
+    """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
+
+    Args:
+        dims, out_sharding: as for `lax.dot_general`.
+        dtype: of the output.
+        accumulator_dtype: of integers; None means int32.
+    """
+    backward, forward = Sums(floats="first"), Sums(accumulator_dtype)
+    labels, what = Labelling.of(dims), "a contraction of integers"
+    return DotPlan(labels, dtype, forward, backward, backward, out_sharding, what=what)
 
 
 def contract_as(
     choice: ChosenKernel,
-    where: Dimensions | Convolution,
+    where: Dimensions | Convolution | Ragged,
     dtype: Any,
     values: tuple[Any, Any] | None = None,
     *,
+    group_sizes: jax.Array | None = None,
     grad_dtype: Any = None,
     accumulator_dtype: Any = None,
     precision: Any = None,
@@ -250,9 +264,10 @@ def contract_as(
     Args:
         choice: the row, and the operands.
         where: the axes of the contraction.
-        dtype, out_sharding: of the output; a `Convolution` says them itself.
+        dtype, out_sharding: of the output; a `Convolution` or a `Ragged` has them itself.
         values: arrays that receive the gradients instead of the operands' own values, such as those that a layer has
             cast; of a stored right operand anything.
+        group_sizes: how many rows each expert of a ragged contraction gets.
         grad_dtype: dtype of the gradient's payload where 8-bit floats are contracted; None for a float gradient.
         accumulator_dtype: of integers; None means int32.
         precision: of a contraction of floats.
@@ -266,6 +281,13 @@ def contract_as(
             return integer_conv(where, *choice.operands(values)), None
         left, right = (as_array(lhs), as_array(rhs)) if values is None else values
         return where.numbers(left, right, where.dtype), None
+    if isinstance(where, Ragged):
+        assert group_sizes is not None, "a ragged contraction has groups"
+        if choice.integers is not None:
+            plan = RaggedPlan.of(where, "a ragged contraction of integers")
+            return contract_integers(plan, *choice.operands(values), group_sizes), None
+        left, right = (as_array(lhs), as_array(rhs)) if values is None else values
+        return where.floats(left, right, group_sizes), None
     dims = where
     if choice.kernel == "float8":
         if values is not None:
@@ -277,9 +299,11 @@ def contract_as(
             left, right = right, left
         if choice.groups is not None:
             left, right = (_split(x, groups) for x, groups in zip((left, right), choice.groups, strict=True))
-        wide = choice.integer_dimensions
+        plain = choice.groups is None and not choice.swapped
+        # A stored operand's axes may have another order than `dims` says.
+        wide: Any = choice.where if plain else choice.integer_dimensions
         plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding)
-        y = contract_by(plan, left, right)[0]
+        y = contract_integers(plan, left, right)
         return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, None
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":

@@ -8,7 +8,7 @@ alike, and the sum is that of dequantized float32 numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
+from jqinject.ops.packing import LowBits, as_bits
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -279,3 +280,32 @@ def unpacked_tensor(x: Any) -> Any:
             x.payload, x.scale.astype(jnp.float32), None, form, x.dtype, scale_dtype
         )
     return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, IntGrid(*x.bits), x.dtype)
+
+
+class KeptOperands(NamedTuple):
+    """Arguments without gradient: both operands, then each backward product's other operand, quantizer and factor."""
+
+    lhs: Any
+    rhs: Any
+    others: tuple[Any, ...]
+    quantizers: tuple[Any, Any]
+    folded: tuple[Any, Any]
+
+    def without_unused(self) -> KeptOperands:
+        """Without the numbers of forward operands in whose place backward products have others."""
+        of_dgrad, of_wgrad = self.others
+        left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
+        return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
+
+    def for_backward(self) -> LowBits:
+        """What a backward pass keeps; `from_forward` reads it."""
+        left, right, *others = (
+            x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
+            for x in (self.lhs, self.rhs, *self.others)
+        )
+        return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
+
+    @staticmethod
+    def from_forward(kept: LowBits) -> KeptOperands:
+        """What `for_backward` kept."""
+        return jax.tree.map(unpacked_tensor, kept.floats(), is_leaf=is_packed)

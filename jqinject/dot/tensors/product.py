@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -51,7 +50,7 @@ def product(
     dtype: Any,
     sums: Sums,
     out_sharding: Any = None,
-    sharding_of: Callable[[tuple[int, ...]], Any] | None = None,
+    like: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two operands, its axes in the order of `out`. No gradient is defined for payloads.
 
@@ -61,18 +60,14 @@ def product(
         dtype: of the result.
         sums: how it sums; tiles are already cut.
         out_sharding: as for `lax.dot_general`.
-        sharding_of: gives `out_sharding`, from the permutation that follows; None if that is given.
+        like: an array with the sharding of the result on meshes with explicit axes, instead of `out_sharding`.
     """
     if sums.scaled and out_sharding is None:
-        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, sharding_of)
+        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
         return scaled_product(a, b, out, dtype, plain)
-    choice, permutation = chosen(a, b, out)
-    if permutation != tuple(range(len(out))) and permutation == choice.dims.rhs_first:
-        # The other order needs no transposition, and integers have the same sums.
-        other, order = chosen(b, a, out)
-        choice, permutation = (other, order) if other.numbers == "int" else (choice, permutation)
+    choice, permutation = _in_better_order(a, b, out)
     dims = choice.dims
-    sharding = out_sharding if sharding_of is None else sharding_of(permutation)
+    sharding = out_sharding if like is None else _sharding_before(permutation, like)
     if choice.integers is not None:
         by = dtype, sums.accumulator_dtype, sharding
         y = affine_dot_general(*choice.integers, choice.integer_dimensions, *by)
@@ -102,6 +97,18 @@ def chosen(a: LabelledTensor, b: LabelledTensor, out: Labels) -> tuple[ChosenKer
     summed = summed_labels(a.labels, b.labels, out)
     tiles = [pair for pair, label in enumerate(summed) if label[0] == "tile"]
     return choose(a.tensor, b.tensor, dims, apart=tiles), permutation
+
+
+def _in_better_order(
+    a: LabelledTensor, b: LabelledTensor, out: Labels
+) -> tuple[ChosenKernel, tuple[int, ...]]:
+    """As `chosen`; integers have the same sums in the other order, which is taken if it needs no transposition."""
+    dims, permutation = dimensions_of(a.labels, b.labels, out)
+    if permutation != tuple(range(len(out))) and permutation == dims.rhs_first:
+        choice, other = chosen(b, a, out)
+        if choice.integers is not None:
+            return choice, other
+    return chosen(a, b, out)
 
 
 def float8_product(
@@ -199,3 +206,14 @@ def _payload(x: LabelledTensor) -> jax.Array:
 
 def _in_order(y: jax.Array, permutation: tuple[int, ...]) -> jax.Array:
     return y if permutation == tuple(range(y.ndim)) else y.transpose(permutation)
+
+
+def _sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:
+    """The sharding of an array whose transposition is like `like`; None on meshes that leave it to XLA."""
+    sharding = jax.typeof(like).sharding
+    if sharding.mesh.empty or not sharding.mesh.explicit_axes:
+        return None
+    axes: list[Any] = [None] * like.ndim
+    for axis, place in enumerate(permutation):
+        axes[place] = sharding.spec[axis]
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*axes))

@@ -1,44 +1,279 @@
 """The one contraction: `y = x w`, and backward `dx = g w^T` and `dw = x^T g`, each with its own operands.
 
 One derivative rule for `dot_general` (and so for einsum), convolutions and ragged contractions, which differ in their
-`plans`. What a backward product takes is data, a `BackwardProduct`: by default the forward product's operand, its
-payload if it fits, else the dequantized value.
+plans: how each of the three products is computed. What a backward product takes is data, a `BackwardProduct`: by
+default the forward product's operand, its payload if it fits, else the dequantized value.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.labels import Labels
-from jqinject.dot.kernels.integer import IntegerOperand
+from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summed_labels
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
+from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.choice import choose
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.packed_tensor import (
-    TwoLevels,
-    is_packed,
+    KeptOperands,
+    floats_of,
     packed_tensor,
-    shape_alone,
     shaped_like,
     unpacked_tensor,
 )
-from jqinject.dot.tensors.plans import Plan
+from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.ops.float8_cast import to_float8_again
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
-from jqinject.ops.packing import LowBits, as_bits
-from jqinject.ops.ste import backward_only, first_order
-from jqinject.quant_tensor import (
-    FloatQuantTensor,
-    QuantTensor,
-    is_quantized,
-    on_integers,
-    on_minifloats,
-)
+from jqinject.ops.packing import LowBits
+from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
+from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array, on_integers, on_minifloats
+
+ProductName = Literal["fprop", "dgrad", "wgrad"]
+Pair = tuple[LabelledTensor, LabelledTensor]
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """The static part of a contraction and its gradients.
+
+    Attributes:
+        labels: of the axes of both operands and the output.
+        dtype: of the output.
+        fprop, dgrad, wgrad: how the products sum.
+        out_sharding: of the output, as for `lax.dot_general`.
+        grad_dtype: the 8-bit float dtype of an output cotangent that is already quantized, whose scale is the cotangent
+            of the token; else None.
+        what: the contraction, in words.
+        twice: what may be differentiated twice.
+        in_rows: whether quantizers of activations and gradients see summed axes as rows.
+        takes_payloads: whether backward products contract the forward product's payloads with their scale folded into
+            the gradient.
+    """
+
+    labels: Labelling
+    dtype: np.dtype
+    fprop: Sums = PLAIN
+    dgrad: Sums = PLAIN
+    wgrad: Sums = PLAIN
+    out_sharding: Any = None
+    grad_dtype: np.dtype | None = None
+    what: str = "a quantized contraction"
+    twice: ClassVar[str]
+    in_rows: ClassVar[bool] = True
+    takes_payloads: ClassVar[bool] = False
+
+    @property
+    def no_second_derivative(self) -> str:
+        """The error of differentiating twice."""
+        return f"{self.what} has no second derivative: rounding has none.\n  cure: {self.twice}"
+
+    def summed(self, name: ProductName) -> tuple[Labels, Labels]:
+        """The axes of both operands of a product that share a scale: those that it sums over."""
+        lhs, rhs, out = self.labels.lhs, self.labels.rhs, self.labels.out
+        first, second, result = {
+            "fprop": (lhs, rhs, out),
+            "dgrad": (out, rhs, lhs),
+            "wgrad": (out, lhs, rhs),
+        }[name]
+        found = summed_labels(first, second, result)
+        return found, found
+
+    def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
+        """The shape of the output of two operands."""
+        sizes = dict(zip(self.labels.lhs, lhs.shape, strict=True)) | dict(
+            zip(self.labels.rhs, rhs.shape, strict=True)
+        )
+        return tuple(sizes[label] for label in self.labels.out)
+
+    @abstractmethod
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        """The contraction of integers, their axes in the order of `labels`; arguments as for `forward`."""
+
+    @abstractmethod
+    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
+        """The contraction, in the order of `labels.out`.
+
+        Args:
+            lhs, rhs: the operands.
+            rest: arguments of the contraction that are no operands.
+        """
+
+    @abstractmethod
+    def gradient(
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+    ) -> jax.Array:
+        """The gradient of an operand, in the order of its labels without tiles.
+
+        Args:
+            number: 0 for the left operand, 1 for the right one.
+            operands: the gradient of the output, quantized for this product, and its other operand.
+            like: an array of the shape and the sharding of the operand, without tiles.
+            dtype: of the operand.
+            rest: see `forward`.
+        """
+
+
+@dataclass(frozen=True)
+class DotPlan(Plan):
+    """Of a `dot_general`."""
+
+    twice = (
+        "contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
+    )
+    takes_payloads = True
+
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        dims, _ = dimensions_of(self.labels.lhs, self.labels.rhs, self.labels.out)
+        by = self.dtype, self.fprop.accumulator_dtype, self.out_sharding
+        return affine_dot_general(lhs, rhs, dims, *by)
+
+    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
+        return product(lhs, rhs, self.labels.out, self.dtype, self.fprop, self.out_sharding)
+
+    def gradient(
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+    ) -> jax.Array:
+        sums = (self.dgrad, self.wgrad)[number]
+        dtype = jnp.float32 if sums.floats == "float32" else dtype
+        return product(*operands, like.labels, dtype, sums, like=like.tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionPlan(Plan):
+    """Of a convolution: integers if both operands of a product have them, else floats."""
+
+    conv: Convolution
+    twice = "differentiate it once, or use jax.lax.conv_general_dilated where it is differentiated twice"
+    in_rows = False
+
+    @classmethod
+    def of(cls, conv: Convolution, what: str = "a quantized convolution") -> ConvolutionPlan:
+        lhs, rhs, out = (
+            tuple((name, axis) for axis in range(len(spec)))
+            for name, spec in zip(("lhs", "rhs", "out"), conv.specs, strict=True)
+        )
+        return cls(labels=Labelling(lhs, rhs, out), dtype=conv.dtype, what=what, conv=conv)
+
+    def summed(self, name: ProductName) -> tuple[Labels, Labels]:
+        """All but examples and outputs; backward, all but examples and inputs, and all but inputs and outputs."""
+        (batch, feature, *_), (outputs, inputs, *_), (out_batch, out_feature, *_) = self.conv.specs
+        lhs, rhs, out = self.labels.lhs, self.labels.rhs, self.labels.out
+        first, second = {
+            "fprop": ((lhs, batch), (rhs, outputs)),
+            "dgrad": ((out, out_batch), (rhs, inputs)),
+            "wgrad": ((out, out_feature), (lhs, feature)),
+        }[name]
+        return _without(*first), _without(*second)
+
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        return self.conv.of_integers(lhs, rhs)
+
+    def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
+        conv = self.conv
+        found = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(lhs), as_array(rhs))
+        return found.shape
+
+    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
+        left, right, conv = lhs.tensor, rhs.tensor, self.conv
+        integers = choose(left, right, conv).integers
+        if integers is not None:
+            return conv.of_integers(*integers)
+        left, right = as_array(left), as_array(right)
+        dtype = jnp.promote_types(left.dtype, right.dtype)
+        return conv.numbers(left.astype(dtype), right.astype(dtype), conv.dtype)
+
+    def gradient(
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+    ) -> jax.Array:
+        (g, other), x = operands, like.tensor.astype(dtype)
+        pair = (g.tensor, other.tensor) if number == 0 else (other.tensor, g.tensor)
+        shapes = (x.shape, other.tensor.shape) if number == 0 else (other.tensor.shape, x.shape)
+        conv = self.conv.of_gradient(number, (*shapes, g.tensor.shape), x.dtype)
+        integers = None if conv is None else choose(*pair, conv).integers
+        if conv is not None and integers is not None:
+            left, right = integers
+            if number == 0:
+                right = right._replace(payload=jnp.flip(right.payload, conv.specs[1][2:]))
+            return conv.of_integers(left, right)
+
+        def contract(x: jax.Array, other: jax.Array) -> jax.Array:
+            pair = (x, other) if number == 0 else (other, x)
+            return self.conv.numbers(*pair, self.dtype)
+
+        return _of_floats(contract, x, floats_of(other.tensor), as_array(g.tensor).astype(self.dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaggedPlan(Plan):
+    """Of a ragged contraction: of integers, or of values; backward of values."""
+
+    ragged: Ragged
+    twice = "differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
+
+    @classmethod
+    def of(cls, ragged: Ragged, what: str = "a ragged contraction by a scheme") -> RaggedPlan:
+        return cls(labels=Labelling(*ragged.labels), dtype=ragged.dtype, what=what, ragged=ragged)
+
+    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
+        return self.ragged.integers(lhs, rhs, *rest)
+
+    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
+        left, right = _value(lhs, self.labels.lhs), _value(rhs, self.labels.rhs)
+        dtype = jnp.promote_types(left.dtype, right.dtype)
+        return self.ragged.floats(left.astype(dtype), right.astype(dtype), *rest)
+
+    def gradient(
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+    ) -> jax.Array:
+        g, other = operands
+        own, theirs = (self.labels.lhs, self.labels.rhs)[:: 1 if number == 0 else -1]
+
+        def contract(x: jax.Array, other: jax.Array) -> jax.Array:
+            x = _transposed(x, like.labels, own)
+            pair = (x, other) if number == 0 else (other, x)
+            return self.ragged.floats(*pair, *rest)
+
+        gradient = _value(g, self.labels.out).astype(self.dtype)
+        return _of_floats(contract, like.tensor.astype(dtype), _value(other, theirs), gradient)
+
+
+def _of_floats(
+    contract: Callable[[jax.Array, jax.Array], jax.Array], like: jax.Array, other: jax.Array, g: jax.Array
+) -> jax.Array:
+    """The gradient of an operand in which a contraction of floats is linear.
+
+    Args:
+        contract: of the operand, and of the other one.
+        like: has the shape of the operand.
+        other: the other one.
+        g: the gradient of the output.
+    """
+    other = other.astype(like.dtype)
+    (found,) = jax.linear_transpose(lambda x: contract(x, other), like)(g)
+    return found
+
+
+def _value(x: LabelledTensor, labels: Labels) -> jax.Array:
+    """The numbers of an operand as floats, its axes in some order."""
+    return _transposed(floats_of(x.tensor), x.labels, labels)
+
+
+def _transposed(x: jax.Array, labels: Labels, wanted: Labels) -> jax.Array:
+    return x if labels == wanted else x.transpose([labels.index(label) for label in wanted])
+
+
+def _without(labels: Labels, axis: int) -> Labels:
+    return labels[:axis] + labels[axis + 1 :]
 
 
 class BackwardProduct(NamedTuple):
@@ -57,35 +292,6 @@ class BackwardProduct(NamedTuple):
     folded: jax.Array | None = None
 
 
-class KeptOperands(NamedTuple):
-    """Arguments without gradient: both operands, then each backward product's other operand, quantizer and factor."""
-
-    lhs: Any
-    rhs: Any
-    others: tuple[Any, ...]
-    quantizers: tuple[Any, Any]
-    folded: tuple[Any, Any]
-
-    def without_unused(self) -> KeptOperands:
-        """Without the numbers of forward operands in whose place backward products have others."""
-        of_dgrad, of_wgrad = self.others
-        left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
-        return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
-
-    def for_backward(self) -> LowBits:
-        """What a backward pass keeps; `from_forward` reads it."""
-        left, right, *others = (
-            x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
-            for x in (self.lhs, self.rhs, *self.others)
-        )
-        return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
-
-    @staticmethod
-    def from_forward(kept: LowBits) -> KeptOperands:
-        """What `for_backward` kept."""
-        return jax.tree.map(unpacked_tensor, kept.floats(), is_leaf=is_packed)
-
-
 @dataclass(frozen=True)
 class _Static:
     plan: Plan
@@ -98,12 +304,21 @@ class _Static:
 UNCHANGED = BackwardProduct()
 
 
-def contract_by(plan: Plan, lhs: Any, rhs: Any, *rest: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """As `contract_operands`, for operands whose axes have the plan's order, backward as well."""
-    labels = plan.labels
-    return contract_operands(
-        plan, LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs), rest=rest
-    )
+def contract_integers(plan: Plan, lhs: IntegerOperand, rhs: IntegerOperand, *rest: jax.Array) -> jax.Array:
+    """The contraction of integers, with the gradients of the contraction of their floats.
+
+    Args:
+        plan: the static part.
+        lhs, rhs: the operands, their axes in the plan's order; a stored right one gets no gradient.
+        rest: see `contract_operands`.
+    """
+    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), rhs.value is None)
+    kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
+    try:
+        return _contract(static, lhs.value, rhs.value, (None, None), kept, rest)[0]
+    except TypeError as error:
+        explain_forward_mode(error, plan.what)
+        raise
 
 
 def contract_operands(
@@ -118,8 +333,8 @@ def contract_operands(
 
     Args:
         plan: the static part.
-        lhs, rhs: the forward product's operands: arrays, QuantTensors or two `IntegerOperand`s, axes in any order, in
-            tiles or not. A stored right one gets no gradient.
+        lhs, rhs: the forward product's operands: arrays or QuantTensors, axes in any order, in tiles or not. A stored
+            right one gets no gradient.
         dgrad, wgrad: the backward products' operands.
         rest: arguments without gradient, such as the sizes of ragged groups.
 
@@ -127,29 +342,33 @@ def contract_operands(
         (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
         quantized gradient, None without `plan.grad_dtype`).
     """
-    backward, tensors, values = (dgrad, wgrad), [lhs.tensor, rhs.tensor], [lhs.tensor, rhs.tensor]
-    tensors += [None if by.other is None else by.other.tensor for by in backward]
-    if (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored:
-        values[1] = None
-    for place, x in enumerate(values):
-        if isinstance(x, QuantTensor):
-            values[place] = x.carrier
-        elif isinstance(x, IntegerOperand):
-            values[place] = x.value
-    left, right, *others = (packed_tensor(x) if is_quantized(x) else x for x in tensors)
-    quantizers, folded = ((dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded))
-    kept = KeptOperands(left, right, tuple(others), quantizers, folded)
+    backward = dgrad, wgrad
+    others = tuple(None if by.other is None else packed_tensor(by.other.tensor) for by in backward)
     of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
-    static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), values[1] is None)
+    left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in (lhs.tensor, rhs.tensor))
+    stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
+    static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
+    kept = KeptOperands(
+        packed_tensor(lhs.tensor),
+        packed_tensor(rhs.tensor),
+        others,
+        (dgrad.quantizer, wgrad.quantizer),
+        (dgrad.folded, wgrad.folded),
+    )
     with backward_only(plan.what):
-        return _contract(static, *values, (dgrad.slot, wgrad.slot), kept, rest)
+        return _contract(static, left, None if stored else right, (dgrad.slot, wgrad.slot), kept, rest)
 
 
 def _forward(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    plan, left, right = static.plan, unpacked_tensor(kept.lhs), unpacked_tensor(kept.rhs)
-    y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
+    plan, left, right = static.plan, kept.lhs, kept.rhs
+    if isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand):
+        assert left.integers is not None and right.integers is not None, "of a forward pass"
+        y = plan.integers(left.integers, right.integers, *rest)
+    else:
+        left, right = unpacked_tensor(left), unpacked_tensor(right)
+        y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
     if plan.grad_dtype is None:
         return y, None
     return y, mapped_with(jnp.asarray(np.float32(0)), shaped_like(left), shaped_like(right))
@@ -220,9 +439,9 @@ def _gradient(
         rest: arguments that are no operands.
     """
     array = shaped_like(like.tensor)
-    whole = joined(LabelledTensor(array.astype(like.tensor.dtype), like.labels))
+    whole = joined(LabelledTensor(array, like.labels))
     g, other, seen = quantized_gradient(plan, number, g, by, other)
-    made = plan.gradient(number, g, other, whole, *rest)
+    made = plan.gradient(number, (g, other), whole, like.tensor.dtype, *rest)
     return summed_like(made.reshape(array.shape), array).astype(like.tensor.dtype), seen
 
 

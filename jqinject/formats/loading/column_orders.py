@@ -15,8 +15,7 @@ from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.loading.plan import Assignment
 from jqinject.formats.loading.rows import order_of_groups
 from jqinject.model.walk import ModelIndex
-from jqinject.proxy import ActQuantProxyFromInjector
-from jqinject.proxy.links import transform_of
+from jqinject.proxy import ActQuantProxyFromInjector, transform_of
 from jqinject.quant import NoneActQuant
 
 

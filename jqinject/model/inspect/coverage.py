@@ -16,13 +16,13 @@ from jqinject.model.inspect.coverage_rows import (
     ContractedWeight,
     MissedWeight,
     TracedCall,
+    WeightSize,
     activation_entry,
     rule_for,
     traced,
     used_weight,
 )
-from jqinject.model.inspect.covered import WeightSize
-from jqinject.model.inspect.weight_numbers import ModelWeights, Weight
+from jqinject.model.inspect.weight_numbers import ModelWeight, ModelWeights
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, HELD, Call, Method, checked_method
@@ -112,7 +112,7 @@ class Coverage:
         return "\n".join([*lines, *(wrapped(line, hang="  ") for line in self.summary)])
 
     def _repr_html_(self) -> str:
-        from jqinject.model.inspect.page.coverage_page import coverage_fragment
+        from jqinject.model.inspect.page.report_page import coverage_fragment
 
         return coverage_fragment(self)
 
@@ -229,7 +229,7 @@ class _Gathered:
             tuple(self._size(name, weight) for name, weight in matrices.items()),
         )
 
-    def _size(self, name: str, weight: Weight) -> WeightSize:
+    def _size(self, name: str, weight: ModelWeight) -> WeightSize:
         form = None if name in self.whys else self.weights.format_of(name)
         bits = None if form is None else form.bits
         return WeightSize(
@@ -244,7 +244,7 @@ class _Gathered:
         return MissedWeight(name, weight.size, weight.nbytes, why, rule)
 
 
-def _matrices(sources: frozenset[str], known: Mapping[str, Weight]) -> frozenset[str]:
+def _matrices(sources: frozenset[str], known: Mapping[str, ModelWeight]) -> frozenset[str]:
     """The weights that an operand is made of, without the vectors that scale them."""
     if len(sources) < 2:
         return sources

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jqinject.model.frozen_ops import quantized_op
-from jqinject.model.inspect.weight_flow import Contracted
-from jqinject.model.inspect.weight_numbers import ModelWeights, Weight
+from jqinject.model.inspect.weight_flow import TracedContraction
+from jqinject.model.inspect.weight_numbers import ModelWeight, ModelWeights
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
 from jqinject.model.quantizing.rules import Rule
@@ -46,17 +46,17 @@ class Reasons:
             isinstance(node, OURS) or quantized_op(node) is not None for node in weights.nodes.values()
         )
 
-    def of_unread(self, weight: Weight) -> str:
+    def of_unread(self, weight: ModelWeight) -> str:
         """Why, of a weight that no traced call reads."""
         return self._of_itself(weight) or UNREAD
 
-    def of_unknown(self, weight: Weight) -> str:
+    def of_unknown(self, weight: ModelWeight) -> str:
         """Why, of a weight in a program that was not traced."""
         layer = self._weights.nodes.get(weight.path[:-1])
         named = type(layer) in COUNTERPARTS
         return self._of_itself(weight) or (self._of_rules(weight, "", "dot_general") if named else UNKNOWN)
 
-    def of_contracted(self, weight: Weight, one: Contracted, use: WeightUse | None) -> str:
+    def of_contracted(self, weight: ModelWeight, one: TracedContraction, use: WeightUse | None) -> str:
         """Why, of a weight that is contracted or looked up."""
         layer = self._weights.nodes.get(weight.path[:-1])
         own = self._of_itself(weight)
@@ -77,7 +77,7 @@ class Reasons:
             )
         return f"its {one.operation} in {one.path or 'the model itself'} runs as it was written"
 
-    def _of_itself(self, weight: Weight) -> str:
+    def _of_itself(self, weight: ModelWeight) -> str:
         """What in the weight itself, or in its layer, keeps it float; "" if nothing does."""
         layer = self._weights.nodes.get(weight.path[:-1])
         if not weight.is_parameter:
@@ -90,7 +90,7 @@ class Reasons:
         site: Any = self._weights.sites.get(".".join(weight.path))
         return "" if site is None else _switched_off(site)
 
-    def _of_rules(self, weight: Weight, path: str, operation: str) -> str:
+    def _of_rules(self, weight: ModelWeight, path: str, operation: str) -> str:
         name, layer = ".".join(weight.path), self._weights.nodes.get(weight.path[:-1])
         if self._rules is None:
             if self._is_float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
-from jqinject.model.inspect.weight_flow import ARGUMENT, Contracted, Flow, WeightFlow
-from jqinject.model.inspect.weight_numbers import ModelWeights, NumberFormat
+from jqinject.model.inspect.weight_flow import ARGUMENT, Flow, TracedContraction, WeightFlow
+from jqinject.model.inspect.weight_numbers import ModelWeights, QuantizedFormat
 from jqinject.program import (
     ActivationProduct,
     Call,
@@ -175,7 +175,9 @@ def _kinds(model: nnx.Module, call: Call, flows: Sequence[Flow]) -> dict[str, fr
     return found
 
 
-def used_weight(one: Contracted, name: str, weights: ModelWeights, call: TracedCall) -> ContractedWeight:
+def used_weight(
+    one: TracedContraction, name: str, weights: ModelWeights, call: TracedCall
+) -> ContractedWeight:
     """The entry of a contraction with a weight, or of a look-up."""
     use = call.uses.get((one.equation, name))
     number = weights.format_of(name) if _is_reached(one, name, use, weights) else None
@@ -208,7 +210,7 @@ def other_operand(site: str) -> str:
     return f"{name}_{'lhs' if side == 'rhs' else 'rhs'}"
 
 
-def _is_reached(one: Contracted, name: str, use: WeightUse | None, weights: ModelWeights) -> bool:
+def _is_reached(one: TracedContraction, name: str, use: WeightUse | None, weights: ModelWeights) -> bool:
     """Whether a weight that is quantized is so in this place: by its layer, by the program, or because it is frozen."""
     if use is not None or weights.is_frozen(name) or name in weights.at_sites:
         return True
@@ -217,7 +219,7 @@ def _is_reached(one: Contracted, name: str, use: WeightUse | None, weights: Mode
 
 
 def activation_entry(
-    one: Contracted, weights: ModelWeights, products: Mapping[Equation, ActivationProduct]
+    one: TracedContraction, weights: ModelWeights, products: Mapping[Equation, ActivationProduct]
 ) -> ActivationContraction:
     """The entry of a contraction of two activations."""
     product = products.get(one.equation)
@@ -248,5 +250,40 @@ def rule_for(name: str) -> str:
     return f"Rule({(name if plain else re.escape(name))!r}, ...)"
 
 
-def _text(found: NumberFormat | None) -> str:
+def _text(found: QuantizedFormat | None) -> str:
     return "" if found is None else found.name
+
+
+@dataclass(frozen=True)
+class WeightSize:
+    """The bytes of a matrix.
+
+    Attributes:
+        parameter: its path.
+        float_bytes: in floats.
+        low_bytes: of its numbers as they are quantized, scales aside; as `float_bytes` if they are not.
+    """
+
+    parameter: str
+    float_bytes: int
+    low_bytes: int
+
+
+class Covered(Protocol):
+    """The data of a coverage: see `Coverage`."""
+
+    @property
+    def activations(self) -> tuple[ActivationContraction, ...]: ...
+    @property
+    def matrices(self) -> int: ...
+    @property
+    def quantized_matrices(self) -> int: ...
+    @property
+    def sizes(self) -> tuple[WeightSize, ...]: ...
+    @property
+    def share_of_bytes(self) -> float: ...
+    @property
+    def share_of_operations(self) -> float | None: ...
+    @property
+    def summary(self) -> tuple[str, ...]: ...
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]: ...

@@ -10,7 +10,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.model.inspect.operation_counts import operations_by
+from jqinject.model.inspect.weight_flow import operations_by
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
 from jqinject.program.jaxpr import Body
@@ -62,7 +62,7 @@ class CountedContraction:
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """What a model runs when called.
 
     Attributes:
@@ -78,7 +78,7 @@ class Program:
 
 def program_of(
     model: nnx.Module, call: Call, layers: Sequence[str], parameters: Mapping[str, str]
-) -> Program:
+) -> CompiledProgram:
     """Trace a call, compile it for this machine, and read the contractions of some layers and parameters.
 
     Args:
@@ -109,7 +109,7 @@ def program_of(
         if mark in names:
             operations[names[mark]] += count
     text = traced.lower().compile().as_text()
-    return Program(tuple(_read(text or "", names)), operations, reasons)
+    return CompiledProgram(tuple(_read(text or "", names)), operations, reasons)
 
 
 @final

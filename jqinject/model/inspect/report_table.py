@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from jqinject.model.inspect.covered import Covered
+from jqinject.model.inspect.coverage_rows import Covered
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.training.training_bytes import TrainingBytes
 from jqinject.terminal import blocks, columns, table, wrapped
@@ -41,7 +41,7 @@ MEASURED_EXPLAINED = (
 )
 
 
-class Rows(Protocol):
+class ReportRows(Protocol):
     """The data of a table: see `ContractionReport`."""
 
     @property
@@ -80,18 +80,18 @@ class Rows(Protocol):
         ...
 
 
-def head(report: Rows) -> tuple[str, ...]:
+def head(report: ReportRows) -> tuple[str, ...]:
     """The columns; those of measured numbers only if the report has them."""
     measured = MEASURED if report.output_sqnr_db is not None else ()
     return (*COLUMNS, *measured, "note")
 
 
-def legend(report: Rows) -> tuple[tuple[str, str], ...]:
+def legend(report: ReportRows) -> tuple[tuple[str, str], ...]:
     """What the columns mean: names, explanation."""
     return COLUMNS_EXPLAINED if report.output_sqnr_db is None else (*COLUMNS_EXPLAINED, *MEASURED_EXPLAINED)
 
 
-def rows(report: Rows) -> list[tuple[str, ...]]:
+def rows(report: ReportRows) -> list[tuple[str, ...]]:
     """A row for each layer, and one of totals."""
     found = [(*_cells(entry), *_measured(report, entry), entry.note) for entry in report.layers]
     # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
@@ -102,7 +102,7 @@ def rows(report: Rows) -> list[tuple[str, ...]]:
     return [*found, totals]
 
 
-def as_text(report: Rows) -> str:
+def as_text(report: ReportRows) -> str:
     """The table in plain text, as wide as the terminal: where columns do not fit, several, and the notes beneath."""
     names, body = head(report), rows(report)
     explained = ["", *(wrapped(f"{name}: {text}", hang="  ") for name, text in legend(report))]
@@ -115,7 +115,7 @@ def as_text(report: Rows) -> str:
     return "\n".join([*lines, *explained, *beneath])
 
 
-def as_rich(report: Rows) -> Any:
+def as_rich(report: ReportRows) -> Any:
     """The table for `rich`, which is imported only when it asks for it."""
     from rich.table import Table
     from rich.text import Text
@@ -129,7 +129,7 @@ def as_rich(report: Rows) -> Any:
     return shown
 
 
-def notes(report: Rows) -> tuple[str, ...]:
+def notes(report: ReportRows) -> tuple[str, ...]:
     """Notes beneath the table."""
     unseen, covered = report.uncalibrated, report.coverage
     lines = (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
@@ -162,7 +162,7 @@ def _cells(entry: LayerReport) -> tuple[str, ...]:
     return entry.path or "the model", entry.layer, entry.formats, entry.contraction, entry.program, *counts
 
 
-def _measured(report: Rows, entry: LayerReport) -> tuple[str, ...]:
+def _measured(report: ReportRows, entry: LayerReport) -> tuple[str, ...]:
     if report.output_sqnr_db is None:
         return ()
     numbers = entry.numbers

@@ -7,14 +7,80 @@ interpreter does not reach can be named. Next: `coverage_rows`.
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE
-from jqinject.model.inspect.operation_counts import COUNTS
 from jqinject.program import only_moves, operation_of, path_in, runs_inside
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
+
+
+def operations_by(body: Body, mark: re.Pattern[str], outer: str = "") -> Counter[str]:
+    """Count the multiply-accumulates of a program's contractions, by named scope.
+
+    A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
+    most counts; see `Equation.times`.
+
+    Args:
+        body: a traced program.
+        mark: matches a scope of interest in a name stack; its first group is the key. The innermost match counts.
+        outer: the key of what has no mark of its own; empty for none.
+    """
+    found: Counter[str] = Counter()
+    for equation in body.equations:
+        scope = next(iter(reversed(mark.findall(equation.scopes))), outer)
+        counts = COUNTS.get(equation.name)
+        if counts is not None:
+            if scope:
+                found[scope] += counts(equation)
+            continue
+        inner = [operations_by(part, mark, scope) for part in equation.bodies]
+        if equation.branches:
+            inner = [functools.reduce(operator.or_, inner)]
+        for part in inner:
+            found.update({key: equation.times * count for key, count in part.items()})
+    return found
+
+
+def _of_dot(equation: Equation) -> int:
+    (summed, _), _ = equation.params["dimension_numbers"]
+    lhs = equation.inputs[0]
+    return equation.outputs[0].size * math.prod(lhs.shape[axis] for axis in summed)
+
+
+def _of_convolution(equation: Equation) -> int:
+    """Padding counts; the zeros that a transposed convolution puts between its inputs do not."""
+    params, kernel = equation.params, equation.inputs[1]
+    channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+    taps = kernel.size // max(channels, 1)
+    return equation.outputs[0].size * taps // math.prod(params["lhs_dilation"])
+
+
+def _of_ragged_dot(equation: Equation) -> int:
+    """Every row meets one group's matrix."""
+    (summed, _), _ = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    lhs = equation.inputs[0]
+    return equation.outputs[0].size * math.prod(lhs.shape[axis] for axis in summed)
+
+
+def _of_kernel(equation: Equation) -> int:
+    inner = (operations_by(part, UNMARKED, "kernel") for part in equation.bodies)
+    return equation.times * sum(counts.total() for counts in inner)
+
+
+UNMARKED = re.compile(r"(?!)")
+COUNTS: dict[str, Callable[[Equation], int]] = {
+    "dot_general": _of_dot,
+    "conv_general_dilated": _of_convolution,
+    "ragged_dot_general": _of_ragged_dot,
+    "pallas_call": _of_kernel,
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +110,7 @@ OPAQUE = frozenset({"pallas_call", "ffi_call", "pure_callback"})
 
 
 @dataclass(frozen=True)
-class Contracted:
+class TracedContraction:
     """One contraction, or one look-up.
 
     Attributes:
@@ -85,7 +151,7 @@ class Contracted:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a program an equation is: see `Contracted`."""
+    """Where in a program an equation is: see `TracedContraction`."""
 
     path: str = ""
     times: int = 1
@@ -115,7 +181,7 @@ class WeightFlow:
     def __init__(
         self, body: Body, inputs: Sequence[Flow], constant: Callable[[Any], Flow] = lambda value: Flow()
     ) -> None:
-        self.found: list[Contracted] = []
+        self.found: list[TracedContraction] = []
         self.read: set[str] = set()
         self._constant = constant
         self._run(body, inputs, Place())
@@ -181,14 +247,16 @@ class WeightFlow:
         path = path_in(equation.scopes) or place.path
         operation = operation_of(equation.name).name
         self.found.append(
-            Contracted(equation, weight.sources, operation, path, place.times, weight.through, place.inside)
+            TracedContraction(
+                equation, weight.sources, operation, path, place.times, weight.through, place.inside
+            )
         )
 
     # --- programs within
 
     def _branches(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
         outputs: list[list[Flow]] = []
-        runs: list[list[Contracted]] = []
+        runs: list[list[TracedContraction]] = []
         outer = self.found
         for branch in equation.branches:
             self.found = []

@@ -29,7 +29,7 @@ WRITTEN = (nnx.Cache, nnx.Intermediate, nnx.BatchStat, nnx.RngState)
 
 
 @dataclass(frozen=True)
-class NumberFormat:
+class QuantizedFormat:
     """The numbers that a quantizer makes.
 
     Attributes:
@@ -47,7 +47,7 @@ class NumberFormat:
 
 
 @dataclass(frozen=True)
-class Weight:
+class ModelWeight:
     """An array of a model that may be contracted.
 
     Attributes:
@@ -91,10 +91,10 @@ class ModelWeights:
         self.model = model
         self.nodes = dict(ModelIndex(model).places)
         self.at_sites: dict[str, str] = {}
-        self._formats: dict[Any, NumberFormat] = {}
+        self._formats: dict[Any, QuantizedFormat] = {}
 
     @cached_property
-    def all(self) -> Mapping[str, Weight]:
+    def all(self) -> Mapping[str, ModelWeight]:
         """Every array that may be a weight."""
         found = {}
         for path, node in self.nodes.items():
@@ -135,25 +135,25 @@ class ModelWeights:
                 return ".".join((*path[:end], "kernel")) if inner[-1] == "value" else ""
         return ""
 
-    def _weight(self, name: str, node: Any) -> Weight:
+    def _weight(self, name: str, node: Any) -> ModelWeight:
         path = tuple(name.split("."))
         layer = self.nodes.get(path[:-1])
         kind = type(node).__name__ if isinstance(node, nnx.Variable) else "array"
         if isinstance(node, Frozen) and not isinstance(node, FrozenParam):
             array = _stored_kernel(layer)
             return (
-                Weight(path, tuple(array[0]), array[1], "Param", True)
+                ModelWeight(path, tuple(array[0]), array[1], "Param", True)
                 if isinstance(array, tuple)
-                else (Weight(path, tuple(array.shape), array.dtype, "Param", True))
+                else (ModelWeight(path, tuple(array.shape), array.dtype, "Param", True))
             )
         value = node if isinstance(node, FrozenParam) else node.get_value()
         shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", np.dtype(np.float32))
         is_float = jnp.issubdtype(dtype, jnp.floating)
-        return Weight(path, shape, dtype, kind, isinstance(node, FrozenParam | nnx.Param) and is_float)
+        return ModelWeight(path, shape, dtype, kind, isinstance(node, FrozenParam | nnx.Param) and is_float)
 
     # --- how they are quantized
 
-    def format_of(self, name: str) -> NumberFormat | None:
+    def format_of(self, name: str) -> QuantizedFormat | None:
         """The low-bit numbers of a weight; None if it is float."""
         path = tuple(name.split("."))
         node, layer = self.nodes.get(path), self.nodes.get(path[:-1])
@@ -177,7 +177,7 @@ class ModelWeights:
         path = tuple(name.split("."))
         return isinstance(self.nodes.get(path), FrozenParam)
 
-    def input_format(self, name: str) -> NumberFormat | None:
+    def input_format(self, name: str) -> QuantizedFormat | None:
         """The low-bit numbers that a layer makes of its own input; None if it makes none."""
         layer = self.nodes.get(tuple(name.split("."))[:-1])
         if isinstance(layer, QuantWeightLayer) and op_of_weight(layer) is None:
@@ -195,16 +195,16 @@ class ModelWeights:
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
         return note_of_transform(self.held.get(site) if site else own)
 
-    def format_at(self, site: str) -> NumberFormat | None:
+    def format_at(self, site: str) -> QuantizedFormat | None:
         """The numbers of what a site between operations quantizes; "quantized" if they came so from a layer."""
         if not site:
             return None
         if site == "quantized":
-            return NumberFormat("quantized", None)
+            return QuantizedFormat("quantized", None)
         quantizer = self.held.get(site)
         if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
             return self.numbers_of(quantizer, stacked=self._stacks.get(site, 0))
-        return NumberFormat("scheme", None)
+        return QuantizedFormat("scheme", None)
 
     @property
     def sites(self) -> Mapping[str, Any]:
@@ -223,11 +223,11 @@ class ModelWeights:
         """Of the quantizers of tensors in loops over stacked layers, the number of leading axes, by name."""
         return dict(getattr(vars(self.model).get(HELD), "stacks", ()))
 
-    def _of_op(self, layer: Any, operand: int) -> NumberFormat | None:
+    def _of_op(self, layer: Any, operand: int) -> QuantizedFormat | None:
         op = quantized_op(layer)
-        return NumberFormat("scheme", None) if op is not None and op.module.quantizes[operand] else None
+        return QuantizedFormat("scheme", None) if op is not None and op.module.quantizes[operand] else None
 
-    def numbers_of(self, proxy: Any, shape: tuple[int, ...] = (), stacked: int = 0) -> NumberFormat | None:
+    def numbers_of(self, proxy: Any, shape: tuple[int, ...] = (), stacked: int = 0) -> QuantizedFormat | None:
         """The numbers that a quantizer makes; None if it is off.
 
         Args:
@@ -246,10 +246,10 @@ class ModelWeights:
 def _stored_kernel(layer: Any) -> tuple[tuple[int, ...], Any]:
     op = quantized_op(layer)
     assert op is not None, "its numbers are stored there"
-    return op.module.rhs_freezer.form.shape, layer.kernel.dtype
+    return op.module.rhs_freezer.get().shape, layer.kernel.dtype
 
 
-def _of_form(form: Any) -> NumberFormat:
+def _of_form(form: Any) -> QuantizedFormat:
     """Of frozen numbers."""
     size = None if form.groups is None else form.groups.size
     if form.format is not None:
@@ -257,14 +257,14 @@ def _of_form(form: Any) -> NumberFormat:
     return _named(f"{'int' if form.signed else 'uint'}{form.bit_width}", form.bit_width, size)
 
 
-def _named(name: str, bits: Any, group_size: int | None, width: int = 1) -> NumberFormat:
+def _named(name: str, bits: Any, group_size: int | None, width: int = 1) -> QuantizedFormat:
     groups = "" if group_size is None else f" in {group_size}s"
     if width > 1:
         groups = f" in {group_size} x {width}"
-    return NumberFormat(name + groups, float(bits) if isinstance(bits, int | float) else None)
+    return QuantizedFormat(name + groups, float(bits) if isinstance(bits, int | float) else None)
 
 
-def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
+def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> QuantizedFormat:
     form = number_format(proxy.tensor_quant)
     size, width = proxy.quant_metadata.group_size, block_width(proxy.tensor_quant)
     if size is not None and shape:

@@ -16,7 +16,9 @@ from jqinject.model.lora.adapter_plan import (
     PlannedAdapter,
     Rank,
     checked_rank,
+    dense_update,
     factor_of_update,
+    nearest_factors,
     new_adapter,
     plan_adapters,
 )
@@ -29,7 +31,6 @@ from jqinject.model.lora.checks import (
     refuse_adapted,
     refuse_bias_quantizers,
 )
-from jqinject.model.lora.factors import dense_update, nearest_factors
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
 from jqinject.model.quantizing.plan import check_operations
 from jqinject.model.quantizing.quantize_model import quantize_program
@@ -170,7 +171,7 @@ def _adapted(
     adapters = {}
     for plan in plans:
         name = dotted(plan.path)
-        variable = index.by_path[tuple(map(str, plan.path))].variable
+        variable = index.by_name[name]
         factors = None
         if start == "error" and name in bases:
             wrong = _rounding_error(model.op_quant.weights[name])
@@ -238,7 +239,7 @@ def with_low_rank(
     adapters, kept = {}, {}
     for wide in plans:
         name = dotted(wide.path)
-        variable: Any = index.by_path[tuple(map(str, wide.path))].variable
+        variable = index.by_name[name]
         value = variable.get_value()
         plan = kept[name] = wide.within(value.shape)
         adapters[name] = new_adapter(

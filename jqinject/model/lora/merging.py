@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject.dot import READS_WHOLE, FrozenParam
 from jqinject.model.frozen_weights import put_in_place
 from jqinject.model.inspect.measured_report import sqnr_db
-from jqinject.model.lora.factors import dense_update
+from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
 from jqinject.model.walk import ModelIndex, Path, dotted

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+import jax
 from flax import nnx
 
+from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
-from jqinject.dot.schemes.weight_operand import spec_of
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_ops import op_slot
-from jqinject.model.quantizing.check_rules import check_rules, have_inputs
+from jqinject.model.quantizing.check_rules import (
+    asked_bytes,
+    check_rules,
+    have_inputs,
+    reached_paths,
+    warn_of_low_coverage,
+)
 from jqinject.model.quantizing.counterparts import counterpart_of
-from jqinject.model.quantizing.layer_reuse import LayerReuse
-from jqinject.model.quantizing.low_coverage import asked_bytes, reached_paths, warn_of_low_coverage
 from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
 from jqinject.model.quantizing.plan import (
     LayerRule,
@@ -137,7 +142,9 @@ def quantize(
     check_operations(given)
     for rule in given:
         if rule.configures:
-            check_random_numbers(spec_of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))")
+            check_random_numbers(
+                SchemeSpec.of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))"
+            )
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
@@ -259,7 +266,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
     if rule.configures:
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
-        check_features(spec_of(rule.scheme), *features_of(layer), type(layer).__name__)
+        check_features(SchemeSpec.of(rule.scheme), *features_of(layer), type(layer).__name__)
         # The function there is static; the module that replaces it is data.
         setattr(layer, name, nnx.data(scheme_op(layer, name, op, rule.scheme, stack_of_layer(layer), rngs)))
         return
@@ -272,3 +279,75 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         given["contraction"] = rule.contraction
     change_class(layer, counterpart.layer)
     layer._init_quantizers(given, overrides, False, rngs)
+
+
+class LayerReuse:
+    """Remembers quantized layers without their arrays, to quantize the next one of the same kind by copying.
+
+    Copying works only if assembling neither reads nor stores numbers: it is tried on shapes alone, and the quantizers
+    must have no state. Other layers are assembled one by one.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[Hashable, Any] = {}
+
+    def quantized(self, layer: Any, how: Hashable, quantize: Callable[[Any], None]) -> bool:
+        """Quantize a layer like an earlier one of the same kind, if there was one.
+
+        Args:
+            layer: a Flax layer.
+            how: identifies the quantizers that it gets.
+            quantize: quantizes a layer.
+
+        Returns:
+            Whether it is quantized now.
+        """
+        kind = (how, *_kind(layer))
+        try:
+            first = kind not in self.seen
+        except TypeError:  # metadata that is not hashable
+            return False
+        if first:
+            self.seen[kind] = _ONCE
+            return False
+        if self.seen[kind] is _ONCE:
+            self.seen[kind] = _without_numbers(layer, quantize)
+        made = self.seen[kind]
+        if made is None:
+            return False
+        _take(layer, made)
+        return True
+
+
+_ONCE = object()
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    graphdef, state = nnx.split(layer, graph=True)
+    leaves = jax.tree.leaves(state)
+    return graphdef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _without_numbers(layer: Any, quantize: Callable[[Any], None]) -> Any:
+    """The layer quantized on shapes alone; None if that fails, or adds state."""
+
+    def traced(layer: Any) -> Any:
+        quantize(layer)
+        return layer
+
+    try:
+        made = nnx.eval_shape(traced, layer)
+    except Exception:  # assembling reads numbers; its own errors were raised for the first layer
+        return None
+    had, has = (len(jax.tree.leaves(nnx.state(one, graph=True))) for one in (layer, made))
+    return made if had == has else None
+
+
+def _take(layer: Any, made: Any) -> None:
+    """Give a layer copies of another's quantizers."""
+    added = {name: held for name, held in vars(made).items() if name not in vars(layer)}
+    modules = {name: held for name, held in added.items() if isinstance(held, nnx.Module)}
+    copies = nnx.clone(modules, graph=True)
+    change_class(layer, type(made))
+    for name, held in added.items():
+        setattr(layer, name, copies.get(name, held))

@@ -65,7 +65,7 @@ class Rule:
             (`cache.layer_0.k` in the argument `cache`) or that of what holds it; of the rules with `cache_quant`, or
             with only a path, the first that matches wins. A rule with `cache_quant` alone leaves weights to the others.
         contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`.
-        scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
+        scheme: a scheme of contractions such as `jqinject.quant.aqt.config_v4()`, by which Flax's own layers contract,
             forward and backward. It quantizes all operands, so no quantizer may be given with it.
         share: of `op="add"` or `"subtract"`, whether the two operands go through one quantizer, `input_quant`, whose
             range covers both: they have one scale.

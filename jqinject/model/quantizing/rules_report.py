@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
 
+from jqinject.core import StaticRange
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.page.html_table import framed, row_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
-from jqinject.model.quantizing.planned_ranges import planned_ranges
-from jqinject.model.quantizing.quantize_model import planned_model
-from jqinject.model.quantizing.rule_policy import NO_SITES, RulePolicy, plan_sites
+from jqinject.model.quantizing.quantize_model import planned_model, quantize_layer
+from jqinject.model.quantizing.rule_policy import NO_SITES, RulePolicy, held_at, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, traced_calls
-from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.static_ranges import static_ranges, uncalibrated
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call, QuantizedProgram
+from jqinject.program import HELD, Call, QuantizedProgram, Site
 from jqinject.terminal import table, wrapped
 
 
@@ -117,3 +117,51 @@ def rules_report(
     quantized = isinstance(model, QuantizedProgram)
     covered = coverage_of(model if quantized else planned_model(model, given, found, calls), calls, given)
     return RulesReport(given, entries, names, idle_rules(given, entries, found.used), unseen, covered)
+
+
+def planned_ranges(
+    index: ModelIndex, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], sites: Iterable[Site]
+) -> Iterator[str]:
+    """Paths of the static ranges that rules would create, all without data yet; nothing is changed.
+
+    One layer of each class is quantized for each rule, abstractly.
+
+    Args:
+        index: of a float model.
+        rules: the rules.
+        plan: identity of a layer -> its rule.
+        sites: the quantized sites between layers.
+    """
+    root = index.places[0][1]
+    known: dict[Any, tuple[str, ...]] = {}
+    for layer in index.modules:
+        entry = plan.get(id(layer))
+        if entry is None or entry.rule is None or not entry.slots:
+            continue
+        kind = (entry.rule, entry.layer, entry.slots)
+        if kind not in known:
+            known[kind] = _ranges_of(layer, rules[entry.rule], entry)
+        yield from (f"{entry.path}.{name}" if layer is not root else name for name in known[kind])
+    for site in sites:
+        if held_at(site, nnx.Rngs(0)).has_range() is not None:
+            yield f"{HELD}.held.{site.name}"
+
+
+def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
+    """The attributes of a layer that will hold static ranges."""
+    if rule.shares:  # with existing quantizers, which may have seen data
+        held = ((slot, rule.quantizer(slot)) for slot in entry.slots)
+        return tuple(slot for slot, q in held if isinstance(q, StaticRange) and q.has_range() is False)
+    found: list[str] = []
+
+    def quantized(layer: Any) -> tuple[()]:
+        quantize_layer(layer, rule, entry, nnx.Rngs(0))
+        found.extend(
+            path
+            for path, holder in static_ranges(ModelIndex(layer)).items()
+            if holder.has_range() is not None
+        )
+        return ()
+
+    nnx.eval_shape(quantized, nnx.clone(layer, graph=True))
+    return tuple(found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import jax
@@ -10,8 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.running.progress import with_progress
 from jqinject.program import CALL, Call, Method, arguments_of, checked_method
+
+
+def with_progress(items: Iterable[Any], what: str, *, shown: bool) -> Iterator[Any]:
+    """The items, with a bar that advances as they are taken.
+
+    Args:
+        items: any iterable; its length is shown if it has one.
+        what: the label.
+        shown: whether to show a bar at all.
+    """
+    if not shown or importlib.util.find_spec("rich") is None:
+        yield from items
+        return
+    from rich.progress import track
+
+    total = len(items) if isinstance(items, Sized) else None
+    yield from track(items, description=what, total=total, transient=True)
+
 
 CallBatch = Callable[[Any, Any], Any]
 

@@ -59,10 +59,6 @@ class Recorder:
         """The number of records."""
         return len(self._kept[layer, what])
 
-    def layers(self, what: str) -> list[str]:
-        """The layers with records, in the order in which they were traced."""
-        return [layer for layer, noted in self._traced if noted == what]
-
     def clear(self) -> None:
         """Drop all arrays: NNX's caches may keep the recorder alive."""
         self._kept.clear()

@@ -16,7 +16,7 @@ SMALL = 4096
 
 
 @dataclass(frozen=True)
-class Places:
+class PackedPlaces:
     """Where arrays lie.
 
     Attributes:
@@ -30,7 +30,7 @@ class Places:
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, arrays: Sequence[jax.Array]) -> Places:
+    def of(cls, arrays: Sequence[jax.Array]) -> PackedPlaces:
         """Those of some arrays: small ones lie together by dtype and device."""
         alike = defaultdict(list)
         for number, x in enumerate(arrays):
@@ -60,7 +60,7 @@ class PackedArrays:
 
     flat: tuple[Any, ...]
     whole: tuple[Any, ...]
-    places: Places = field(metadata={"static": True})
+    places: PackedPlaces = field(metadata={"static": True})
 
     @classmethod
     def of(cls, arrays: Sequence[jax.Array]) -> PackedArrays:
@@ -69,7 +69,7 @@ class PackedArrays:
         Args:
             arrays: concrete ones.
         """
-        places = Places.of(arrays)
+        places = PackedPlaces.of(arrays)
         flat = tuple(_joined([arrays[at] for at in numbers]) for numbers in places.flat)
         return cls(flat, tuple(arrays[at] for at in places.whole), places)
 

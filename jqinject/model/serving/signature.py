@@ -71,7 +71,7 @@ class Signature(NamedTuple):
                 )
 
 
-class Places(NamedTuple):
+class ArgumentPlaces(NamedTuple):
     """Which arguments of the compiled function are constants of the program, and which are given away.
 
     Attributes:
@@ -85,7 +85,7 @@ class Places(NamedTuple):
     donated_names: tuple[str, ...]
 
 
-def places_of(model: Any, call: Call, donate: Collection[str]) -> Places:
+def places_of(model: Any, call: Call, donate: Collection[str]) -> ArgumentPlaces:
     """Sort the arguments of a call.
 
     Args:
@@ -115,7 +115,7 @@ def places_of(model: Any, call: Call, donate: Collection[str]) -> Places:
     def keywords(chosen: Collection[str]) -> tuple[str, ...]:
         return tuple(name for name in call.kwargs if name in chosen)
 
-    return Places(numbers(static), keywords(static), numbers(donate), keywords(donate))
+    return ArgumentPlaces(numbers(static), keywords(static), numbers(donate), keywords(donate))
 
 
 def with_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

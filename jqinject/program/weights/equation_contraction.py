@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jqinject.dot import FrozenParam, ragged_dot_general
+from jqinject.dot import FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose, keep_integers
+from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
 from jqinject.program.tracked_value import Tracked, dtype_of
 from jqinject.program.weights.equation_arguments import arguments_of
-from jqinject.quant_tensor import is_quantized, on_minifloats
+from jqinject.quant_tensor import is_quantized
 
 
 class Contracted(NamedTuple):
@@ -66,30 +67,27 @@ def _of_payloads(
 ) -> Contracted | None:
     """The contraction of two QuantTensors by their payloads; None if the table says floats."""
     name, dtype, params = eqn.name, eqn.outputs[0].dtype, eqn.params
-    if name in ("dot_general", "conv_general_dilated"):
-        sharding = params.get("out_sharding")
-        if name == "dot_general":
-            where: Any = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
-        else:
-            where = Convolution.of(lhs.shape, rhs.shape, **arguments_of(eqn), dtype=np.dtype(dtype))
-        choice = choose(lhs, rhs, where, numbers, rounded=False, swaps=sharding is None)
-        check_choice(choice, where, numbers)
-        how = {"grad_dtype": grad_dtype, "out_sharding": sharding}
-        return None if choice.kernel == "floats" else Contracted(*contract_as(choice, where, dtype, **how))
-    plain = params.get("group_offset") is None and params.get("out_sharding") is None
-    if name == "ragged_dot_general" and plain:
-        if numbers == "float" or (numbers == "auto" and not (on_minifloats(lhs) or keep_integers(lhs, rhs))):
-            return None
-        how = {"preferred_element_type": dtype, "precision": params["precision"], "contraction": numbers}
-        return Contracted(
-            ragged_dot_general(lhs, rhs, rest[0], params["ragged_dot_dimension_numbers"], **how)
-        )
-    if numbers in ("int", "fp8"):
+    sharding = params.get("out_sharding")
+    how: Any = {"grad_dtype": grad_dtype, "out_sharding": sharding}
+    plain = params.get("group_offset") is None and sharding is None
+    where: Any = None
+    if name == "dot_general":
+        where = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
+    elif name == "conv_general_dilated":
+        where = Convolution.of(lhs.shape, rhs.shape, **arguments_of(eqn), dtype=np.dtype(dtype))
+    elif name == "ragged_dot_general" and plain:
+        how["group_sizes"] = rest[0]
+        if rest[0].ndim == 1:
+            numbers_of_axes = params["ragged_dot_dimension_numbers"]
+            where = Ragged.of(lhs, rhs, numbers_of_axes, dtype, params["precision"])
+    elif numbers in ("int", "fp8"):
         raise ValueError(
             f"contraction={numbers!r} of {name} with these parameters is not defined: {params}\n"
             "  cure: contraction='auto'"
         )
-    return None
+    choice = choose(lhs, rhs, where, numbers, rounded=False, swaps=sharding is None)
+    check_choice(choice, where, numbers)
+    return None if choice.kernel == "floats" else Contracted(*contract_as(choice, where, dtype, **how))
 
 
 def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:

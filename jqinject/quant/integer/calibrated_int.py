@@ -12,9 +12,9 @@ from jqinject.core import (
     RMSRange,
     SimpleMovingAverage,
 )
-from jqinject.dot.schemes.operand import InRange
 from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant.enums import ScalingPerOutputType
+from jqinject.quant.fragments import InRange
 from jqinject.quant.solver import solve_shapes
 
 

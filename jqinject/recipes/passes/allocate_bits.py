@@ -12,13 +12,18 @@ import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
-from jqinject.model import quantize
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call
-from jqinject.recipes.allocation import cheapest_errors
-from jqinject.recipes.budgets import Budget, Seconds, float_bits, multiply_adds, seconds_of
+from jqinject.recipes.allocation import (
+    Budget,
+    Seconds,
+    cheapest_errors,
+    float_bits,
+    multiply_adds,
+    seconds_of,
+)
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.sensitivities import (
     BY_LOSS,
@@ -207,12 +212,8 @@ class AllocateBits:
                 "AllocateBits changes rules, and an earlier pass has already quantized the model by them.\n"
                 "  cure: Recipe(AllocateBits(...), Solve(...)), in this order"
             )
-        rules = {bits: tuple(_with_width(rule, bits) for rule in work.rules) for bits in self.bits}
         return {
-            bits: quantize(
-                work.model, each, inputs=work.inputs, methods=work.methods, allow_idle=work.allow_idle
-            )
-            for bits, each in rules.items()
+            bits: work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits
         }
 
     def _budget(

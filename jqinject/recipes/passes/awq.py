@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.model import quantize
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.clip import Clip
-from jqinject.recipes.solvers.integers import squared_errors
+from jqinject.recipes.solvers.solver import squared_errors
 from jqinject.recipes.stream.block import Block, module_around
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
-from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.walk import factors_of
 from jqinject.recipes.work import Work, site_path
 
 WithWeights = bool | Literal["both", "always"]
@@ -115,9 +114,7 @@ class AWQ:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
-        quantized = quantize(
-            work.model, work.rules, inputs=work.inputs, methods=work.methods, allow_idle=work.allow_idle
-        )
+        quantized = work.quantized_by(work.rules)
         quantized.eval()
         parameters = quantized_parameters(quantized)
         found: list[Any] = []
@@ -217,7 +214,7 @@ def _rounded(
         if parameter is not None:
             value = rescaling.values[site.path].astype(jnp.float32)
             factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
-            yield site.name, jnp.asarray(parameter.quantized(value * factors).value) / factors
+            yield site.name, parameter.nearest(value * factors) / factors
 
 
 def _mean_magnitudes(

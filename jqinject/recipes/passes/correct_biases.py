@@ -9,12 +9,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.quant_tensor import as_array
-from jqinject.recipes.passes.added_biases import add_biases, variables_by_path
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.stream.stream import Batch, Visit
 from jqinject.recipes.transforms.biases import Bias, Biases
@@ -127,7 +127,7 @@ class _Shifts:
         site, parameter = visit.site, self.parameters.get(site_path(visit.site))
         if parameter is None and not self._quantizers.is_on(site):
             return None
-        weight = visit.original if parameter is None else as_array(parameter.quantized(parameter.value))
+        weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
         bias = self._bias(visit, visit.stream.batches[0])
@@ -149,7 +149,7 @@ class _Shifts:
 
     def put(self) -> None:
         """Put the corrected biases into the quantized model."""
-        quantized, floats = (variables_by_path(model) for model in (self.work.quantized, self.work.model))
+        quantized, floats = (ModelIndex(model).by_name for model in (self.work.quantized, self.work.model))
         for path, total in self._sums.items():
             original = floats[dotted(path)].get_value()
             shift = (total / np.maximum(self._counts[path], 1)).reshape(original.shape)
@@ -195,3 +195,45 @@ class _Shifts:
             return bias.spread(total, made)
 
         return correction
+
+
+BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)
+"""Layers that add a bias to their outputs' last axes if they have one."""
+
+
+def add_biases(work: Work) -> frozenset[str]:
+    """Give the layers whose weight is quantized a bias of 0, in the float model and in the quantized one.
+
+    Args:
+        work: of a recipe.
+
+    Returns:
+        The paths of the new biases.
+    """
+    quantized = set(work.parameters())
+    found: dict[tuple[str, ...], Any] = {}
+    for path, layer in ModelIndex(work.model).places:
+        if isinstance(layer, BIASED) and dotted((*path, "kernel")) in quantized:
+            shape = _bias_shape(layer)
+            if layer.bias is None and shape is not None:
+                found[tuple(map(str, path))] = shape
+    for model in (work.model, work.quantized):
+        for path, layer in ModelIndex(model).places:
+            shape = found.get(tuple(map(str, path)))
+            if shape is not None and layer.bias is None:
+                layer.bias = nnx.Param(jnp.zeros(shape, layer.param_dtype))
+                layer.use_bias = True
+    return frozenset(dotted((*path, "bias")) for path in found)
+
+
+def _bias_shape(layer: Any) -> tuple[int, ...] | None:
+    """The shape of a layer's bias, with the axes that it is stacked along; None if it is not known."""
+    out = layer.out_features if isinstance(layer.out_features, tuple) else (layer.out_features,)
+    if isinstance(layer, nnx.LinearGeneral):
+        if layer.batch_axis:
+            return None
+        inner = len(layer.axis) + len(out)
+    else:
+        inner = 2 if isinstance(layer, nnx.Linear) else 2 + len(layer.kernel_size)
+    shape = layer.kernel.get_value().shape
+    return (*shape[: len(shape) - inner], *out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,15 +12,18 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Transform
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
+from jqinject.program import dotted
 from jqinject.recipes.online import Online, online_of, stored_for, why_not_online
 from jqinject.recipes.solving import finite_statistics
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
-from jqinject.recipes.transforms.walk import Links
+from jqinject.recipes.transforms.sources import values_of
+from jqinject.recipes.transforms.turning import TurnedRegion, Turning
+from jqinject.recipes.transforms.walk import DefUse
 from jqinject.recipes.work import Work, site_path
 
 TOLERANCE = 1e-5
@@ -66,16 +69,32 @@ class FloatChange:
         self.done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> DefUse:
         """What makes and reads each value of the program."""
         count = self.traced.program.output_tree.num_leaves
-        return Links(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
+        return DefUse(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
 
-    def run(self, wanted: Callable[[ContractionSite], Sequence[str]]) -> None:
+    @cached_property
+    def value_of(self) -> Callable[[Slot], Any]:
+        """From a slot that depends on parameters alone to its value in the float model."""
+        return values_of(self.traced.flat, self.state, self.links)
+
+    def turning(self) -> Iterator[tuple[ContractionSite, TurnedRegion | str]]:
+        """Each site with what a matrix before its inputs turns, or why nothing can; the first site of each region."""
+        paths = {slot: path for slot, (path, _) in self.owners.items()}
+        turning = Turning(self.links, self.traced.flat, self.traced.found, paths, self.value_of)
+        taken: set[str] = set()
+        for site in self.sites:
+            if site.name not in taken:
+                region = turning.of(site)
+                taken |= set() if isinstance(region, str) else region.sinks
+                yield site, region
+
+    def run(self, wanted: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
         """Run the data through the model as it is, and note its outputs.
 
         Args:
-            wanted: names of the `Statistics` that are collected at a site.
+            wanted: names of the `Statistics` that are collected at a site; none by default.
         """
         names = [name for site in self.sites for name in wanted(site)]
         with jax.default_matmul_precision("highest"):
@@ -149,9 +168,9 @@ class FloatChange:
 
     def _with(self, values: Mapping[Path, Any]) -> nnx.Module:
         model = nnx.clone(self.work.model, graph=True)
-        entries = {tuple(map(str, path)): entry for path, entry in ModelIndex(model).by_path.items()}
+        variables = ModelIndex(model).by_name
         for path in {path for _, changes, _ in self.done for path in changes}:
-            entries[tuple(map(str, path))].variable.set_value(values[path])
+            variables[dotted(path)].set_value(values[path])
         return model
 
     def error_of(self, model: nnx.Module, online: dict[str, Online] | None = None) -> float:
@@ -186,12 +205,8 @@ class FloatChange:
         return max(TOLERANCE, *(8 * float(jnp.finfo(dtype).eps) for dtype in floats))
 
     def _blamed(self, allowed: float) -> str:
-        entries = {
-            tuple(map(str, path)): entry for path, entry in ModelIndex(self.work.model).by_path.items()
-        }
-        values = {
-            path: jnp.asarray(entries[tuple(map(str, path))].variable.get_value()) for path in self.values
-        }
+        variables = ModelIndex(self.work.model).by_name
+        values = {path: jnp.asarray(variables[dotted(path)].get_value()) for path in self.values}
         for index, (site, changes, _) in enumerate(self.done):
             values |= {path: _changed(values[path], apply) for path, apply in changes.items()}
             if not self.error_of(self._with(values), self._online(self.done[: index + 1])) <= allowed:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.passes.centring import centred
+from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import Path
 from jqinject.recipes.transforms.biases import Biases
 from jqinject.recipes.transforms.gains import Gain, Gains, Sink
-from jqinject.recipes.transforms.sources import values_of
 from jqinject.recipes.work import Work, site_path
 
 
@@ -83,11 +84,11 @@ class FoldNorms:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: ())
+        change.run()
         folding = _Folding(change)
         done: list[Any] = []
         for slot, gains in folding.gains.by_parameter().items():
-            path = ".".join(map(str, change.owners[slot][0]))
+            path = dotted(change.owners[slot][0])
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
             if isinstance(why, str):
                 done.append(NotFolded(path, why))
@@ -106,7 +107,7 @@ class _Folding:
             traced.found,
             change.links,
             set(change.owners),
-            values_of(traced.flat, change.state, change.links),
+            change.value_of,
         )
         self.biases = Biases(traced.flat, change.owners)
 
@@ -135,7 +136,7 @@ class _Folding:
         _then(changes, path, lambda value: jnp.full_like(value, (1 - start) / slope))
         self.change.change(sinks[0].site.name, changes)
         names = tuple(dict.fromkeys(sink.site.name for sink in sinks))
-        return Folded(".".join(map(str, path)), names, how)
+        return Folded(dotted(path), names, how)
 
     def _shared(self, sinks: list[Sink]) -> str:
         """Who else reads the weights; empty if no one does."""
@@ -240,3 +241,62 @@ def _readers(gains: Gains, slot: Slot) -> list[int]:
             else:
                 found.append(index)
     return found
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Parameters whose outputs have the mean 0.
+
+    Attributes:
+        paths: of the parameters.
+        sites: names of the sites that read what the norms make of these.
+    """
+
+    paths: tuple[str, ...]
+    sites: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(self.paths)}: centred, so that the norms before {', '.join(self.sites)} need no mean"
+        )
+
+
+def centred(work: Work, by: str) -> list[Centred]:
+    """Centre all that makes the inputs of LayerNorms; the float model's function stays, and is checked.
+
+    Args:
+        work: of the recipe.
+        by: the pass, for messages.
+
+    Raises:
+        ValueError: the outputs move.
+    """
+    change = FloatChange(work, by)
+    change.run()
+    done: list[Centred] = []
+    for site, region in change.turning():
+        if isinstance(region, str) or not (region.normalized and region.keeps_sums):
+            continue
+        read = {site_path(each) for each in change.sites if each.name in region.sinks}
+        makers = {path: axis for path, axis in region.parameters.items() if dotted(path) not in read}
+        changes = {
+            path: partial(without_mean, axis=axis, block=region.block) for path, axis in makers.items()
+        }
+        change.change(site.name, changes)
+        names = tuple(map(dotted, makers))
+        done.append(Centred(names, tuple(sorted(region.sinks))))
+    change.finish()
+    return done
+
+
+def without_mean(value: jax.Array, *, axis: int, block: int) -> jax.Array:
+    """Numbers less the mean of each block along an axis.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> without_mean(jnp.array([1.0, 3.0]), axis=0, block=2).tolist()
+        [-1.0, 1.0]
+    """
+    shape = value.shape
+    blocks = value.reshape(*shape[:axis], -1, block, *shape[axis + 1 :])
+    return (blocks - blocks.mean(axis=axis + 1, keepdims=True)).reshape(shape)

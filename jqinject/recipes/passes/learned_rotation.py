@@ -10,15 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.model.running.progress import with_progress
-from jqinject.recipes.batch_errors import BatchErrors
+from jqinject.model.running.batches import with_progress
+from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.passes.rotate import turned
+from jqinject.recipes.sensitivities import BatchErrors
 from jqinject.recipes.stream.site import Path
-from jqinject.recipes.transforms.cayley import cayley_step
-from jqinject.recipes.transforms.sources import values_of
-from jqinject.recipes.transforms.turned_region import TurnedRegion
-from jqinject.recipes.transforms.turning import Turning
+from jqinject.recipes.transforms.turning import TurnedRegion
 from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2")
@@ -100,7 +98,7 @@ class LearnedRotation:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: ())
+        change.run()
         regions = self._regions(change)
         if not regions:
             return [NothingToRotate()]
@@ -118,17 +116,10 @@ class LearnedRotation:
         return [Learned(kinds, sizes, before, least, taken), *change.finish()]
 
     def _regions(self, change: FloatChange) -> list[tuple[str, _Region]]:
-        paths = {slot: path for slot, (path, _) in change.owners.items()}
-        traced = change.traced
-        values = values_of(traced.flat, change.state, change.links)
-        turning = Turning(change.links, traced.flat, traced.found, paths, values)
-        taken: set[str] = set()
         found: list[tuple[str, _Region]] = []
-        for site in change.sites:
-            region = None if site.name in taken else turning.of(site)
-            if region is None or isinstance(region, str):
+        for site, region in change.turning():
+            if isinstance(region, str):
                 continue
-            taken |= region.sinks
             kind = "R1" if region.normalized else "R2"
             if kind in self.kinds and region.block > 1:
                 found.append((kind, _Region.of(region, site.name)))
@@ -161,7 +152,7 @@ class _Descent:
     def __post_init__(self) -> None:
         self.matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in self.regions)
         quantized = self.work.copied().quantized
-        names = {path: ".".join(map(str, path)) for region in self.regions for path, _ in region.axes}
+        names = {path: dotted(path) for region in self.regions for path, _ in region.axes}
         held = {path: self.change.values[path] for path in names}
 
         def values(matrices: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
@@ -214,3 +205,37 @@ class _Times:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x @ self.matrix
+
+
+HIGHEST = "highest"
+
+
+def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_sums: bool) -> jax.Array:
+    """An orthogonal matrix after a step against a gradient: `(1 + W)^-1 (1 - W) R`, with `W` skew.
+
+    `W = rate / 2 * A / |A|`, `A = G R^T - R G^T`, and `|A|` the largest of the sums of its rows' magnitudes, which no
+    eigenvalue exceeds; so no direction turns by more than `rate`, in radians.
+
+    Args:
+        matrix: `R`, float32.
+        gradient: `G`, of its shape.
+        rate: see above.
+        keeps_sums: leave the vector of equal numbers where it is.
+
+    Example:
+        >>> turned = cayley_step(jnp.eye(2), jnp.array([[0.0, 1.0], [0.0, 0.0]]), jnp.float32(0.1), False)
+        >>> bool(jnp.allclose(turned.T @ turned, jnp.eye(2), atol=1e-6)), bool(turned[0, 1] < 0)
+        (True, True)
+    """
+    with jax.default_matmul_precision(HIGHEST):
+        skew = gradient @ matrix.T
+        skew = skew - skew.T
+        if keeps_sums:
+            skew = skew - skew.mean(axis=0, keepdims=True)
+            skew = skew - skew.mean(axis=1, keepdims=True)
+        size = jnp.abs(skew).sum(axis=1).max()
+        skew = skew * (rate / 2 / jnp.where(size > 0, size, 1.0))
+        one = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+        moved = jnp.linalg.solve(one + skew, (one - skew) @ matrix)
+        # Rounding is taken back: one step of Newton's towards the nearest orthogonal matrix.
+        return moved @ (1.5 * one - 0.5 * (moved.T @ moved))

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.model.lora.adapter_plan import PlannedAdapter
+from jqinject.model.lora.adapter_plan import PlannedAdapter, dense_update, nearest_factors
 from jqinject.model.lora.adapting import with_low_rank
-from jqinject.model.lora.factors import dense_update, nearest_factors
-from jqinject.model.walk import ModelIndex
-from jqinject.program import Adapter, OpQuantizers
-from jqinject.quant_tensor import as_array
-from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.program import Adapter
+from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of
 from jqinject.recipes.work import Work
 
 
@@ -98,7 +94,7 @@ class LowRank:
             allow_idle=work.allow_idle,
         )
         work.quantize_with(model)
-        adapters = _adapters(model)
+        adapters = adapters_of(model)
         return [
             self._split(each, adapters[name], plans[name])
             for name, each in work.parameters().items()
@@ -122,7 +118,7 @@ class LowRank:
         if self.iterations > 1:
             self._tried(parameter, adapter, whole, best)
         rest = jnp.abs(parameter.value).max() / jnp.maximum(jnp.abs(whole).max(), jnp.finfo(jnp.float32).tiny)
-        before = _size(whole - jnp.asarray(as_array(parameter.quantized(whole.astype(dtype))), jnp.float32))
+        before = _size(whole - parameter.nearest(whole.astype(dtype)))
         return SplitOff(parameter.name, plan.rank, float(rest), _size(least) / (before or 1.0))
 
     def _tried(
@@ -143,14 +139,8 @@ class LowRank:
 
 def _rounding_error(parameter: QuantizedParameter) -> jax.Array:
     """What the quantizer leaves of a parameter, float32."""
-    value = parameter.value
-    return value.astype(jnp.float32) - jnp.asarray(as_array(parameter.quantized(value)), jnp.float32)
+    return parameter.value.astype(jnp.float32) - parameter.nearest(parameter.value)
 
 
 def _size(x: jax.Array) -> float:
     return float(jnp.square(x).sum())
-
-
-def _adapters(model: nnx.Module) -> dict[str, Adapter]:
-    held = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
-    return {name: each for node in held for name, each in node.adapters_by_path().items()}

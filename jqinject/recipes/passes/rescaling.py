@@ -13,12 +13,13 @@ import numpy as np
 from jqinject.core.transforms import ChannelScale
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
+from jqinject.program import dotted
 from jqinject.recipes.online import columns_of, quantizes_weight
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.biases import Biases
-from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
+from jqinject.recipes.transforms.walk import factors_of
 from jqinject.recipes.work import Work, site_path
 
 Online = Literal["never", "rest", "all"]
@@ -198,7 +199,7 @@ class Rescaling(FloatChange):
     def described(self, region: Region, factors: np.ndarray) -> Rescaled:
         """What factors do to a region, for the report."""
         own = {site_path(member.site) for member in region.sinks}
-        folded = tuple(path for path in map(_text, region.parameters) if path not in own)
+        folded = tuple(path for path in map(dotted, region.parameters) if path not in own)
         names = tuple(member.site.name for member in region.sinks)
         ends = float(factors.min()), float(factors.max())
         unruled = self._unruled([member.site for member in region.sinks])
@@ -226,7 +227,3 @@ def per_channel(
         own = member.labels > 0
         (np.minimum if smallest else np.maximum).at(total, member.labels[own] - 1, numbers[own])
     return total
-
-
-def _text(path: Path) -> str:
-    return ".".join(map(str, path))

@@ -14,13 +14,13 @@ import numpy as np
 
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
+from jqinject.program import dotted
 from jqinject.recipes.online import columns_of
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.turn_scores import turned_scores
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
-from jqinject.recipes.transforms.sources import comes_from_nonlinearity, values_of
-from jqinject.recipes.transforms.turned_region import TurnedRegion
-from jqinject.recipes.transforms.turning import Turning
+from jqinject.recipes.transforms.sources import comes_from_nonlinearity
+from jqinject.recipes.transforms.turning import TurnedRegion
 from jqinject.recipes.work import Work, site_path
 
 KINDS = ("R1", "R2", "R3", "R4")
@@ -110,27 +110,16 @@ class Rotate:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: ())
-        turning = Turning(
-            change.links,
-            change.traced.flat,
-            change.traced.found,
-            _paths(change),
-            values_of(change.traced.flat, change.state, change.links),
-        )
+        change.run()
         scores, first = turned_scores(change, self._size) if "R3" in self.kinds else ([], ())
         done: list[Any] = [*scores]
-        taken: set[str] = set()
+        refused: set[str] = set()
         key = jax.random.key(self.seed)
-        for site in change.sites:
-            if site.name in taken:
-                continue
-            region = turning.of(site)
+        for site, region in change.turning():
             if isinstance(region, str):
-                taken.add(site.name)
-                done += self._before(change, site, region)
+                done += [] if site.name in refused else self._before(change, site, region)
+                refused.add(site.name)
                 continue
-            taken |= region.sinks
             kind = "R1" if region.normalized else "R2"
             if kind in self.kinds:
                 key, own = jax.random.split(key)
@@ -150,7 +139,7 @@ class Rotate:
             for path, axis in region.parameters.items()
         }
         change.change(site.name, turns)
-        folded = tuple(".".join(map(str, path)) for path in region.parameters)
+        folded = tuple(map(dotted, region.parameters))
         return Rotated(kind, tuple(sorted(region.sinks)), size, folded)
 
     def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Any]:
@@ -235,7 +224,3 @@ def turned(value: jax.Array, *, transform: Transform, axis: int, block: int) -> 
 
 def _named(site: ContractionSite) -> str:
     return f"{site.name} ({site_path(site)})"
-
-
-def _paths(change: FloatChange) -> dict[int, Any]:
-    return {slot: path for slot, (path, _) in change.owners.items()}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.program import dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.solver import Solver
@@ -119,7 +119,7 @@ class Solve:
         Warns:
             UserWarning: parameters that no site solves.
         """
-        parameters = work.parameters()
+        parameters, shared = unshared(work.parameters())
         stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
         last = {site_path(site): site.name for site in stream.sites}
         found: list[Solved | NotSolved] = []
@@ -137,15 +137,15 @@ class Solve:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
                 whole[name] = bool(begun[name].taken.all())
                 begun.pop(name).finish()
-        left = list(not_solved(parameters, whole, stream))
+        left = [*shared, *not_solved(parameters, whole, stream)]
         if left:
             warnings.warn("Solve:\n" + "\n".join(f"  {one}" for one in left), stacklevel=3)
         return [*found, *left]
 
     def explain(self, work: Work) -> list[Solvable | NotSolved]:
         """See `Pass`."""
-        parameters, stream = work.parameters(), work.stream(self.quantize_inputs)
-        inputs = work.input_quantizers
+        parameters, shared = unshared(work.parameters())
+        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
         found: list[Solvable | NotSolved] = []
         taken: dict[str, np.ndarray] = {}
         for site in stream.sites:
@@ -165,7 +165,7 @@ class Solve:
             quantizer = parameter.proxy.binding.base.__name__
             found.append(Solvable(site.name, name, shape, quantizer, bits))
         whole = {name: bool(flags.all()) for name, flags in taken.items()}
-        return [*found, *not_solved(parameters, whole, stream)]
+        return [*found, *shared, *not_solved(parameters, whole, stream)]
 
     def _solved(self, visit: Visit, name: str, state: Solving, work: Work, inputs: InputQuantizers) -> Solved:
         try:
@@ -176,6 +176,19 @@ class Solve:
         return Solved(
             visit.site.name, name, float(made["nearest"]), float(made["solved"]), int(made["unseen"])
         )
+
+
+def unshared(
+    parameters: Mapping[str, QuantizedParameter],
+) -> tuple[dict[str, QuantizedParameter], list[NotSolved]]:
+    """The parameters whose quantizer is their own, and the others.
+
+    Args:
+        parameters: those that are quantized, by path.
+    """
+    own = {name: each for name, each in parameters.items() if each.proxy.served_layers == 1}
+    why = "its layer shares the quantizer with others, whose scales cannot be kept for it alone"
+    return own, [NotSolved(name, why) for name in parameters if name not in own]
 
 
 def not_solved(

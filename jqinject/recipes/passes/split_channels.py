@@ -13,10 +13,11 @@ from flax import nnx
 
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
+from jqinject.program import dotted
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.stream.site import LeftOut, Path
-from jqinject.recipes.transforms.labels import varies
 from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.walk import varies
 from jqinject.recipes.work import Work, site_path
 
 FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
@@ -116,19 +117,17 @@ class SplitChannels:
     def _split(self, model: nnx.Module, region: Region, sides: Mapping[Path, _Side]) -> Split:
         """Split channels of a region, in place."""
         index = ModelIndex(model)
-        entries = {tuple(map(str, path)): entry for path, entry in index.by_path.items()}
         modules = {tuple(map(str, path)): node for path, node in index.places}
         sinks, sources = ({member.site.path for member in each} for each in (region.sinks, region.sources))
-        values = {path: jnp.asarray(entries[tuple(map(str, path))].variable.get_value()) for path in sides}
+        values = {path: jnp.asarray(index.by_name[dotted(path)].get_value()) for path in sides}
         sizes = np.zeros(region.channels, np.float32)
         for path in sinks if self.split_input else sources:
             sizes = np.maximum(sizes, sides[path].sizes(values[path]))
         count = math.ceil(self.ratio * region.channels)
         chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
         for path, side in sides.items():
-            entry = entries[tuple(map(str, path))]
             made = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
-            entry.variable.set_value(made)
+            index.by_name[dotted(path)].set_value(made)
             _widen(modules.get(tuple(map(str, path[:-1]))), path, side.axis - made.ndim, count)
         names = [
             tuple(sorted({site_path(member.site) for member in each}))

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jqinject.model.ptq.round_training import Adam
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
-from jqinject.recipes.batch_errors import BatchErrors
+from jqinject.program import dotted
+from jqinject.recipes.sensitivities import BatchErrors
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.work import Work
 
@@ -75,36 +76,34 @@ class TweakNorms:
 
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
-        entries = {
-            ".".join(map(str, path)): entry for path, entry in ModelIndex(work.quantized).by_path.items()
-        }
+        variables = ModelIndex(work.quantized).by_name
         quantized = work.parameters()
-        paths = tuple(path for path in gains_of(work) if path in entries and path not in quantized)
+        paths = tuple(path for path in gains_of(work) if path in variables and path not in quantized)
         if not paths:
             return [Tweaked((), 0.0, 0.0, 0)]
-        start = {path: jnp.asarray(entries[path].variable.get_value()) for path in paths}
+        start = {path: jnp.asarray(variables[path].get_value()) for path in paths}
         sizes = {
             path: jnp.maximum(jnp.abs(value.astype(jnp.float32)).max(), 1e-6) for path, value in start.items()
         }
         errors = BatchErrors[dict[str, jax.Array]](
             work, work.quantized, partial(_gains, start, sizes), _apart
         )
-        zero = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
-        state = {
-            path: Adam(value, jnp.zeros_like(value), jnp.zeros_like(value)) for path, value in zero.items()
-        }
-        before = errors.error(zero)
-        best, least, taken = zero, before, 0
+        optimizer = optax.adam(self.learning_rate)
+        moved = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
+        state, before = optimizer.init(moved), errors.error(moved)
+        best, least, taken = moved, before, 0
         for step in with_progress(range(self.steps), "norms", shown=work.progress):
-            gradients = errors.gradient(step, {path: each.value for path, each in state.items()})
-            count, rate = jnp.float32(step), self.learning_rate
-            state = {path: each.moved(gradients[path], rate, count) for path, each in state.items()}
-            moved = {path: each.value for path, each in state.items()}
+            gradients = errors.gradient(step, moved)
+            with jax.numpy_dtype_promotion(
+                "standard"
+            ):  # optax raises floats to the power of an integer count
+                updates, state = optimizer.update(gradients, state)
+            moved = jax.tree.map(jnp.add, moved, updates)
             found = errors.error(moved)
             if found < least:
                 best, least, taken = moved, found, step + 1
         for path in paths:
-            entries[path].variable.set_value(_at(start[path], best[path], sizes[path]))
+            variables[path].set_value(_at(start[path], best[path], sizes[path]))
         return [Tweaked(paths, before, least, taken)]
 
 
@@ -117,7 +116,7 @@ def gains_of(work: Work) -> list[str]:
     paths: dict[Slot, str] = {}
     for slot, given in inputs:
         if given.is_weight and jnp.ndim(given.value) == 1:
-            owners[slot], paths[slot] = frozenset({slot}), ".".join(map(str, given.weight_path))
+            owners[slot], paths[slot] = frozenset({slot}), dotted(given.weight_path)
     found: dict[str, None] = {}
     for step in traced.flat.steps:
         own = frozenset[Slot]().union(*(owners.get(slot, frozenset()) for slot in step.inputs))

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.recipes.grid import MatrixGrid, Measure, as_argument
-from jqinject.recipes.solvers.integers import bounded_codes, integer_grid, squared_errors
-from jqinject.recipes.solvers.solver import Problem, Solution
+from jqinject.recipes.solvers.solver import Problem, Solution, bounded_codes, integer_grid, squared_errors
 from jqinject.recipes.statistics import Statistics
 
 

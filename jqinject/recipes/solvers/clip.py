@@ -11,8 +11,7 @@ import numpy as np
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.gptq import RTN
-from jqinject.recipes.solvers.integers import squared_errors
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver, squared_errors
 
 
 @dataclass(frozen=True)

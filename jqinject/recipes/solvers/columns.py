@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid, Measure
+from jqinject.recipes.grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.accumulator import Room, rounded
-from jqinject.recipes.solvers.scale_rules import ScaleRule, scales_at
+
+ScaleRule = Literal["original", "live", "block"]
+"""When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at
+every column ("live"); or for the groups that begin in a block, of the matrix as it stands when the block begins
+("block", as in Qwix)."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Measures the first columns of padded matrices; the others keep scale 1."""
+
+    measure: Measure
+    columns: int
+
+    def _of(self, working: jax.Array) -> MatrixGrid:
+        found = self.measure(working[..., : self.columns]).spread((*working.shape[:-1], self.columns))
+        more = ((0, 0), (0, 0), (0, working.shape[-1] - self.columns))
+        scale = jnp.pad(found.scale, more, constant_values=1.0)
+        return replace(found, scale=scale, zero_point=jnp.pad(found.zero_point, more))
+
+    def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
+        """The grid when a block begins."""
+        return grid
+
+    def at_column(self, grid: MatrixGrid, working: Callable[[], jax.Array]) -> MatrixGrid:
+        """The grid when a column is rounded."""
+        return grid
+
+
+class _Live(_Measured):
+    def at_column(self, grid: MatrixGrid, working: Callable[[], jax.Array]) -> MatrixGrid:
+        """See `_Measured`."""
+        return self._of(working())
+
+
+@dataclass(frozen=True)
+class _AtBlock(_Measured):
+    group_size: int
+
+    def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
+        """See `_Measured`."""
+        new = self._of(working)
+        first = jnp.arange(working.shape[-1]) // self.group_size * self.group_size
+        begins = (first >= start) & (first < start + size)
+        scale = jnp.where(begins, new.scale, grid.scale)
+        return replace(grid, scale=scale, zero_point=jnp.where(begins, new.zero_point, grid.zero_point))
+
+
+def scales_at(scales: ScaleRule, measure: Measure, group_size: int | None, columns: int) -> Any:
+    """What measures scales on the way; None if nothing does.
+
+    Args:
+        scales: the rule.
+        measure: the quantizer's.
+        group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
+        columns: of the matrix.
+    """
+    if scales == "original" or (scales == "block" and group_size is None):
+        return None
+    return _Live(measure, columns) if scales == "live" else _AtBlock(measure, columns, group_size or columns)
+
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -154,3 +215,93 @@ def _padded_factor(factor: jax.Array, size: int) -> jax.Array:
 
 def _padded_grid(grid: MatrixGrid, size: int) -> MatrixGrid:
     return replace(grid, scale=_padded(grid.scale, size, 1.0), zero_point=_padded(grid.zero_point, size))
+
+
+def check_rounding(name: str, block_size: int, damping: float) -> None:
+    """Refuse numbers that no solver can use.
+
+    Args:
+        name: the solver's.
+        block_size: of columns.
+        damping: a share.
+
+    Raises:
+        ValueError: a block of no columns; a damping that is negative or not finite.
+    """
+    if block_size < 1:
+        raise ValueError(
+            f"{name}: block_size must be at least 1, got {block_size!r}.\n  cure: block_size=128"
+        )
+    if not 0 <= damping < float("inf"):
+        raise ValueError(
+            f"{name}: damping must be a number of at least 0, got {damping!r}.\n  cure: damping=0.01"
+        )
+
+
+def positive(name: str, **numbers: float | None) -> None:
+    """Refuse numbers that are given and not above 0.
+
+    Args:
+        name: the solver's.
+        numbers: its choices.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for choice, number in numbers.items():
+        if number is not None and not 0 < number < float("inf"):
+            raise ValueError(
+                f"{name}: {choice} must be a number above 0, got {number!r}.\n  cure: leave it out"
+            )
+
+
+def by_importance(hessian: jax.Array, wanted: bool) -> jax.Array:
+    """Places of the columns in the order in which they are rounded, `(stack, columns)`.
+
+    Args:
+        hessian: `(stack, columns, columns)`.
+        wanted: whether the columns with the largest `hessian[j, j]` come first; as they are otherwise.
+    """
+    diagonal = diagonal_of(hessian)
+    if wanted:
+        return jnp.argsort(-diagonal, axis=1, stable=True)
+    return jnp.broadcast_to(jnp.arange(diagonal.shape[1]), diagonal.shape)
+
+
+def diagonal_of(matrices: jax.Array) -> jax.Array:
+    """The diagonals of a stack of matrices, `(stack, columns)`."""
+    return jnp.diagonal(matrices, axis1=-2, axis2=-1)
+
+
+def on_diagonal(matrices: jax.Array, more: jax.Array) -> jax.Array:
+    """Matrices with something added to each diagonal: a number for each matrix, or one for each place."""
+    eye = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    return matrices + eye * (more[:, None, None] if more.ndim == 1 else more[:, None])
+
+
+def both_ordered(matrices: jax.Array, order: jax.Array) -> jax.Array:
+    """Matrices with their rows and their columns in another order, `(stack, columns)`."""
+    return ordered(jnp.take_along_axis(matrices, order[:, :, None], axis=1), order)
+
+
+def without_dead_inputs(hessian: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A Hessian with 1 on its diagonal for inputs that were always 0, and weights of 0 for these."""
+    dead = diagonal_of(hessian) == 0
+    return on_diagonal(hessian, dead.astype(hessian.dtype)), jnp.where(dead[:, None], 0.0, weights)
+
+
+def inverse_factor(hessian: jax.Array) -> jax.Array:
+    """The upper triangular `U` with `U^T U = hessian^-1`; nan if a Hessian is not positive definite."""
+    # H = R R^T with R upper triangular is the Cholesky factorization of H with its rows and columns reversed; then
+    # H^-1 = (R^-1)^T R^-1. H itself is not inverted.
+    reversed_factor = jnp.linalg.cholesky(hessian[..., ::-1, ::-1])
+    eye = jnp.broadcast_to(jnp.eye(hessian.shape[-1], dtype=hessian.dtype), hessian.shape)
+    return jax.lax.linalg.triangular_solve(reversed_factor[..., ::-1, ::-1], eye, left_side=True, lower=False)
+
+
+def inverse(matrices: jax.Array) -> jax.Array:
+    """The inverses of symmetric matrices; nan for those that are not positive definite."""
+    lower = jnp.linalg.cholesky(matrices)
+    eye = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
+    half = jax.lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
+    return jnp.matmul(half.mT, half, precision=jax.lax.Precision.HIGHEST)

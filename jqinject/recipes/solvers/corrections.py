@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.solvers.columns import HIGHEST
+from jqinject.recipes.solvers.accumulator import onto_ball
+from jqinject.recipes.solvers.columns import HIGHEST, diagonal_of, on_diagonal, without_dead_inputs
 from jqinject.recipes.solvers.gptq import GPTQ
-from jqinject.recipes.solvers.l1_ball import onto_ball
-from jqinject.recipes.solvers.ordering import diagonal_of, on_diagonal, without_dead_inputs
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 
 

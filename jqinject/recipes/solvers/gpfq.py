@@ -11,17 +11,18 @@ import jax.numpy as jnp
 
 from jqinject.recipes.grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.accumulator import Room, check_accumulator, room_of, rounded
-from jqinject.recipes.solvers.columns import HIGHEST, round_columns
-from jqinject.recipes.solvers.gptq import check_factor
-from jqinject.recipes.solvers.ordering import (
+from jqinject.recipes.solvers.columns import (
+    HIGHEST,
+    ScaleRule,
     both_ordered,
     by_importance,
     check_rounding,
     inverse,
     on_diagonal,
+    round_columns,
     without_dead_inputs,
 )
-from jqinject.recipes.solvers.scale_rules import ScaleRule
+from jqinject.recipes.solvers.gptq import check_factor
 from jqinject.recipes.solvers.solver import Problem, Solution
 
 

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 
 from jqinject.recipes.grid import MatrixGrid, ordered
 from jqinject.recipes.solvers.accumulator import check_accumulator, room_of
-from jqinject.recipes.solvers.columns import round_columns
-from jqinject.recipes.solvers.ordering import (
+from jqinject.recipes.solvers.columns import (
+    ScaleRule,
     both_ordered,
     by_importance,
     check_rounding,
     diagonal_of,
     inverse_factor,
     on_diagonal,
+    round_columns,
     without_dead_inputs,
 )
-from jqinject.recipes.solvers.scale_rules import ScaleRule
 from jqinject.recipes.solvers.solver import Problem, Solution
 
 

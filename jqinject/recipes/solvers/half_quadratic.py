@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.core.statistics.half_quadratic import half_quadratic, shrink_lp
 from jqinject.recipes.grid import MatrixGrid
-from jqinject.recipes.solvers.ordering import positive
+from jqinject.recipes.solvers.columns import positive
 from jqinject.recipes.solvers.solver import Problem, Solution
 
 NORM_OF_ZERO_POINTS, NORM_OF_SCALES = 0.5, 0.7

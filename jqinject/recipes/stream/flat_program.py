@@ -19,7 +19,7 @@ Slot = int
 
 
 @dataclass(frozen=True)
-class Step:
+class FlatStep:
     """One operation.
 
     Attributes:
@@ -70,7 +70,7 @@ class FlatProgram:
     inputs: tuple[Slot, ...] = ()
     outputs: tuple[Slot, ...] = ()
     constants: dict[Slot, Any] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[FlatStep] = field(default_factory=list)
     count: int = 0
     contractions: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
 
@@ -90,7 +90,7 @@ class FlatProgram:
     ) -> list[Slot]:
         """Append a step with `count` outputs, and return their slots."""
         outputs = [self.new_slot() for _ in range(count)]
-        self.steps.append(Step(run, tuple(inputs), tuple(outputs), **said))
+        self.steps.append(FlatStep(run, tuple(inputs), tuple(outputs), **said))
         return outputs
 
     def last_uses(self) -> dict[Slot, int]:

@@ -2,16 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jqinject.program import dotted
-from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, Slot, Step
+from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.matrices import Matrices, matrices_of
-from jqinject.recipes.stream.places import Places
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """For each number of an operand, its place in the flattened parameter.
+
+    Most operands are a parameter, or a slice of a stack, in the parameter's own order: then a place to start at says it
+    all, and nothing is gathered.
+
+    Attributes:
+        shape: of the operand.
+        start: of a run of numbers in the parameter's order; None if they stand otherwise.
+        each: then the place of each number, in the shape of the operand.
+
+    Example:
+        >>> stack = jnp.arange(12.0).reshape(2, 2, 3)
+        >>> second = Places.of(lambda where: where[1], (2, 2, 3))
+        >>> second.start, second.taken(stack).tolist()
+        (6, [[6.0, 7.0, 8.0], [9.0, 10.0, 11.0]])
+        >>> second.put(stack, jnp.zeros((2, 3))).sum() == stack[0].sum()
+        Array(True, dtype=bool)
+    """
+
+    shape: tuple[int, ...]
+    start: int | None
+    each: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, moved: Callable[[jax.Array], Any], shape: tuple[int, ...]) -> Places | None:
+        """The places of what is moved out of a parameter; None if one of its numbers stands in several of them.
+
+        Args:
+            moved: from the parameter to the operand, by moves alone.
+            shape: of the parameter.
+        """
+        where = np.asarray(moved(jnp.arange(math.prod(shape), dtype=jnp.int32).reshape(shape)))
+        flat = where.reshape(-1)
+        if flat.size and np.array_equal(flat, np.arange(flat[0], flat[0] + flat.size, dtype=flat.dtype)):
+            return cls(where.shape, int(flat[0]))
+        if np.bincount(flat, minlength=1).max(initial=0) > 1:
+            return None
+        return cls(where.shape, None, where)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the operand has."""
+        return math.prod(self.shape)
+
+    def taken(self, parameter: Any) -> Any:
+        """The operand.
+
+        Args:
+            parameter: whose numbers it has.
+        """
+        if self.start is None:
+            return parameter.reshape(-1)[self.each]
+        if self.size == parameter.size:
+            return parameter.reshape(self.shape)
+        return parameter.reshape(-1)[self.start : self.start + self.size].reshape(self.shape)
+
+    def put(self, parameter: Any, operand: Any) -> Any:
+        """A parameter with the operand's numbers in these places.
+
+        Args:
+            parameter: with other numbers there.
+            operand: in its shape.
+        """
+        if self.start is None:
+            return parameter.reshape(-1).at[self.each].set(operand).reshape(parameter.shape)
+        if self.size == parameter.size:
+            return operand.astype(parameter.dtype).reshape(parameter.shape)
+        flat = operand.astype(parameter.dtype).reshape(-1)
+        return (
+            parameter.reshape(-1).at[self.start : self.start + self.size].set(flat).reshape(parameter.shape)
+        )
+
+    def mark(self, taken: np.ndarray) -> None:
+        """Set the places of a flat array of flags.
+
+        Args:
+            taken: one flag for each number of the parameter; it is changed.
+        """
+        if self.start is None:
+            taken[self.each] = True
+        else:
+            taken[self.start : self.start + self.size] = True
+
+    def all_in(self, taken: np.ndarray) -> bool:
+        """Whether the flags of all places are set."""
+        if self.start is None:
+            return bool(taken[self.each].all())
+        return bool(taken[self.start : self.start + self.size].all())
+
 
 Path = tuple[Any, ...]
 # Operations that move numbers or change their dtype; what they do to numbers, they do to the numbers' places.
@@ -114,7 +209,7 @@ class Product:
 
 
 @dataclass
-class FoundSites:
+class ProgramSites:
     """The contractions of parameters in a program, in the order in which they run.
 
     Attributes:
@@ -132,7 +227,7 @@ class FoundSites:
 
 def sites_of(
     flat: FlatProgram, parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]], state: set[Slot]
-) -> FoundSites:
+) -> ProgramSites:
     """The contractions of parameters in a program.
 
     Args:
@@ -140,9 +235,9 @@ def sites_of(
         parameters: path and shape of the parameter in each slot that holds one.
         state: the slots of the model's state, parameters included.
     """
-    found = FoundSites(fixed={*state, *flat.constants})
+    found = ProgramSites(fixed={*state, *flat.constants})
     owner: dict[Slot, Slot] = {slot: slot for slot in parameters}
-    made_by: dict[Slot, tuple[Step, int]] = {}
+    made_by: dict[Slot, tuple[FlatStep, int]] = {}
     for index, step in enumerate(flat.steps):
         owners = {owner[slot] for slot in step.inputs if slot in owner}
         if all(slot in found.fixed for slot in step.inputs):
@@ -158,17 +253,17 @@ def sites_of(
     return found
 
 
-def _moves_owned(step: Step, owner: Mapping[Slot, Slot]) -> bool:
+def _moves_owned(step: FlatStep, owner: Mapping[Slot, Slot]) -> bool:
     return step.name in (*CASTS, *MOVES) and step.inputs[0] in owner
 
 
 def _look(
     flat: FlatProgram,
-    found: FoundSites,
+    found: ProgramSites,
     index: int,
     name: str,
     owner: Mapping[Slot, Slot],
-    made_by: Mapping[Slot, tuple[Step, int]],
+    made_by: Mapping[Slot, tuple[FlatStep, int]],
     parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]],
 ) -> None:
     step = flat.steps[index]
@@ -216,10 +311,10 @@ def _places(
     slot: Slot,
     source: Slot,
     shape: tuple[int, ...],
-    made_by: Mapping[Slot, tuple[Step, int]],
+    made_by: Mapping[Slot, tuple[FlatStep, int]],
 ) -> Places | str:
     """Where each number of an operand stands in the parameter; a sentence if it is not simply one of its numbers."""
-    chain: list[tuple[Step, int]] = []
+    chain: list[tuple[FlatStep, int]] = []
     while slot != source:
         step, place = made_by[slot]
         if step.name not in (*CASTS, *MOVES):
@@ -237,7 +332,7 @@ def _places(
     return Places.of(moved, shape) or "a number of the parameter is contracted more than once"
 
 
-def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> bool:
+def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[FlatStep, int]]) -> bool:
     """Whether a value depends on neither parameters nor inputs.
 
     Args:
@@ -250,7 +345,7 @@ def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, i
     return slot in made_by and all(is_known(flat, other, made_by) for other in made_by[slot][0].inputs)
 
 
-def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:
+def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[FlatStep, int]]) -> Any:
     """A value that depends on neither parameters nor inputs.
 
     Args:

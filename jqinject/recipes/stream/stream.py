@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.program import Call, Policy, Program, program_of_call
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot, flatten
-from jqinject.recipes.stream.site import ContractionSite, FoundSites, LeftOut, Path, sites_of
+from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path, ProgramSites, sites_of
 
 QuantizeInput = Callable[[ContractionSite, jax.Array], jax.Array]
 
@@ -24,7 +24,7 @@ class _Traced:
 
     program: Program
     flat: FlatProgram
-    found: FoundSites
+    found: ProgramSites
     last: dict[Slot, int]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
+from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, Product
 from jqinject.recipes.transforms.axes import followed
-from jqinject.recipes.transforms.walk import Links
+from jqinject.recipes.transforms.walk import DefUse
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
 # What scores go through on their way to a softmax.
@@ -46,7 +46,7 @@ class Scores:
 
 
 def scores_of(
-    flat: FlatProgram, links: Links, products: Sequence[Product], caches: Mapping[Slot, str]
+    flat: FlatProgram, links: DefUse, products: Sequence[Product], caches: Mapping[Slot, str]
 ) -> list[Scores]:
     """The products of queries and keys in a program, each name once.
 
@@ -72,7 +72,7 @@ def scores_of(
     return [*found.values()]
 
 
-def _leads_to_softmax(flat: FlatProgram, links: Links, step: Step) -> bool:
+def _leads_to_softmax(flat: FlatProgram, links: DefUse, step: FlatStep) -> bool:
     waiting, seen, ends = [*step.outputs], {*step.outputs}, set[str]()
     while waiting:
         slot = waiting.pop()
@@ -88,7 +88,7 @@ def _leads_to_softmax(flat: FlatProgram, links: Links, step: Step) -> bool:
 
 
 def _behind(
-    links: Links, slot: Slot, axis: int, block: int, caches: Mapping[Slot, str], writer: str | None = None
+    links: DefUse, slot: Slot, axis: int, block: int, caches: Mapping[Slot, str], writer: str | None = None
 ) -> tuple[str, str]:
     """The cache whose rows a value holds, and the module that writes it; empty texts if there is none.
 
@@ -120,7 +120,7 @@ def _behind(
 
 
 def other_readers(
-    flat: FlatProgram, links: Links, cache: str, caches: Mapping[Slot, str], known: Sequence[Scores]
+    flat: FlatProgram, links: DefUse, cache: str, caches: Mapping[Slot, str], known: Sequence[Scores]
 ) -> str:
     """Who reads a cache's numbers but the products that they are known to go into; empty if no one does.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import Step
+from jqinject.recipes.stream.flat_program import FlatStep
 from jqinject.recipes.stream.site import CASTS
 
 Shape = tuple[int, ...]
@@ -15,7 +15,7 @@ Mapped = int | str
 """The axis, or why there is none."""
 
 
-def followed(step: Step, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> Mapped:
+def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> Mapped:
     """The axis of the result along which blocks of numbers lie that lie along an axis of the operand; or the reverse.
 
     Args:
@@ -46,11 +46,13 @@ def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> Mapped:
         if after[place] > 1 and int(np.prod(after[place + 1 :])) == inner:
             if after[place] % block == 0:
                 return place
-            return Split(after[place]) if block % after[place] == 0 else f"{before} is reshaped to {after}"
+            return (
+                CutBlocks(after[place]) if block % after[place] == 0 else f"{before} is reshaped to {after}"
+            )
     return f"{before} is reshaped to {after}"
 
 
-class Split(str):
+class CutBlocks(str):
     """A reshape cuts blocks: smaller ones would stay together.
 
     Args:
@@ -59,51 +61,51 @@ class Split(str):
 
     size: int
 
-    def __new__(cls, size: int) -> Split:
+    def __new__(cls, size: int) -> CutBlocks:
         made = super().__new__(cls, f"it is cut into pieces of {size}")
         made.size = size
         return made
 
 
-def _transposed(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _transposed(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     return {axis: place for place, axis in enumerate(step.params["permutation"])}
 
 
-def _broadcast(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _broadcast(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     return dict(enumerate(step.params["broadcast_dimensions"]))
 
 
-def _squeezed(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _squeezed(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     gone = {axis % len(one) for axis in step.params["dimensions"]}
     return {axis: place for place, axis in enumerate(axis for axis in range(len(one)) if axis not in gone)}
 
 
-def _expanded(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _expanded(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     new = {axis % len(other) for axis in step.params["dimensions"]}
     return dict(enumerate(axis for axis in range(len(other)) if axis not in new))
 
 
-def _gathered(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _gathered(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     numbers = step.params["dimension_numbers"]
     dropped = {*numbers.collapsed_slice_dims, *getattr(numbers, "operand_batching_dims", ())}
     kept = [axis for axis in range(len(one)) if axis not in dropped]
     return dict(zip(kept, numbers.offset_dims, strict=True))
 
 
-def _summed(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _summed(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     gone = set(step.params["axes"])
     return {axis: place for place, axis in enumerate(axis for axis in range(len(one)) if axis not in gone)}
 
 
-def _of_same(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _of_same(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     return {axis: axis for axis in range(len(one))}
 
 
-def _inner(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _inner(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     return {axis: axis - 1 for axis in range(1, len(one))}
 
 
-def _outer(step: Step, one: Shape, other: Shape) -> dict[int, int]:
+def _outer(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
     return {axis: axis + 1 for axis in range(len(one))}
 
 

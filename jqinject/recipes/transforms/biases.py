@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
+from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, Path, is_known, known_value
-from jqinject.recipes.transforms.labels import compressed
-from jqinject.recipes.transforms.moved import moved_by_numpy
+from jqinject.recipes.transforms.steps import moved_by_numpy
+from jqinject.recipes.transforms.walk import compressed
 
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze", "expand_dims")
 """Operations that keep every number of a value, once."""
@@ -33,7 +33,7 @@ class Bias:
     path: Path
     size: int
     places: np.ndarray = field(repr=False)
-    moves: tuple[Step, ...] = field(repr=False)
+    moves: tuple[FlatStep, ...] = field(repr=False)
 
     def means(self, made: jax.Array) -> jax.Array:
         """The mean of the numbers that each number of the parameter is added to, float32 `(size,)`; 0 without any.
@@ -76,8 +76,8 @@ class Biases:
 
     def __init__(self, flat: FlatProgram, parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]]) -> None:
         self._flat, self._parameters, self._returned = flat, parameters, set(flat.outputs)
-        self._readers: dict[Slot, list[Step]] = {}
-        self._made_by: dict[Slot, tuple[Step, int]] = {}
+        self._readers: dict[Slot, list[FlatStep]] = {}
+        self._made_by: dict[Slot, tuple[FlatStep, int]] = {}
         for step in flat.steps:
             for slot in set(step.inputs):
                 self._readers.setdefault(slot, []).append(step)
@@ -90,7 +90,7 @@ class Biases:
             slot: of the value.
             through: further operations that may stand before the sum; only `Bias.path` has a meaning then.
         """
-        moves: list[Step] = []
+        moves: list[FlatStep] = []
         while slot not in self._returned and len(self._readers.get(slot, ())) == 1:
             (step,) = self._readers[slot]
             if step.name in ("add", "add_any"):
@@ -127,7 +127,7 @@ class Biases:
                 where = np.asarray(step.run(jnp.asarray(where), *rest)[place])
         return path, int(np.prod(shape)), compressed(where)
 
-    def _back(self, slot: Slot) -> Iterator[tuple[Step, int]]:
+    def _back(self, slot: Slot) -> Iterator[tuple[FlatStep, int]]:
         """The moves that made a value, the last first."""
         while slot in self._made_by and slot not in self._parameters:
             step, place = self._made_by[slot]

@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
-from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, FoundSites
+from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
+from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, ProgramSites
 from jqinject.recipes.transforms.axes import MOVED, followed
 from jqinject.recipes.transforms.sources import live_steps
-from jqinject.recipes.transforms.walk import Links
-
-
-class Refused(Exception):
-    """A gain cannot be taken over, and why."""
+from jqinject.recipes.transforms.walk import DefUse, Refused
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Gain:
         biases: slots that are added to the products on their way there.
     """
 
-    step: Step
+    step: FlatStep
     slot: Slot
     parameter: Slot
     numbers: np.ndarray
@@ -67,8 +63,8 @@ class Gains:
     def __init__(
         self,
         flat: FlatProgram,
-        found: FoundSites,
-        links: Links,
+        found: ProgramSites,
+        links: DefUse,
         parameters: set[Slot],
         value_of: Callable[[Slot], Any],
     ) -> None:
@@ -102,7 +98,7 @@ class Gains:
                 made[slot] = self._read_elsewhere(slot, {gain.slot for gain in gains}) or gains
         return made
 
-    def _gain_of(self, step: Step) -> Gain | None:
+    def _gain_of(self, step: FlatStep) -> Gain | None:
         """The gain that an operation multiplies by; None if it does not, or by the same number everywhere."""
         if step.name != "mul":
             return None
@@ -149,7 +145,7 @@ class Gains:
         return not np.all(value == value.take([0], axis=axis))
 
     def _through(
-        self, gain: Gain, step: Step, index: int, slot: Slot, axis: int, labels: dict[Slot, int]
+        self, gain: Gain, step: FlatStep, index: int, slot: Slot, axis: int, labels: dict[Slot, int]
     ) -> Iterator[tuple[Slot, int]]:
         """The results that have the gain, and the axis of its channels there."""
         size = gain.numbers.size
@@ -185,7 +181,7 @@ class Gains:
         else:
             raise Refused(f"{step.name} takes what it multiplies")
 
-    def _sink(self, gain: Gain, step: Step, index: int, slot: Slot, axis: int) -> None:
+    def _sink(self, gain: Gain, step: FlatStep, index: int, slot: Slot, axis: int) -> None:
         site = self._sites.get(index)
         if site is None or site.other != slot:
             raise Refused("it is contracted with something that is no parameter")

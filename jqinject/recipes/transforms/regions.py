@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot
-from jqinject.recipes.stream.site import ContractionSite, FoundSites, Path
-from jqinject.recipes.transforms.labels import Labels, relabelled
+from jqinject.recipes.stream.site import ContractionSite, Path, ProgramSites
 from jqinject.recipes.transforms.steps import RULES
-from jqinject.recipes.transforms.walk import Links, Walk
+from jqinject.recipes.transforms.walk import DefUse, Labels, Walk, relabelled
 
 TRIES = 16
 """How many ways to carry a factor through products are tried."""
@@ -65,13 +64,13 @@ class Regions:
     def __init__(
         self,
         flat: FlatProgram,
-        found: FoundSites,
+        found: ProgramSites,
         parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]],
         shapes: Mapping[Slot, tuple[int, ...]],
         count: int,
     ) -> None:
         self.flat, self.found, self.parameters = flat, found, parameters
-        self.links = Links(flat, set(parameters), found.fixed, shapes, count)
+        self.links = DefUse(flat, set(parameters), found.fixed, shapes, count)
 
     def of(self, site: ContractionSite) -> Region | str:
         """The region of a site's inputs; a sentence that says why there is none.

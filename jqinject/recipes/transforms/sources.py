@@ -7,7 +7,7 @@ from typing import Any
 
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite
-from jqinject.recipes.transforms.walk import Links
+from jqinject.recipes.transforms.walk import DefUse
 
 NONLINEAR = (
     "max",
@@ -26,7 +26,7 @@ NONLINEAR = (
 )
 
 
-def values_of(flat: FlatProgram, state: Mapping[Slot, Any], links: Links) -> Callable[[Slot], Any]:
+def values_of(flat: FlatProgram, state: Mapping[Slot, Any], links: DefUse) -> Callable[[Slot], Any]:
     """From a slot that depends on parameters alone to its value.
 
     Args:
@@ -58,7 +58,7 @@ def live_steps(flat: FlatProgram) -> set[int]:
     return live
 
 
-def comes_from_nonlinearity(site: ContractionSite, links: Links, fixed: set[Slot]) -> bool:
+def comes_from_nonlinearity(site: ContractionSite, links: DefUse, fixed: set[Slot]) -> bool:
     """Whether the input of a site is made, number by number, by something that is not linear.
 
     Args:
@@ -81,7 +81,7 @@ def comes_from_nonlinearity(site: ContractionSite, links: Links, fixed: set[Slot
     return False
 
 
-def varies_by_input(links: Links, fixed: set[Slot], slot: Slot, axis: int = -1, depth: int = 8) -> bool:
+def varies_by_input(links: DefUse, fixed: set[Slot], slot: Slot, axis: int = -1, depth: int = 8) -> bool:
     """Whether a value differs along an axis by more than factors that depend on parameters alone.
 
     Args:

@@ -3,22 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
-from jqinject.recipes.stream.site import CASTS, ContractionSite, FoundSites, Path
-from jqinject.recipes.transforms.axes import MOVED, SAME, Split, followed
+from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
+from jqinject.recipes.stream.site import CASTS, ContractionSite, Path, ProgramSites
+from jqinject.recipes.transforms.axes import MOVED, SAME, CutBlocks, followed
 from jqinject.recipes.transforms.sources import live_steps, varies_by_input
-from jqinject.recipes.transforms.turned_region import (
-    GAIN,
-    Refused,
-    Turned,
-    TurnedRegion,
-    is_plain_convolution,
-)
-from jqinject.recipes.transforms.walk import Links
+from jqinject.recipes.transforms.walk import DefUse, Refused
+
+GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Blocks of consecutive numbers along an axis are multiplied by the matrix.
+
+    Attributes:
+        axis: of the value.
+        block: the size of the matrix.
+        squared: whether the numbers are squares, of which only sums over whole blocks stay as they are.
+    """
+
+    axis: int
+    block: int
+    squared: bool = False
+
+
+@dataclass
+class TurnedRegion:
+    """What turns together.
+
+    Attributes:
+        block: the size of the matrix.
+        parameters: path -> the axis that turns.
+        sinks: names of the sites whose inputs turn.
+        normalized: whether a norm takes the values: they are those of a residual stream.
+        keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
+        crosses: whether the values go through a product of two values.
+    """
+
+    block: int
+    parameters: dict[Path, int] = field(default_factory=dict)
+    sinks: set[str] = field(default_factory=set)
+    normalized: bool = False
+    keeps_sums: bool = False
+    crosses: bool = False
+
+
+def is_plain_convolution(operation: str, params: Any) -> bool:
+    """Whether every output channel of a convolution sees every channel of the image.
+
+    Args:
+        operation: name of the primitive.
+        params: of its equation.
+    """
+    return (
+        operation == "conv_general_dilated"
+        and params["feature_group_count"] == 1
+        and params["batch_group_count"] == 1
+    )
 
 
 class Turning:
@@ -34,9 +80,9 @@ class Turning:
 
     def __init__(
         self,
-        links: Links,
+        links: DefUse,
         flat: FlatProgram,
-        found: FoundSites,
+        found: ProgramSites,
         parameters: Mapping[Slot, Path],
         value_of: Callable[[Slot], Any],
     ) -> None:
@@ -61,7 +107,7 @@ class Turning:
                 return self._region(site.other, Turned(axis, block))
             except Refused as refused:
                 why = refused.args[0]
-                if not isinstance(why, Split) or why.size in tried or why.size < 2:
+                if not isinstance(why, CutBlocks) or why.size in tried or why.size < 2:
                     return str(why)
                 block = why.size
 
@@ -113,7 +159,7 @@ class Turning:
         self._labels[slot] = label
         self._waiting.append(slot)
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: FlatStep) -> None:
         if step.name == "dot_general":
             return self._dot(step)
         if step.name == "conv_general_dilated" and is_plain_convolution(step.name, step.params):
@@ -135,7 +181,7 @@ class Turning:
             raise Refused(f"{step.name} does not commute with a rotation")
         return None
 
-    def _moved(self, step: Step) -> None:
+    def _moved(self, step: FlatStep) -> None:
         joins = step.name in ("concatenate", "stack")
         data = step.inputs if joins else step.inputs[:1]
         if any(slot in self._labels for slot in step.inputs[len(data) :]):
@@ -149,14 +195,14 @@ class Turning:
                 for slot in data:
                     self._give(slot, self._through(step, slot, made, self._labels[made], back=True))
 
-    def _through(self, step: Step, slot: Slot, made: Slot, label: Turned, back: bool) -> Turned:
+    def _through(self, step: FlatStep, slot: Slot, made: Slot, label: Turned, back: bool) -> Turned:
         shapes = self.links.shapes[slot], self.links.shapes[made]
         axis = followed(step, label.axis, label.block, shapes, back)
         if isinstance(axis, str):
             raise Refused(axis)
         return Turned(axis, label.block, label.squared)
 
-    def _sum(self, step: Step) -> None:
+    def _sum(self, step: FlatStep) -> None:
         operands = step.inputs[1:] if step.name == "select_n" else step.inputs
         slots = (*operands, *step.outputs)
         label = next((self._labels[slot] for slot in slots if slot in self._labels), None)
@@ -173,7 +219,7 @@ class Turning:
                     raise Refused("a number is added to all channels")
                 self._region_found.keeps_sums = True
 
-    def _product(self, step: Step) -> None:
+    def _product(self, step: FlatStep) -> None:
         (one, other), made = step.inputs, step.outputs[0]
         label = next((self._labels[slot] for slot in (one, other, made) if slot in self._labels), None)
         if label is None:
@@ -191,7 +237,7 @@ class Turning:
         for slot in (carriers[0], made):
             self._give(slot, label)
 
-    def _square(self, step: Step) -> None:
+    def _square(self, step: FlatStep) -> None:
         slot, made = step.inputs[0], step.outputs[0]
         if made in self._labels and slot not in self._labels:
             raise Refused("it is a square")
@@ -201,7 +247,7 @@ class Turning:
                 raise Refused(f"{step.name} does not commute with a rotation")
             self._give(made, Turned(self._labels[slot].axis, self._labels[slot].block, squared=True))
 
-    def _sums(self, step: Step) -> bool:
+    def _sums(self, step: FlatStep) -> bool:
         """Whether a sum over turned channels was seen to stay as it is."""
         label = self._labels.get(step.inputs[0])
         if label is None or label.axis not in step.params["axes"]:
@@ -212,7 +258,7 @@ class Turning:
             self._region_found.keeps_sums = True
         return True
 
-    def _dot(self, step: Step) -> None:
+    def _dot(self, step: FlatStep) -> None:
         contracted, batch = step.params["dimension_numbers"]
         ranks = [len(self.links.shapes[slot]) for slot in step.inputs]
         free = [
@@ -243,7 +289,7 @@ class Turning:
             axis = free[which][place - (len(free[0]) if which else 0)]
             self._give(step.inputs[which], Turned(axis, label.block))
 
-    def _convolution(self, step: Step) -> None:
+    def _convolution(self, step: FlatStep) -> None:
         spec, (x, kernel), made = step.params["dimension_numbers"], step.inputs, step.outputs[0]
         for slot, axis, other, place in (
             (x, spec.lhs_spec[1], kernel, spec.rhs_spec[1]),
@@ -262,7 +308,7 @@ class Turning:
             out = label.axis == spec.rhs_spec[0]
             self._give(made if out else x, Turned((spec.out_spec if out else spec.lhs_spec)[1], label.block))
 
-    def _crossed(self, step: Step, slot: Slot) -> None:
+    def _crossed(self, step: FlatStep, slot: Slot) -> None:
         if not any(each in self.links.owned for each in step.inputs):
             self._region_found.crosses = True
 

@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 import jqinject.dot as d
 from jqinject.core import AbsMaxRange, AbsMeanRange, FixedRange, MSERange
 from jqinject.inject import Binding
+from jqinject.quant import aqt
 from tests.golden._config import CannotDrive, Settings, meaning, reading
 from tests.golden.adapters import aqt_config, aqt_flax, aqt_stochastic
 
@@ -57,14 +58,14 @@ def quantizer_of(config: dict[str, Any]) -> Quantizer:
             raise CannotDrive(f"8-bit floats have no {', '.join(flags)}")
         calibration = given.choose("calibration", CALIBRATIONS, CALIBRATIONS["absmax"])
         axes = given.take("calibration_axes", None)
-        injector = d.OperandInjector.let(bits=bits, **flags, **calibration)
+        injector = aqt.OperandInjector.let(bits=bits, **flags, **calibration)
         return Quantizer(injector, not flags.get("preserve_zero", True), axes)
 
 
 def quantized(injector: Any, axes: Any) -> Any:
     """The quantizer of an operand whose `axes` share a scale, as a function that returns a QuantTensor."""
     found = Binding(injector, {"shared_axes": tuple(axes)}).resolve("tensor_quant")
-    return lambda x: found.keeping_payload(x).quant_tensor(training=False)
+    return lambda x: found(x, keep=True).quant_tensor(training=False)
 
 
 def quantizer(case: Case, inputs: Arrays) -> dict[str, Any]:
@@ -113,15 +114,15 @@ def _config_v4(given: Settings) -> type:
     settings = {name: given.take(name) for name in names if name in given}
     if "rng_type" in given:
         raise CannotDrive("cases of contractions are without stochastic rounding")
-    return d.config_v4(**settings, rng_type=None)
+    return aqt.config_v4(**settings, rng_type=None)
 
 
 def _fully_quantized(given: Settings) -> type:
-    return d.fully_quantized(use_stochastic_rounding=given.take("use_stochastic_rounding"))
+    return aqt.fully_quantized(use_stochastic_rounding=given.take("use_stochastic_rounding"))
 
 
 def _config_fwd_fp8(given: Settings) -> type:
-    return d.config_fwd_fp8(given.take("fwd_bits", "e4m3"))
+    return aqt.config_fwd_fp8(given.take("fwd_bits", "e4m3"))
 
 
 FACTORIES = {
@@ -209,7 +210,7 @@ EINSUM_SETTINGS = {
 def einsum_of(config: dict[str, Any]) -> tuple[str, type]:
     """The equation and the injector."""
     with reading(config, "an einsum") as given:
-        injector = d.config_v4(rng_type=None).let(**given.choose("config", EINSUM_SETTINGS))
+        injector = aqt.config_v4(rng_type=None).let(**given.choose("config", EINSUM_SETTINGS))
         return given.take("eqn"), injector
 
 
@@ -223,7 +224,7 @@ def einsum(case: Case, inputs: Arrays) -> dict[str, Any]:
 def accumulator_of(config: dict[str, Any]) -> type:
     with reading(config, "an accumulator") as given:
         bits = given.choose("config", {"v4": 8, "none": None, "fp8": "e4m3"})
-        return d.config_v4(fwd_bits=bits, rng_type=None)
+        return aqt.config_v4(fwd_bits=bits, rng_type=None)
 
 
 def accumulator(case: Case, inputs: Arrays) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def conv_of(config: dict[str, Any]) -> tuple[type, dict[str, Any]]:
         names = ("lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count")
         arguments = {"window_strides": given.take("strides"), "padding": given.take("padding")}
         arguments |= {name: given.take(name) for name in names if name in given}
-        return d.config_v4(fwd_bits=given.take("bits"), rng_type=None), arguments
+        return aqt.config_v4(fwd_bits=given.take("bits"), rng_type=None), arguments
 
 
 def conv(case: Case, inputs: Arrays) -> dict[str, Any]:

@@ -4,23 +4,24 @@ from typing import Any
 
 import jqinject.dot as d
 from jqinject.core import AbsMaxRange, FixedRange
+from jqinject.quant import aqt
 from tests.golden._config import CannotDrive, reading
 
 PRESETS = {
-    "v4-default": d.config_v4(),
-    "v3-default": d.config_v4(),
-    "v4-static": d.config_v4(use_dummy_static_bound=True),
-    "v3-static": d.config_v4(use_dummy_static_bound=True),
-    "v4-drhs8": d.config_v4(drhs_bits=8),
-    "v4-4bit": d.config_v4(fwd_bits=4, dlhs_bits=4, drhs_bits=4),
-    "v4-custom1": d.config_v4(rng_type="custom-1"),
-    "v4-local": d.config_v4(drhs_bits=8, drhs_local_aqt=d.LocalAqt(2)),
-    "v4-fp8": d.config_v4(fwd_bits="e4m3", dlhs_bits="e5m2", drhs_bits="e5m2"),
-    "v4-none": d.config_v4(fwd_bits=None, dlhs_bits=None, drhs_bits=None),
-    "fully-quantized": d.fully_quantized(),
-    "fq-nosr": d.fully_quantized(use_stochastic_rounding=False),
-    "fwd-fp8": d.config_fwd_fp8(),
-    "fwd-fp8-e5m2": d.config_fwd_fp8("e5m2"),
+    "v4-default": aqt.config_v4(),
+    "v3-default": aqt.config_v4(),
+    "v4-static": aqt.config_v4(use_dummy_static_bound=True),
+    "v3-static": aqt.config_v4(use_dummy_static_bound=True),
+    "v4-drhs8": aqt.config_v4(drhs_bits=8),
+    "v4-4bit": aqt.config_v4(fwd_bits=4, dlhs_bits=4, drhs_bits=4),
+    "v4-custom1": aqt.config_v4(rng_type="custom-1"),
+    "v4-local": aqt.config_v4(drhs_bits=8, drhs_local_aqt=d.LocalAqt(2)),
+    "v4-fp8": aqt.config_v4(fwd_bits="e4m3", dlhs_bits="e5m2", drhs_bits="e5m2"),
+    "v4-none": aqt.config_v4(fwd_bits=None, dlhs_bits=None, drhs_bits=None),
+    "fully-quantized": aqt.fully_quantized(),
+    "fq-nosr": aqt.fully_quantized(use_stochastic_rounding=False),
+    "fwd-fp8": aqt.config_fwd_fp8(),
+    "fwd-fp8-e5m2": aqt.config_fwd_fp8("e5m2"),
 }
 
 

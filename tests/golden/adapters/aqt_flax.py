@@ -9,17 +9,18 @@ from flax import nnx
 
 import jqinject.dot as d
 from jqinject.dot import QuantMode
+from jqinject.quant import aqt
 from tests.golden._config import meaning, reading
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 CONFIGS = {
-    "v4": d.config_v4(),
-    "fwd4": d.config_v4(fwd_bits=4, dlhs_bits=None),
-    "fp8": d.config_fwd_fp8(),
-    "fp8-e5m2": d.config_fwd_fp8("e5m2"),
-    "v4-drhs8": d.config_v4(drhs_bits=8),
-    "v4-static": d.config_v4(use_dummy_static_bound=True),
+    "v4": aqt.config_v4(),
+    "fwd4": aqt.config_v4(fwd_bits=4, dlhs_bits=None),
+    "fp8": aqt.config_fwd_fp8(),
+    "fp8-e5m2": aqt.config_fwd_fp8("e5m2"),
+    "v4-drhs8": aqt.config_v4(drhs_bits=8),
+    "v4-static": aqt.config_v4(use_dummy_static_bound=True),
 }
 NETS = {"dense": ["d"], "mlp": ["d1", "d2"], "dense_general": ["dg"], "einsum": ["e"], "einsum_swap": ["e"]}
 
@@ -97,7 +98,9 @@ def served(case: Case, inputs: Arrays) -> dict[str, Any]:
             layer_name = name.split("/")[1]
             frozen = getattr(net.ops[layer_name], f"{side}_freezer").get()
             is_value = name.endswith(("value", "qvalue"))
-            found[name] = frozen.payload if is_value else _scale(frozen.scale, spec["shape"])
+            numbers = frozen.numbers
+            payload = frozen.form.stored.payload(numbers["value"])
+            found[name] = payload if is_value else _scale(numbers["scale"], spec["shape"])
     return found | _facts(case, found)
 
 
@@ -126,7 +129,7 @@ def refused_of(config: dict[str, Any]) -> tuple[type, QuantMode]:
         bits = given.choose("rhs_freeze_mode", {"NONE": None}, 8)
         modes = {mode.name: mode for mode in QuantMode}
         mode = given.choose("rhs_quant_mode", modes, QuantMode.SERVE)
-        return d.config_v4(fwd_bits=bits, dlhs_bits=bits), mode
+        return aqt.config_v4(fwd_bits=bits, dlhs_bits=bits), mode
 
 
 def refused(case: Case, inputs: Arrays) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def refused(case: Case, inputs: Arrays) -> dict[str, Any]:
 def tiled_of(config: dict[str, Any]) -> tuple[str, type, int]:
     """The equation, the injector, and the length of the summed axis."""
     with reading(config, "a contraction in tiles") as given:
-        operands = {name: d.OperandInjector for name in ("fprop_lhs", "fprop_rhs")}
+        operands = {name: aqt.OperandInjector for name in ("fprop_lhs", "fprop_rhs")}
         injector = d.Scheme.let(tile_size=d.LocalAqt(given.take("tile_count")), **operands)
         return given.take("eqn"), injector, given.take("contraction")
 

@@ -10,9 +10,10 @@ from flax import nnx
 
 import jqinject.dot as d
 from jqinject.core import FixedRange
-from jqinject.dot.schemes.operand import RANDOM_BITS
 from jqinject.inject import Binding
 from jqinject.ops import stochastic_round_ste
+from jqinject.quant import aqt
+from jqinject.quant.aqt import RANDOM_BITS
 from tests.golden._config import reading
 
 Case = dict[str, Any]
@@ -57,7 +58,7 @@ def noise(case: Case, inputs: Arrays) -> dict[str, Any]:
 
 def rounding_of(config: dict[str, Any]) -> tuple[type, int]:
     with reading(config, "stochastic rounding") as given:
-        return d.OperandInjector.let(bits=given.take("bits"), rng_type="jax.uniform"), given.take("n_keys")
+        return aqt.OperandInjector.let(bits=given.take("bits"), rng_type="jax.uniform"), given.take("n_keys")
 
 
 def rounding(case: Case, inputs: Arrays) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def rounding(case: Case, inputs: Arrays) -> dict[str, Any]:
 def gradients_of(config: dict[str, Any]) -> tuple[type, int]:
     """The configuration, and how many keys."""
     with reading(config, "gradients under stochastic rounding") as given:
-        config_ = d.config_v4(drhs_bits=given.take("drhs_bits"), rng_type=given.take("rng_type"))
+        config_ = aqt.config_v4(drhs_bits=given.take("drhs_bits"), rng_type=given.take("rng_type"))
         return config_, given.take("n_keys")
 
 
@@ -102,7 +103,7 @@ def gradients(case: Case, inputs: Arrays) -> dict[str, Any]:
 
 def without_key_of(config: dict[str, Any]) -> type:
     with reading(config, "a gradient without a key") as given:
-        return given.choose("config", {"config_v4": d.config_v4()})
+        return given.choose("config", {"config_v4": aqt.config_v4()})
 
 
 def without_key(case: Case, inputs: Arrays) -> dict[str, Any]:

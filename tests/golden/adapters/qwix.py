@@ -18,6 +18,7 @@ from jqinject.core import CodebookQuant
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.inject import Binding
 from jqinject.ops import NF4
+from jqinject.quant import aqt
 from jqinject.quant_tensor import IntQuantTensor
 from tests.golden._config import Settings, meaning, reading
 from tests.golden.adapters.aqt_stochastic import drawn_noise
@@ -261,7 +262,7 @@ def operand_of(given: Settings, side: str, clipping: bool) -> Any:
     return None if bits is None else QWIX.let(bits=bits, calibration_axes=_axes_of(whole), **settings)
 
 
-QWIX = d.OperandInjector.let(narrow_range=False)  # -2^(bits-1) is one of Qwix's integers
+QWIX = aqt.OperandInjector.let(narrow_range=False)  # -2^(bits-1) is one of Qwix's integers
 
 
 def _axes_of(whole: bool) -> str:

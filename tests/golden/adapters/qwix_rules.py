@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
-from jqinject.core import RangeScaling, SimpleMovingAverage
+from jqinject.core import SimpleMovingAverage
 from jqinject.model import NothingFrozenWarning
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
@@ -96,14 +96,11 @@ def contraction_of(rule: QwixRule, nudges: tuple[float, float], of_gradients: tu
         operand = getattr(injector, name)
         if factor != 1.0 and operand is not None:
             injector = injector.let(**{name: operand.let(calibration=Nudged(operand.calibration, factor))})
-    if not rule.static:
+    operand = injector.fprop_lhs
+    if not rule.static or operand is None:
         return injector
-    return injector.let(
-        lhs_range=RangeScaling,
-        calibration_impl=range_of(rule.act_method, nudges[0]),
-        averaging_impl=SimpleMovingAverage,
-        batch_axes=() if rule.whole else (0,),
-    )
+    averaged = {"averaging_impl": SimpleMovingAverage, "batch_axes": () if rule.whole else (0,)}
+    return injector.let(fprop_lhs=operand.let(**averaged))
 
 
 def quantizers_of(rule: QwixRule, nudges: tuple[float, float], rank: int, window: bool) -> dict[str, Any]:
@@ -282,10 +279,10 @@ def _statistics(model: Any) -> dict[str, Any]:
 
 def _average_of(layer: Any) -> SimpleMovingAverage | None:
     op = getattr(layer, {"Linear": "dot_general", "Einsum": "einsum_op"}.get(type(layer).__name__, ""), None)
-    found = getattr(op, "lhs_range", None) or getattr(
-        getattr(layer, "input_quant", None), "tensor_quant", None
+    proxy = getattr(getattr(op, "fprop_lhs", None), "quant", None) or getattr(layer, "input_quant", None)
+    return getattr(
+        getattr(getattr(proxy, "tensor_quant", None), "scaling_impl", None), "averaging_impl", None
     )
-    return getattr(getattr(found, "scaling_impl", found), "averaging_impl", None)
 
 
 def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from html import escape
 
-from jqinject.model.inspect.histories import History
-from jqinject.model.inspect.layer_numbers import LayerReport
-from jqinject.model.inspect.page.html_table import TITLES, framed, row_of
-from jqinject.model.inspect.page.state_words import in_words
-from jqinject.model.inspect.page.style import STYLE
-from jqinject.model.inspect.page.summary import costs, tiles
+from jqinject.model.inspect.coverage_rows import Covered
+from jqinject.model.inspect.layer_numbers import History, LayerReport
+from jqinject.model.inspect.page.html_table import STYLE, TITLES, framed, row_of
+from jqinject.model.inspect.page.summary import costs, coverage_tiles, tiles
 from jqinject.model.inspect.page.svg_charts import histogram_chart, series_chart
-from jqinject.model.inspect.report_table import RIGHT, Rows, head, legend, notes, rows
+from jqinject.model.inspect.report_table import RIGHT, ReportRows, head, legend, notes, rows
 
 
-def page(report: Rows) -> str:
+def page(report: ReportRows) -> str:
     """The whole page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
@@ -24,7 +22,7 @@ def page(report: Rows) -> str:
     )
 
 
-def fragment(report: Rows, title: str = "") -> str:
+def fragment(report: ReportRows, title: str = "") -> str:
     """The report as a part of a page, or of a notebook.
 
     Args:
@@ -44,7 +42,7 @@ def fragment(report: Rows, title: str = "") -> str:
     )
 
 
-def _table(report: Rows) -> str:
+def _table(report: ReportRows) -> str:
     """A row for each layer, and below it its note, over all columns."""
     names = head(report)[:-1]
     *entries, totals = rows(report)
@@ -86,3 +84,58 @@ def _ends(history: History) -> tuple[str, str]:
     if history.along == "steps":
         return f"{count - 1} steps before", "last step"
     return "channel or group 1", f"{count}"
+
+
+# The last part of a name, as in `averaging_impl.sum_of_max`.
+WORDS = {
+    "amax_history": "largest magnitude of each step",
+    "scale": "scale",
+    "value": "learned value",
+    "buffer": "collected average",
+    "running_stats": "running statistic",
+    "sum_of_max": "sum of the batches' largest numbers",
+    "sum_of_min": "sum of the batches' smallest numbers",
+    "minimum": "smallest number",
+    "maximum": "largest number",
+    "affine_weight": "learned factor",
+    "affine_bias": "learned shift",
+}
+OWN = ("amax_history", "scale")  # are said without what they belong to
+TENSORS = {"act": "activation", "grad": "gradient"}
+# A part of the path before it that says what it belongs to.
+OWNERS = {"scaling_impl": "scale", "zero_point_impl": "zero point", "bit_width_impl": "bit width"}
+
+
+def in_words(slot: str, name: str) -> str:
+    """A state in words.
+
+    Args:
+        slot: the quantizer, as in "input_quant".
+        name: the path of the state within it.
+
+    Example:
+        >>> in_words("input_quant", "averaging_impl.sum_of_max")
+        "input: sum of the batches' largest numbers"
+        >>> in_words("weight_quant", "scaling_impl.value"), in_words("act_quant", "my_impl.some_thing")
+        ('weight: learned value of the scale', 'activation: some thing of my')
+    """
+    *path, last = name.split(".")
+    words = WORDS.get(last, last.replace("_", " "))
+    owner = next((f"the {OWNERS[part]}" for part in reversed(path) if part in OWNERS), "")
+    if not owner and path and last not in WORDS:
+        owner = path[-1].removesuffix("_impl").replace("_", " ")
+    of = f" of {owner}" if owner and last not in OWN else ""
+    tensor = slot.removesuffix("_quant").replace("_", " ")
+    return f"{TENSORS.get(tensor, tensor)}: {words}{of}"
+
+
+def coverage_fragment(covered: Covered) -> str:
+    """A coverage as a part of a page, or of a notebook."""
+    beneath = "".join(f"<p>{escape(line)}</p>\n" for line in covered.summary[1:])
+    names, rows = covered.table()
+    right = names[-1:]
+    body = framed(names, [row_of(names, row, right) for row in rows], right) if rows else ""
+    return (
+        f'<div class="jqinject"><style>{STYLE}</style>\n{coverage_tiles(covered)}'
+        f"{body and '<h2>Contractions</h2>'}{body}{beneath}</div>\n"
+    )

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from html import escape
 
-from jqinject.model.inspect.covered import Covered, WeightSize
+from jqinject.model.inspect.coverage_rows import Covered, WeightSize
 from jqinject.model.inspect.layer_numbers import LayerReport
-from jqinject.model.inspect.report_table import Rows, decibels
+from jqinject.model.inspect.report_table import ReportRows, decibels
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def tiles(report: Rows) -> str:
+def tiles(report: ReportRows) -> str:
     """The numbers of the model: noise of its output, bytes before and after, coverage."""
     found = []
     if report.output_sqnr_db is not None:
@@ -50,7 +50,7 @@ def _tiles(found: list[tuple[str, str]]) -> str:
     return f'<div class="tiles">{inside}</div>\n'
 
 
-def costs(report: Rows) -> str:
+def costs(report: ReportRows) -> str:
     """A bar for each layer: its noise in the model's output, the costliest first; without numbers its bytes."""
     sizes = _by_layer(report)
     measured = report.output_sqnr_db is not None
@@ -97,7 +97,7 @@ def _noise(entry: LayerReport) -> float | None:
     return math.inf if math.isnan(ratio) or ratio == -math.inf else 10 ** (-ratio / 10)
 
 
-def _by_layer(report: Rows) -> Mapping[str, WeightSize]:
+def _by_layer(report: ReportRows) -> Mapping[str, WeightSize]:
     """The size of the weight of each entry: of a layer, of its kernel."""
     if report.coverage is None:
         return {}

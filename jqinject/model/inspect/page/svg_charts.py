@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from jqinject.model.inspect.histograms import Histogram
+from jqinject.model.inspect.layer_numbers import Histogram
 
 WIDTH, HEIGHT = 320, 110
 LEFT, RIGHT, TOP, BOTTOM = 8, 312, 8, 92

@@ -19,7 +19,7 @@ VIEWS = frozenset(
 )
 
 
-class Kept(NamedTuple):
+class Residual(NamedTuple):
     """Bytes that one site keeps, and reads in place."""
 
     kept: int
@@ -41,7 +41,7 @@ class _Source:
     stored: bool = True
 
 
-def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[str, Kept]:
+def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[str, Residual]:
     """What each site reads of the forward pass.
 
     Args:
@@ -54,12 +54,12 @@ def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[st
     types = itertools.zip_longest(forward.inputs, variables)
     sources = forward.run([_Source(size_of(x), variable) for x, variable in types], _viewed, _constant)
     seen: set[_Source] = set()
-    found: dict[str, Kept] = {}
+    found: dict[str, Residual] = {}
     for place, source in enumerate(sources):
         if source is None or place not in readers or source in seen or not source.stored:
             continue
         seen.add(source)
-        before = found.get(readers[place], Kept(0, 0))
+        before = found.get(readers[place], Residual(0, 0))
         if source.variable is None:
             found[readers[place]] = before._replace(kept=before.kept + source.size)
         elif source.variable:

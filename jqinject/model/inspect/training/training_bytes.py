@@ -18,7 +18,7 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.inspect.sensitivity import SensitivityRuns
-from jqinject.model.inspect.training.residuals import Kept, by_site, size_of
+from jqinject.model.inspect.training.residuals import Residual, by_site, size_of
 from jqinject.model.running.switching import quantized_layers, switchable
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantCheckpoint
@@ -175,11 +175,13 @@ def training_bytes(model: nnx.Module, call: Call, optimizer: Any, sites: Mapping
     return TrainingBytes(_bytes(trained), _bytes(others), states, in_float, rows)
 
 
-def _row(site: str, quantized: Mapping[str, Kept], floating: Mapping[str, Kept] | None) -> SiteResiduals:
-    found = quantized.get(site, Kept(0, 0))
+def _row(
+    site: str, quantized: Mapping[str, Residual], floating: Mapping[str, Residual] | None
+) -> SiteResiduals:
+    found = quantized.get(site, Residual(0, 0))
     if floating is None:
         return SiteResiduals(site, *found)
-    return SiteResiduals(site, *found, *floating.get(site, Kept(0, 0)))
+    return SiteResiduals(site, *found, *floating.get(site, Residual(0, 0)))
 
 
 def _trained(model: nnx.Module, optimizer: Any) -> Any:
@@ -246,7 +248,7 @@ class _Steps:
             self._runs.state, lambda path, x: path[0] == 0 and chosen(path[1:], x), ...
         )
 
-    def residuals(self, run: Callable[..., list[Any]]) -> dict[str, Kept]:
+    def residuals(self, run: Callable[..., list[Any]]) -> dict[str, Residual]:
         """What each site keeps.
 
         Args:
@@ -278,11 +280,11 @@ class _Steps:
             backward = jax.make_jaxpr(
                 lambda *given: jax.tree.unflatten(tree, given[:count])(list(given[count:]))
             )(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*program.outputs, *y)))
-        found: dict[str, Kept] = {}
+        found: dict[str, Residual] = {}
         for place, kept in by_site(program, Body.of(backward), self._variables()).items():
             site = self._site(self._names.get(place, place))
-            before = found.get(site, Kept(0, 0))
-            found[site] = Kept(before.kept + kept.kept, before.in_place + kept.in_place)
+            before = found.get(site, Residual(0, 0))
+            found[site] = Residual(before.kept + kept.kept, before.in_place + kept.in_place)
         return found
 
     def _site(self, path: str) -> str:

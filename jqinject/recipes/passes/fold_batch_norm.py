@@ -1,8 +1,9 @@
-"""`fold_batch_norm`: folds all batch normalizations of a model into the layers before them."""
+"""`FoldBatchNorm`: puts batch normalizations into the weights and biases of the layers before them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,77 +16,87 @@ from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, check_merges, merg
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.norms import MergedBatchNorm
 from jqinject.ops.processes import on_host
-from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, with_copied_modules
+from jqinject.program import Around, Call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
+from jqinject.recipes.work import Work
 
 Pairs = tuple[tuple[str, str], ...]
 
 
-def fold_batch_norm(
-    model: nnx.Module,
-    *inputs: Any,
-    pairs: Iterable[tuple[str, str]] | None = None,
-    method: Method = CALL,
-    **keywords: Any,
-) -> Pairs:
-    """Fold batch normalizations into the weights and biases of the layers before them, in place.
+@dataclass(frozen=True)
+class Merged:
+    """A batch normalization that a layer took over.
+
+    Attributes:
+        layer: the path of the layer.
+        norm: the path of the normalization, now a `MergedBatchNorm`.
+    """
+
+    layer: str
+    norm: str
+
+    def __str__(self) -> str:
+        return f"{self.norm}: in {self.layer}"
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm:
+    """Folds batch normalizations into the weights and biases of the layers before them.
 
     Each normalization whose input is a layer's output is folded into that layer (see `jqinject.nn.merge_bn`), and is
     replaced by a `MergedBatchNorm`, which passes its input through (with the output quantizer of a `QuantBatchNorm`).
     In evaluation mode the model computes the same as before, up to quantization of the new weights; this is checked on
-    the inputs with all quantizers off. An abstract model (`nnx.eval_shape`) has no numbers to check. Learned scales and
-    bit widths of weights follow.
+    the first batch with all quantizers off. After a pass that quantizes, the quantized model is folded too: learned and
+    committed scales and bit widths of weights follow.
 
     Args:
-        model: an NNX module with Flax or jqinject layers.
-        inputs, keywords: the model's arguments, used to find which layer precedes which normalization, and to compare
-            outputs.
         pairs: paths (layer, normalization), as ("conv", "norm"); None finds them.
-        method: the method that they are arguments of: its name, or a function that takes the model first.
-
-    Returns:
-        The pairs that were merged.
 
     Raises:
-        TypeError: `model` is not an NNX module; a path leads to something else.
-        ValueError: the model has no such method; nothing to merge; a layer is called more than once or shared, or its
-            output is also used outside the normalization; its quantizer learned something that cannot follow the
-            weight (`jqinject.nn.merge_bn`). Nothing is changed then.
+        TypeError: (when applied) a path leads to something else.
+        ValueError: (when applied) nothing to merge; a layer is called more than once or shared, or its output is also
+            used outside the normalization; its quantizer learned something that cannot follow the weight
+            (`jqinject.nn.merge_bn`).
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> model = nnx.Sequential(
-        ...     nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(0)), nnx.relu)
-        >>> fold_batch_norm(model, jnp.ones((1, 8, 8, 1)))
-        (('layers.0', 'layers.1'),)
-        >>> type(model.layers[1]).__name__
-        'MergedBatchNorm'
+        >>> FoldBatchNorm()
+        FoldBatchNorm(pairs=None)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
-    given = Call(inputs, keywords, checked_method(model, method, "fold_batch_norm"))
 
-    def call(model: Any) -> Any:
-        (fresh,) = with_copied_modules([given])
-        return fresh(model)
+    pairs: Pairs | None = None
 
-    calls = _watched(model, call)
-    chosen = tuple(pairs) if pairs is not None else calls.pairs()
-    if not chosen:
-        raise ValueError(
-            f"{type(model).__name__} has no batch norm that gets what a layer returns, so there is nothing to merge"
-        )
-    calls.check(chosen)
-    trial = nnx.clone(model, graph=True)
-    _fold(trial, chosen)
-    _compare(_floating(model, call), _floating(trial, call), chosen)
-    _fold(model, chosen)
-    return chosen
+    def __call__(self, work: Work) -> list[Merged]:
+        """See `Pass`."""
+        merged = self.fold(work.model, work.calls[0])
+        if work.is_quantized:
+            self.fold(work.quantized, work.calls[0])
+        return merged
 
+    def fold(self, model: nnx.Module, given: Call) -> list[Merged]:
+        """Fold the batch normalizations of a model, in place.
 
-merge_batch_norm = fold_batch_norm
-"""`fold_batch_norm` by the name that Brevitas has for it."""
+        Args:
+            model: float or quantized; an abstract one (`nnx.eval_shape`) has no numbers to check.
+            given: a call of it, which shows what layer precedes which normalization.
+        """
+
+        def call(model: Any) -> Any:
+            (fresh,) = with_copied_modules([given])
+            return fresh(model)
+
+        calls = _watched(model, call)
+        pairs = calls.pairs() if self.pairs is None else self.pairs
+        if not pairs:
+            raise ValueError(
+                f"{type(model).__name__} has no batch norm that gets what a layer returns, so there is nothing to merge"
+            )
+        calls.check(pairs)
+        trial = nnx.clone(model, graph=True)
+        _fold(trial, pairs)
+        _compare(_floating(model, call), _floating(trial, call), pairs)
+        _fold(model, pairs)
+        return [Merged(layer, norm) for layer, norm in pairs]
 
 
 class _Calls:

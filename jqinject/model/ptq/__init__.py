@@ -1,1 +1,0 @@
-"""Quantization after training: calibration, corrections, learned rounding."""
