@@ -62,6 +62,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
         >>> fc = QuantLinear(
         ...     8, 4, weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4,
