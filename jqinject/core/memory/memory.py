@@ -315,11 +315,9 @@ class Memory(Component):
         """The number in evaluation; changes no state."""
         if self.policy.kind == "running":
             return self._mapped(self.running_stats.get_value())
-        record = self.record.get_raw_value()
-        collected, still_collecting = (
-            self.rule.to_stored(record["buffer"]),
-            record["counter"] <= self.policy.limit,
-        )
+        record, rule = self.record.get_raw_value(), self.rule
+        collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
+        still_collecting = record["counter"] <= self.policy.limit
         return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State
