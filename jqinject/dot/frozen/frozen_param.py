@@ -268,7 +268,10 @@ class FrozenParam(StoredArray, Frozen):
         )
 
     def __nnx_repr__(self) -> Iterator[Any]:  # type: ignore[override]
-        yield reprlib.Object(type=type(self).__name__, comment=f" # {self.dtype.name}{list(self.shape)}")
+        whole = object not in {_kind(leaf) for leaf in jax.tree.leaves(self.numbers)}
+        # A tree of shardings in the place of the numbers has no shape.
+        comment = f" # {self.dtype.name}{list(self.shape)}" if whole else ""
+        yield reprlib.Object(type=type(self).__name__, comment=comment)
         yield from (reprlib.Attr(name, number) for name, number in self.numbers.items())
 
 
