@@ -303,7 +303,7 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._by_scheme(ragged, lhs, rhs, unrounded, None, group_sizes)
+        return self._by_scheme(ragged, lhs, rhs, unrounded, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
