@@ -33,7 +33,7 @@ import jqinject.quant as q
 from _timing import print_table
 from jqinject.demo import data, training
 from jqinject.demo.network import Classifier
-from jqinject.demo.recipes import Image, Recipe
+from jqinject.demo.recipes import DemoRecipe, Image
 
 FLOAT_EPOCHS = 30
 CALIBRATION_BATCHES = 8
@@ -125,7 +125,7 @@ def quantized(trial: Trial, bits: int, floats: Classifier, seed: int, everywhere
     act = Act.let(bit_width=8) if trial.act is None else trial.act.let(bit_width=bits)
     weight = trial.weight.let(bit_width=bits)
     edge = weight if everywhere else q.Int8WeightPerChannelFloat
-    recipe = Recipe(trial.name, weight, bits, act, bits, 0, image=Image, edge_weight=edge)
+    recipe = DemoRecipe(trial.name, weight, bits, act, bits, 0, image=Image, edge_weight=edge)
     model = Classifier(recipe, rngs=nnx.Rngs(seed))
     jqinject.load_state(model, nnx.state(floats, nnx.Param))
     return model

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jqinject.demo import data, measures, show, training
 from jqinject.demo.network import Classifier
-from jqinject.demo.recipes import RECIPES, RULE_RECIPES, Recipe, RuleRecipe
+from jqinject.demo.recipes import RECIPES, RULE_RECIPES, DemoRecipe, RuleRecipe
 from jqinject.inject import explain
 from jqinject.model import calibrate, freeze, load_state, quantize
 
@@ -31,7 +31,7 @@ def run(
     out: Path,
     console: Console,
     *,
-    recipes: Sequence[Recipe] = RECIPES,
+    recipes: Sequence[DemoRecipe] = RECIPES,
     rule_recipes: Sequence[RuleRecipe] = RULE_RECIPES,
     float_epochs: int = FLOAT_EPOCHS,
 ) -> Results:
@@ -80,7 +80,12 @@ def run(
 
 
 def _measured(
-    model: Classifier, recipe: Recipe, digits: data.Digits, reference: float, seed: int, progress: Progress
+    model: Classifier,
+    recipe: DemoRecipe,
+    digits: data.Digits,
+    reference: float,
+    seed: int,
+    progress: Progress,
 ) -> show.Row:
     task = progress.add_task(recipe.name, total=1 + training.steps_of(digits, recipe.epochs))
     training.calibrate(model, digits, seed)

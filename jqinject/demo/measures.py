@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.demo.network import Classifier
-from jqinject.demo.recipes import Recipe
+from jqinject.demo.recipes import DemoRecipe
 from jqinject.quant_tensor import as_array
 
 
@@ -16,7 +16,7 @@ def float_bytes(model: Classifier) -> int:
     return sum(4 * (layer.kernel.size + layer.bias.size) for layer in model.layers().values())
 
 
-def quantized_bytes(model: Classifier, recipe: Recipe) -> int:
+def quantized_bytes(model: Classifier, recipe: DemoRecipe) -> int:
     """Bytes of the integers: weights at their bit width with one float32 scale each, biases in 32 bits."""
     total = 0.0
     for name, layer in model.layers().items():

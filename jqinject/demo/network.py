@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.demo.recipes import Recipe
+from jqinject.demo.recipes import DemoRecipe
 from jqinject.nn import QuantConv, QuantLinear, QuantReLU
 from jqinject.quant_tensor import is_quantized, max_pool
 
@@ -24,7 +24,7 @@ class Classifier(nnx.Module):
     and the last. As usual, these two stay at 8 bits, because they see the image and decide the class.
     """
 
-    def __init__(self, recipe: Recipe | None, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, recipe: DemoRecipe | None, *, rngs: nnx.Rngs) -> None:
         if recipe is None:
             self.conv1: Any = nnx.Conv(1, CHANNELS[0], (3, 3), rngs=rngs)
             self.conv2: Any = nnx.Conv(CHANNELS[0], CHANNELS[1], (3, 3), rngs=rngs)

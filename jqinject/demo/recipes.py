@@ -40,7 +40,7 @@ class Weight4(Int8WeightPerChannelFloat):
     bit_width = 4
 
 
-class TernaryWeight(Int8WeightPerChannelFloat):
+class TernaryWeightByThreshold(Int8WeightPerChannelFloat):
     """-s, 0 or s for each output channel: s is the mean magnitude, and what is below 0.7 s is 0 (Li et al., 2016)."""
 
     quant_type = "ternary"
@@ -56,7 +56,7 @@ class BinaryWeight(Int8WeightPerChannelFloat):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DemoRecipe:
     """How the classifier is quantized.
 
     Attributes:
@@ -83,10 +83,10 @@ class Recipe:
 
 
 RECIPES = (
-    Recipe("int8, no training", Int8WeightPerChannelFloat, 8, Act8, 8, epochs=0),
-    Recipe("int4", Weight4, 4, Act4, 4, epochs=15),
-    Recipe("ternary", TernaryWeight, 2, Act8, 8, epochs=20),
-    Recipe("binary", BinaryWeight, 1, Act8, 8, epochs=20),
+    DemoRecipe("int8, no training", Int8WeightPerChannelFloat, 8, Act8, 8, epochs=0),
+    DemoRecipe("int4", Weight4, 4, Act4, 4, epochs=15),
+    DemoRecipe("ternary", TernaryWeightByThreshold, 2, Act8, 8, epochs=20),
+    DemoRecipe("binary", BinaryWeight, 1, Act8, 8, epochs=20),
 )
 
 

@@ -92,7 +92,7 @@ class Reach(NamedTuple):
     works: bool
 
 
-class Part(NamedTuple):
+class WiringPart(NamedTuple):
     """One injector of a wiring: the outermost one, or one nested in it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Part(NamedTuple):
         return _reach(explainer, scope, nodes)
 
 
-def parts_of(injector: Any, names: Iterable[str]) -> list[Part]:
+def parts_of(injector: Any, names: Iterable[str]) -> list[WiringPart]:
     """The injectors that the wiring of some names reads from, the outermost one first.
 
     >>> from jqinject.inject import ExtendedInjector, this
@@ -136,9 +136,9 @@ def parts_of(injector: Any, names: Iterable[str]) -> list[Part]:
     return _inside(explainer, root, ())
 
 
-def _inside(explainer: "_Explainer", scope: Scope, path: tuple[str, ...]) -> list[Part]:
+def _inside(explainer: "_Explainer", scope: Scope, path: tuple[str, ...]) -> list[WiringPart]:
     entries, read = explainer.entries.get(scope, ()), explainer.read.get(scope, ())
-    found = [Part(scope, frozenset(entries), frozenset(read), path)]
+    found = [WiringPart(scope, frozenset(entries), frozenset(read), path)]
     for name, inner in scope.inner.items():
         found += _inside(explainer, inner, (*path, name))
     return found

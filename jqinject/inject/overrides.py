@@ -8,7 +8,7 @@ from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class
 from jqinject.inject.errors import did_you_mean, lines
-from jqinject.inject.explain import Part, Reach, parts_of, reach_of
+from jqinject.inject.explain import Reach, WiringPart, parts_of, reach_of
 from jqinject.inject.functions import ValueFunction
 from jqinject.inject.names import arguments_asked, asked_at, requested_names
 from jqinject.inject.show import brief
@@ -95,7 +95,7 @@ def check_lets(injector: Any, names: Iterable[str]) -> None:
         raise TypeError("\n".join(texts))
 
 
-def _idle_lets(injector: Any, part: Part) -> Iterator[str]:
+def _idle_lets(injector: Any, part: WiringPart) -> Iterator[str]:
     first = ".".join((injector.__name__, *part.path)) + ".let(...)"
     read = set(part.names)
     for made in _top_lets(part.scope.injector):  # the last one first

@@ -67,7 +67,7 @@ def scope_of(injector: Any, given: Mapping[str, Any]) -> Scope:
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class ResolvedName:
     """One name under construction: the chain of frames is the path that errors show."""
 
     scope: Scope
@@ -88,7 +88,7 @@ class Resolution:
 
     root: Scope
     trace: set[str] | None = None
-    path: list[Frame] = field(default_factory=list)
+    path: list[ResolvedName] = field(default_factory=list)
 
     def get(self, scope: Scope, name: str) -> Any:
         """The result of `name` in `scope`: built at the first request of this access, then shared."""
@@ -104,7 +104,7 @@ class Resolution:
             raise self._missing(scope, name)
         if spec.kind == "PLAIN":
             return spec.target
-        frame = Frame(scope, name, spec)
+        frame = ResolvedName(scope, name, spec)
         self.path.append(frame)
         scope.cache[name] = _BUILDING
         result: Any = _ABSENT
@@ -118,7 +118,7 @@ class Resolution:
                 scope.cache[name] = result
         return result
 
-    def _make(self, scope: Scope, name: str, spec: Spec, frame: Frame) -> Any:
+    def _make(self, scope: Scope, name: str, spec: Spec, frame: ResolvedName) -> Any:
         while True:
             frame.spec = spec
             if spec.kind == "COMPONENT":
@@ -216,7 +216,7 @@ class Resolution:
         if scope.cache.get(name) is _BUILDING:
             raise self._cycle(scope, name)
         before = scope.cache.get(name, _ABSENT)
-        self.path.append(Frame(scope, name, spec))
+        self.path.append(ResolvedName(scope, name, spec))
         scope.cache[name] = _BUILDING
         try:
             return self._enter(scope, steps_of(spec.target))

@@ -33,7 +33,7 @@ def is_low_bit(dtype: Any) -> bool:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class LowBits:
+class LowBitTree:
     """A pytree whose low-bit floats are bit-cast to unsigned integers of the same width; made by `as_bits`.
 
     Attributes:
@@ -50,14 +50,14 @@ class LowBits:
         return jax.tree.unflatten(structure, map(_as_dtype, leaves, self.dtypes))
 
 
-def as_bits(tree: Any) -> LowBits:
+def as_bits(tree: Any) -> LowBitTree:
     """A pytree in a form that can be kept for a backward pass. No gradient.
 
     Args:
         tree: arrays; those that are not low-bit floats stay as they are.
 
     Returns:
-        The pytree as `LowBits`; its `floats()` restores it.
+        The pytree as `LowBitTree`; its `floats()` restores it.
 
     Example:
         >>> kept = as_bits((jnp.array([448.0], jnp.float8_e4m3fn), jnp.ones(2)))
@@ -67,7 +67,7 @@ def as_bits(tree: Any) -> LowBits:
         Array([448], dtype=float8_e4m3fn)
     """
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(tree))
-    return LowBits(jax.tree.map(lambda x: _as_dtype(x, _integers_of(x.dtype)), tree), dtypes)
+    return LowBitTree(jax.tree.map(lambda x: _as_dtype(x, _integers_of(x.dtype)), tree), dtypes)
 
 
 def _integers_of(dtype: Any) -> Any:

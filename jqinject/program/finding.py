@@ -18,7 +18,7 @@ from jqinject.program.tracing.kept_state import of_model
 from jqinject.program.tracing.trace import Program, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.adapter import with_adapters
-from jqinject.program.weights.moves import Axes
+from jqinject.program.weights.moves import AxesInParameter
 
 HELD = "op_quant"
 Path = tuple[Any, ...]
@@ -184,4 +184,4 @@ def throws_away(
 
 
 def _with_axes(x: Tracked) -> Tracked:
-    return replace(x, axes=Axes.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
+    return replace(x, axes=AxesInParameter.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from jqinject.dot import LowBitCache
-from jqinject.program.weights.moves import Axes
+from jqinject.program.weights.moves import AxesInParameter
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
-    from jqinject.program.weights.low_rank import LowRank
+    from jqinject.program.weights.low_rank import LowRankProduct
     from jqinject.program.weights.stored_numbers import StoredNumbers
 
 
@@ -93,7 +93,7 @@ class Tracked:
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
     weight_path: tuple[Any, ...] = ()
-    axes: Axes | None = None
+    axes: AxesInParameter | None = None
     form: Any = None
     stored: StoredNumbers | None = None
     cache: str = ""
@@ -101,7 +101,7 @@ class Tracked:
     turned: Any = None
     unrounded: Any = None
     chosen: Callable[[Any, Any], Any] | None = None
-    low_rank: LowRank | None = None
+    low_rank: LowRankProduct | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)

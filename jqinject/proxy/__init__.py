@@ -25,5 +25,5 @@ from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
 from jqinject.proxy.links import transformed as transformed
 from jqinject.proxy.weight import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
-from jqinject.proxy.weight import InputFormat as InputFormat
+from jqinject.proxy.weight import IntegerFormat as IntegerFormat
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector

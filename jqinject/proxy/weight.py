@@ -21,7 +21,7 @@ from jqinject.proxy.metadata import note_quantizer
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
-class InputFormat(NamedTuple):
+class IntegerFormat(NamedTuple):
     """The integers of a layer's input.
 
     Attributes:
@@ -103,14 +103,14 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             weight = first_parameters(self).weight.get_value()
             self.tensor_quant.check_input(weight, *self._more(quant_input))
 
-    def kept_input(self) -> InputFormat | None:
+    def kept_input(self) -> IntegerFormat | None:
         """The format of the input of the last training step; None in a stack, or where only a running program knows it.
 
         Raises:
             ValueError: there was none.
         """
         kept = self.tensor_quant.kept_input()
-        return None if kept is None else InputFormat(*kept)
+        return None if kept is None else IntegerFormat(*kept)
 
     def commit(self, *layers: Any) -> None:
         """Keep the scales that the weights have now, whatever becomes of the weights (`record`).
@@ -157,19 +157,19 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             return by_record(quantizer, self.record, weight)
         return quantizer(weight, *self._more(quant_input))
 
-    def _more(self, quant_input: Any) -> InputFormat | tuple[()]:
+    def _more(self, quant_input: Any) -> IntegerFormat | tuple[()]:
         """What the quantizer is called with beside the weight: the format of a quantized input.
 
         Args:
-            quant_input: an `IntQuantTensor`, or its `InputFormat`; None for nothing.
+            quant_input: an `IntQuantTensor`, or its `IntegerFormat`; None for nothing.
 
         Raises:
             TypeError: it is another.
         """
-        if quant_input is None or isinstance(quant_input, InputFormat):
+        if quant_input is None or isinstance(quant_input, IntegerFormat):
             return quant_input or ()
         if isinstance(quant_input, IntQuantTensor):
-            return InputFormat(quant_input.bit_width, quant_input.signed)
+            return IntegerFormat(quant_input.bit_width, quant_input.signed)
         raise TypeError(
             f"{self.binding.base.__name__} quantizes the weight for the integers that it is multiplied with, and the "
             f"input is not quantized to integers: got {type(quant_input).__name__}.\n  cure: give the layer "

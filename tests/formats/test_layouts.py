@@ -9,7 +9,7 @@ import pytest
 
 from jqinject.formats import CheckpointError, InputFormat, StoredMatrix, read_checkpoint
 from jqinject.formats.bits import pack_stream
-from jqinject.formats.files.gguf_files import Blocks
+from jqinject.formats.files.gguf_files import GgufBlocks
 from jqinject.formats.layouts.gguf import read_gguf
 from jqinject.formats.layouts.gguf_blocks import TYPES
 
@@ -179,7 +179,7 @@ def test_blocks_of_every_type_are_what_their_own_library_reads(kind: str) -> Non
     if kind == "NVFP4":  # scales have no sign, and 0x7F is 0
         raw[..., :4] = np.where(raw[..., :4] > 0x70, 0x7F, raw[..., :4] & 0x7F)
     raw = raw.reshape(rows, -1)
-    matrices, arrays = read_gguf({"w": Blocks("w", kind, (rows, count * block.numbers), raw)}, "file")
+    matrices, arrays = read_gguf({"w": GgufBlocks("w", kind, (rows, count * block.numbers), raw)}, "file")
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
     assert not arrays and np.isfinite(expected).all() and np.unique(expected).size > block.numbers // 2
     np.testing.assert_allclose(matrices[0].dequantize(), expected, rtol=1e-6, atol=1e-6)

@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject import Rule, freeze, quantize
 from jqinject import quant as q
 from jqinject.program.jaxpr import Body
-from jqinject.program.weights.moves import Axes, moves_of
+from jqinject.program.weights.moves import AxesInParameter, moves_of
 
 ROWS = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8DynamicActPerRowAbsMax)
 B, T, N, H, D = 2, 3, 4, 8, 6
@@ -166,7 +166,7 @@ def test_groups_of_an_axis_of_one_element_are_refused_as_by_a_layer() -> None:
 
 def test_axes_of_one_element_are_followed() -> None:
     def after(function: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        axes, value = Axes.of(shape), jax.ShapeDtypeStruct(shape, jnp.float32)
+        axes, value = AxesInParameter.of(shape), jax.ShapeDtypeStruct(shape, jnp.float32)
         for eqn in Body.of(jax.make_jaxpr(function)(value)).equations:
             moves = moves_of(eqn, eqn.inputs)
             assert moves is not None

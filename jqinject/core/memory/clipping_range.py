@@ -16,7 +16,7 @@ from jqinject.core._protocols import Restrict, View, block_width, groups_of, tak
 from jqinject.core.clamp import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.policy import Policy, mean, mean_after
+from jqinject.core.memory.policy import MemoryPolicy, mean, mean_after
 from jqinject.core.state import Part, QuantStat, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.statistics.statistic import in_groups, with_gather_warning
@@ -87,7 +87,9 @@ class SimpleMovingAverage(Memory):
 
     def __post_init__(self) -> None:
         weight = check.momentum(self.momentum, "SimpleMovingAverage", "momentum")
-        self.remember(Policy("mean", weight, restart=self.restart), {"sum_of_max": 0.0, "sum_of_min": 0.0})
+        self.remember(
+            MemoryPolicy("mean", weight, restart=self.restart), {"sum_of_max": 0.0, "sum_of_min": 0.0}
+        )
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
         """The mean range.

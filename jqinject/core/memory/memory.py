@@ -28,7 +28,7 @@ from jqinject.core.memory.number import (
     Number,
     _kept,
 )
-from jqinject.core.memory.policy import DefaultMomentum, Kind, Policy, collected_after
+from jqinject.core.memory.policy import DefaultMomentum, Kind, MemoryPolicy, collected_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of
@@ -87,7 +87,7 @@ class Memory(Component):
     empty: ClassVar[float] = 1.0
     """The initial value of a parameter or average that is not filled."""
 
-    policy: Policy
+    policy: MemoryPolicy
     value: QuantParam = None  # type: ignore[assignment]
     record: QuantStat = None  # type: ignore[assignment]
     counter, buffer, running_stats = Part(), Part(), Part()
@@ -127,13 +127,13 @@ class Memory(Component):
             held = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
                 held = {"constant": (stored.tobytes(), stored.shape)}
-            vars(self).update(policy=Policy(kind), **held)
+            vars(self).update(policy=MemoryPolicy(kind), **held)
             return
         stats = arguments[f"{of}_stats_impl"]
         in_groups = "input_view_impl" in arguments
         view = arguments["input_view_impl" if in_groups else f"{of}_stats_input_view_shape_impl"]
         momentum = arguments.get(f"{of}_stats_momentum")
-        policy = Policy(
+        policy = MemoryPolicy(
             kind,
             check.momentum(momentum, where, f"{of}_stats_momentum"),
             arguments.get("collect_stats_steps", 0),
@@ -159,7 +159,7 @@ class Memory(Component):
         if collected is not None:
             self.commit(self.rule.to_stored(float_array(collected, shape)))
 
-    def remember(self, policy: Policy, numbers: dict[str, float]) -> None:
+    def remember(self, policy: MemoryPolicy, numbers: dict[str, float]) -> None:
         """Make the record of a policy.
 
         Args:
@@ -357,7 +357,7 @@ class Memory(Component):
             return
         if not isinstance(self.counter.get_value(), jax.ShapeDtypeStruct):
             self._fill(self.counter.get_value() <= self.policy.limit)
-        self.policy = Policy("learned")
+        self.policy = MemoryPolicy("learned")
         del self.record
 
     def commit(self, stored: jax.Array) -> None:

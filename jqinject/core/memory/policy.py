@@ -45,7 +45,7 @@ DEFAULT_MOMENTUM = DefaultMomentum(0.1)
 
 
 @dataclass(frozen=True)
-class Policy:
+class MemoryPolicy:
     """What a memory does with the numbers of batches: static, compared by value.
 
     Attributes:
@@ -119,7 +119,7 @@ def mean(numbers: Numbers, count: jax.Array, sums: Numbers) -> Numbers:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def mean_after(
-    policy: Policy, numbers: Numbers, count: jax.Array, sums: Numbers
+    policy: MemoryPolicy, numbers: Numbers, count: jax.Array, sums: Numbers
 ) -> tuple[Numbers, jax.Array, Numbers, jax.Array]:
     """Return the mean, counter and sums after one more batch, and whether it entered.
 
@@ -129,7 +129,7 @@ def mean_after(
     return tuple([total / counted for total in kept]), counted, kept, entered
 
 
-def _mean_after_jvp(policy: Policy, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _mean_after_jvp(policy: MemoryPolicy, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (_, count, _), (dnumbers, _, _) = primals, tangents
     means, counted, kept, entered = mean_after(policy, *primals)
     share = entered.astype(jnp.float32)
@@ -147,7 +147,7 @@ mean_after.defjvp(_mean_after_jvp, symbolic_zeros=True)
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 @one_program("policy", "least")
 def collected_after(
-    policy: Policy,
+    policy: MemoryPolicy,
     least: float | None,
     stat: jax.Array,
     collecting: jax.Array,
@@ -177,7 +177,9 @@ def collected_after(
     return choose(handing_over, held if stored is None else stored, learned), moved, counted
 
 
-def _collected_after_jvp(policy: Policy, least: float | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _collected_after_jvp(
+    policy: MemoryPolicy, least: float | None, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
     after = collected_after(policy, least, *primals)
     # A quantizer may be called several times in a forward pass: the gradient of every call goes to the parameter.
     return after, (tangents[2], *(no_change(part) for part in after[1:]))

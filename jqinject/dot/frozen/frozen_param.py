@@ -17,7 +17,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.lookup import look_up
-from jqinject.dot.frozen.stored_array import StoredArray
+from jqinject.dot.frozen.stored_array import LowBitArray
 from jqinject.ops.cut import Cut
 
 _OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
@@ -32,7 +32,7 @@ READS_WHOLE = "reads_whole"
 """Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
 
 
-class FrozenParam(StoredArray, Frozen):
+class FrozenParam(LowBitArray, Frozen):
     """A frozen parameter: a dict of arrays, `value` (the payload), `scale`, and any others that `frozen_numbers` lists.
 
     It is not an `nnx.Param`: nothing trains it. It answers as the parameter did: `shape`, `dtype`, `ndim`, `size`,

@@ -18,14 +18,14 @@ import numpy as np
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
-from jqinject.dot.frozen.stored_array import StoredArray
+from jqinject.dot.frozen.stored_array import LowBitArray
 from jqinject.quant_tensor import is_quantized, on_table
 
 MOST_BITS = 8
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class LowBitCache(StoredArray):
+class LowBitCache(LowBitArray):
     """An array of a cache in low bits: its payload, and what each row along the last axis is scaled by.
 
     It answers `shape`, `dtype`, `ndim`, `size` and `sharding` as the float array did; `nbytes` is what it takes in

@@ -17,7 +17,7 @@ from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.groups import split_groups
 
 
-class StoredArray:
+class LowBitArray:
     """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything."""
 
     is_stored: ClassVar[bool] = True

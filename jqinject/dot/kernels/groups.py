@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.stored_rows import (
     TABLES,
-    Rows,
+    RowLayout,
     as_rows,
     fitting,
     rows_of,
@@ -67,7 +67,7 @@ class _Alone:
     tree: Any
     dims: Dimensions
     pair: int
-    rows: Rows | None
+    rows: RowLayout | None
     plain: Contract
 
     def __call__(self, *leaves: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ class _Alone:
             return self.plain(lhs, rhs)
         return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
 
-    def _by_kernel(self, lhs: Any, rhs: Any, rows: Rows) -> jax.Array | None:
+    def _by_kernel(self, lhs: Any, rhs: Any, rows: RowLayout) -> jax.Array | None:
         free = (len(self.dims.lhs_free), len(self.dims.rhs_free))
         shape = rhs.payload.shape
         found = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
@@ -117,7 +117,7 @@ def _is_signed_bytes(x: Any) -> bool:
     return x.zero_point is None and dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.signedinteger)
 
 
-def _scale_of_rows(lhs: Any, rows: Rows, free: int) -> jax.Array:
+def _scale_of_rows(lhs: Any, rows: RowLayout, free: int) -> jax.Array:
     """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
     shape, order = lhs.payload.shape, rows.lhs
     scale = lhs.scale.reshape((1,) * (len(shape) - lhs.scale.ndim) + lhs.scale.shape)

@@ -23,7 +23,7 @@ TABLES = {"int4": INT4, "uint4": UINT4}
 """What integers in 4 bits stand for, by dtype."""
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """How a contraction is a product of rows with stored rows.
 
     Attributes:
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 def rows_of(
     lhs: tuple[int, ...], rhs: tuple[int, ...], dims: Dimensions, grouped: tuple[int, ...] = ()
-) -> Rows | None:
+) -> RowLayout | None:
     """The contraction as a product of rows with rows stored with the summed axes last; None if it is not one.
 
     Args:
@@ -56,7 +56,7 @@ def rows_of(
         return None
     summed = [tuple(axes[pair] for pair in pairs) for axes in (dims.lhs_contract, dims.rhs_contract)]
     size = rhs[summed[1][-1]] if grouped else 0
-    return Rows((*dims.lhs_free, *summed[0]), (*dims.rhs_free, *summed[1]), size)
+    return RowLayout((*dims.lhs_free, *summed[0]), (*dims.rhs_free, *summed[1]), size)
 
 
 def as_rows(x: jax.Array, axes: tuple[int, ...], free: int) -> jax.Array:
@@ -65,7 +65,9 @@ def as_rows(x: jax.Array, axes: tuple[int, ...], free: int) -> jax.Array:
     return moved.reshape(math.prod(moved.shape[:free]), -1)
 
 
-def packed_rows(packed: jax.Array | None, shape: tuple[int, ...], rows: Rows, free: int) -> jax.Array | None:
+def packed_rows(
+    packed: jax.Array | None, shape: tuple[int, ...], rows: RowLayout, free: int
+) -> jax.Array | None:
     """Numbers in 4 bits, as they were stored with the summed axes last, as rows; None if bytes hold several rows.
 
     Args:
@@ -85,7 +87,7 @@ def packed_rows(packed: jax.Array | None, shape: tuple[int, ...], rows: Rows, fr
 
 
 def scales_of(
-    scale: jax.Array, zero: jax.Array | None, shape: tuple[int, ...], rows: Rows, free: int
+    scale: jax.Array, zero: jax.Array | None, shape: tuple[int, ...], rows: RowLayout, free: int
 ) -> tuple[Scales, bool]:
     """Scales and zero points as the kernels take them, and whether they lie column by column.
 
@@ -112,7 +114,7 @@ def scales_of(
 
 
 def stored_rows(
-    payload: jax.Array, packed: jax.Array | None, table: tuple[float, ...] | None, rows: Rows, free: int
+    payload: jax.Array, packed: jax.Array | None, table: tuple[float, ...] | None, rows: RowLayout, free: int
 ) -> tuple[jax.Array, tuple[float, ...] | None] | None:
     """The right operand as rows that the kernels read, and what their numbers stand for; None if it has none.
 
@@ -131,7 +133,7 @@ def stored_rows(
     return as_rows(payload, rows.rhs, free), None
 
 
-def fitting(rows: Rows, lhs: jax.Array, shape: tuple[int, ...], table: object, free: int) -> bool:
+def fitting(rows: RowLayout, lhs: jax.Array, shape: tuple[int, ...], table: object, free: int) -> bool:
     """Whether the kernels are there and take such a product.
 
     Args:

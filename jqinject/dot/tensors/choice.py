@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jqinject.dot.frozen.stored_array import StoredArray
+from jqinject.dot.frozen.stored_array import LowBitArray
 from jqinject.dot.frozen.stored_dot import reads_stored
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
 from jqinject.dot.kernels.convolution import Convolution, Filters
@@ -139,7 +139,7 @@ def choose(
     """
     where = where.filters if isinstance(where, Convolution) else where
     dims = where if isinstance(where, Dimensions) and numbers != "float" else None
-    stored, why = isinstance(rhs, StoredArray), ""
+    stored, why = isinstance(rhs, LowBitArray), ""
     both = has_integers(lhs, in_groups=True) and (
         rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
     )
@@ -214,7 +214,7 @@ def _integers(
     lhs: Any, rhs: Any, where: Dimensions | Filters | Ragged, numbers: ContractionKind, swaps: bool
 ) -> ChosenKernel | None:
     """The choice for two operands of integers; None if their scales or groups do not fit."""
-    stored = isinstance(rhs, StoredArray)
+    stored = isinstance(rhs, LowBitArray)
     groups = rhs.form.contracted_groups if stored else rhs.groups if rhs.is_grouped else None
     grouped = groups is not None or lhs.is_grouped
     if isinstance(where, Dimensions):
@@ -258,7 +258,7 @@ def _in_groups(
         pays = groups.size >= LEAST_GROUP or numbers == "int"
         if not pays or groups.dim % dims.rhs_ndim not in dims.rhs_contract:
             return None
-    pieces: Any = rhs if groups is None or isinstance(rhs, StoredArray) else in_pieces(rhs)
+    pieces: Any = rhs if groups is None or isinstance(rhs, LowBitArray) else in_pieces(rhs)
     groups = groups if pieces is rhs else pieces.groups
     found = _common_groups(lhs, groups, dims)
     if found is None or (found[1].size < LEAST_GROUP and numbers != "int"):
@@ -267,7 +267,7 @@ def _in_groups(
     left = _integers_in(x, of_left)
     if left is None:
         return None
-    if isinstance(rhs, StoredArray):
+    if isinstance(rhs, LowBitArray):
         right = rhs.integers(dims.rhs_contract)
     else:
         right = affine_of(pieces if groups is None else pieces.grouped)

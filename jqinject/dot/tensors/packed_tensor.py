@@ -18,7 +18,7 @@ from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.packing import LowBits, as_bits
+from jqinject.ops.packing import LowBitTree, as_bits
 from jqinject.ops.sharding import is_split
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -297,7 +297,7 @@ class KeptOperands(NamedTuple):
         left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
         return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
 
-    def for_backward(self) -> LowBits:
+    def for_backward(self) -> LowBitTree:
         """What a backward pass keeps; `from_forward` reads it."""
         left, right, *others = (
             x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
@@ -306,6 +306,6 @@ class KeptOperands(NamedTuple):
         return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
 
     @staticmethod
-    def from_forward(kept: LowBits) -> KeptOperands:
+    def from_forward(kept: LowBitTree) -> KeptOperands:
         """What `for_backward` kept."""
         return jax.tree.map(unpacked_tensor, kept.floats(), is_leaf=is_packed)

@@ -34,7 +34,7 @@ from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.ops.float8_cast import to_float8_again
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
-from jqinject.ops.packing import LowBits
+from jqinject.ops.packing import LowBitTree
 from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
 from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array, on_integers, on_minifloats
 
@@ -389,7 +389,7 @@ def _fwd(
     )
 
 
-def _bwd(static: _Static, residuals: tuple[Any, Any, LowBits], cotangents: Any) -> Any:
+def _bwd(static: _Static, residuals: tuple[Any, Any, LowBitTree], cotangents: Any) -> Any:
     plan, (slots, rest, bits) = static.plan, residuals
     kept = KeptOperands.from_forward(bits)
     g = first_order(cotangents[0], plan.no_second_derivative)

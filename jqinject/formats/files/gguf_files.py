@@ -16,7 +16,7 @@ ERRORS = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError)
 
 
 @dataclass(frozen=True)
-class Blocks:
+class GgufBlocks:
     """A tensor of a GGUF file.
 
     Attributes:
@@ -32,7 +32,7 @@ class Blocks:
     raw: np.ndarray
 
 
-def open_gguf(path: Path) -> tuple[dict[str, Blocks], dict[str, Any]]:
+def open_gguf(path: Path) -> tuple[dict[str, GgufBlocks], dict[str, Any]]:
     """The tensors of a GGUF file, and the values that it carries beside them.
 
     Raises:
@@ -40,7 +40,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Blocks], dict[str, Any]]:
         MissingLibraryError: the library gguf is not installed.
     """
     reader = gguf_reader(path)
-    found: dict[str, Blocks] = {}
+    found: dict[str, GgufBlocks] = {}
     for tensor in reader.tensors:
         name = str(tensor.name)
         if name in found:
@@ -49,7 +49,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Blocks], dict[str, Any]]:
         data = np.asarray(tensor.data)
         raw = data.view(np.uint8).reshape(-1) if data.flags.c_contiguous else data.tobytes()
         rows = int(np.prod(shape[:-1])) if len(shape) > 1 else 1
-        found[name] = Blocks(
+        found[name] = GgufBlocks(
             name, tensor.tensor_type.name, shape, np.frombuffer(raw, np.uint8).reshape(rows, -1)
         )
     values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}

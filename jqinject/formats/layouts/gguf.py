@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.files.gguf_files import Blocks
+from jqinject.formats.files.gguf_files import GgufBlocks
 from jqinject.formats.files.tensors import Tensor
 from jqinject.formats.layouts.gguf_blocks import PLAIN, TYPES, BlockType
 from jqinject.formats.stored_matrix import Numbers, StoredMatrix
 
 
-def read_gguf(blocks: dict[str, Blocks], file: str) -> tuple[list[StoredMatrix], dict[str, Tensor]]:
+def read_gguf(blocks: dict[str, GgufBlocks], file: str) -> tuple[list[StoredMatrix], dict[str, Tensor]]:
     """The low-bit matrices of a GGUF file, and its other tensors.
 
     Args:
@@ -49,7 +49,7 @@ def read_gguf(blocks: dict[str, Blocks], file: str) -> tuple[list[StoredMatrix],
     return matrices, arrays
 
 
-def _check_bytes(found: Blocks, size: int, numbers: int) -> None:
+def _check_bytes(found: GgufBlocks, size: int, numbers: int) -> None:
     wanted = math.prod(found.shape) // numbers * size
     if found.raw.size != wanted:
         raise CheckpointError(
@@ -57,11 +57,11 @@ def _check_bytes(found: Blocks, size: int, numbers: int) -> None:
         )
 
 
-def _plain(found: Blocks, dtype: np.dtype) -> np.ndarray:
+def _plain(found: GgufBlocks, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(found.raw).reshape(-1).view(dtype).reshape(found.shape)
 
 
-def _decode(found: Blocks, kind: BlockType) -> Numbers:
+def _decode(found: GgufBlocks, kind: BlockType) -> Numbers:
     rows = math.prod(found.shape[:-1])
     parts = kind.read(found.raw.reshape(rows, -1, kind.bytes))
     scale = parts.scale.reshape(rows, -1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.axes import AxesOfLayout
 from jqinject.formats.loading.gguf_names import published_order
 from jqinject.formats.loading.plan import Assignment
 from jqinject.formats.loading.quant_tensors import numbers_of
@@ -47,7 +47,7 @@ def maker_of(checkpoint: Checkpoint, each: Assignment, dtype: Any) -> Any:
     return make
 
 
-def _taken_apart(rows: Rows, each: Assignment, stack: int) -> tuple[tuple[int, ...], Rows, Axes]:
+def _taken_apart(rows: Rows, each: Assignment, stack: int) -> tuple[tuple[int, ...], Rows, AxesOfLayout]:
     """The matrices of a stack that is stored as one, whose rows are those of one layer after the other."""
     names = each.axes.outputs[:stack]
     if each.depth or len(names) < stack or each.axes.target[:stack] != tuple((name,) for name in names):
@@ -62,7 +62,7 @@ def _taken_apart(rows: Rows, each: Assignment, stack: int) -> tuple[tuple[int, .
     zero = None if whole.zero_point is None else split(whole.zero_point)
     factor = None if whole.factor is None else np.broadcast_to(whole.factor, lead)
     apart = replace(whole, codes=split(whole.codes), scale=split(whole.scale), zero_point=zero, factor=factor)
-    return lead, apart, Axes(each.axes.outputs[stack:], each.axes.inputs, each.axes.target[stack:])
+    return lead, apart, AxesOfLayout(each.axes.outputs[stack:], each.axes.inputs, each.axes.target[stack:])
 
 
 def _at(rows: Rows, at: tuple[int, ...]) -> Rows:

@@ -14,7 +14,7 @@ TERM = re.compile(r"\(([^()]*)\)|(\S+)")
 
 
 @dataclass(frozen=True)
-class Axes:
+class AxesOfLayout:
     """A rearrangement of a matrix, `outputs inputs -> ...`.
 
     Attributes:
@@ -22,7 +22,7 @@ class Axes:
         target: the names of the parameter's axes, each of which may be several.
 
     Example:
-        >>> axes = Axes.of("(heads dim) in -> in heads dim")
+        >>> axes = AxesOfLayout.of("(heads dim) in -> in heads dim")
         >>> axes.target
         (('in',), ('heads',), ('dim',))
         >>> axes.sizes((6, 4), (4, 2, 3), {})
@@ -35,7 +35,7 @@ class Axes:
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def of(text: str) -> Axes:
+    def of(text: str) -> AxesOfLayout:
         """Axes from a text.
 
         Raises:
@@ -54,7 +54,7 @@ class Axes:
         ):
             raise ValueError(f"axes are a text such as '(heads dim) in -> in heads dim', got {text!r}")
         inputs = sides[0][1] if len(sides[0]) == 2 else ()
-        return Axes(sides[0][0], inputs, tuple(sides[1]))
+        return AxesOfLayout(sides[0][0], inputs, tuple(sides[1]))
 
     def sizes(self, source: tuple[int, ...], shape: tuple[int, ...], known: dict[str, int]) -> dict[str, int]:
         """The size of each axis.
@@ -97,7 +97,7 @@ class Axes:
             ValueError: the shape leaves one open, or does not fit.
 
         Example:
-            >>> Axes.of("(heads half two) in -> in (heads two half)").sizes_in((4, 12), {"heads": 3, "two": 2})
+            >>> AxesOfLayout.of("(heads half two) in -> in (heads two half)").sizes_in((4, 12), {"heads": 3, "two": 2})
             {'heads': 3, 'two': 2, 'in': 4, 'half': 2}
         """
         if len(shape) != len(self.target):

@@ -6,10 +6,10 @@ import math
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.axes import AxesOfLayout
 
 
-def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> Axes:
+def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> AxesOfLayout:
     """How a tensor lies in a parameter, by their shapes and the parameter's name.
 
     Args:
@@ -21,9 +21,9 @@ def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], nam
     """
     leaf = path.rpartition(".")[2]
     if not shape and source == (1,):
-        return Axes((), (), ())
+        return AxesOfLayout((), (), ())
     if len(source) == 1:
-        return Axes.of(
+        return AxesOfLayout.of(
             f"({' '.join(map(_letter, range(len(shape))))}) -> {' '.join(map(_letter, range(len(shape))))}"
         )
     out, into = source[0], math.prod(source[1:])
@@ -42,7 +42,7 @@ def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], nam
         leaf
     )
     if known in fits and len(shape) == 2:
-        return Axes.of(known)
+        return AxesOfLayout.of(known)
     if math.prod(source) != math.prod(shape):
         raise CheckpointError(
             f"{name}, {source}, does not fit {path}, {shape}: {math.prod(source)} numbers for {math.prod(shape)}.\n"
@@ -54,7 +54,7 @@ def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], nam
             f"{name}, {source}, {what} {path}, {shape}.\n"
             f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
         )
-    return Axes.of(fits[0])
+    return AxesOfLayout.of(fits[0])
 
 
 def axes_of_tree(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str | None:

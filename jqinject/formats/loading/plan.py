@@ -11,7 +11,7 @@ from typing import Any
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.axes import AxesOfLayout
 from jqinject.formats.loading.cache_names import CacheScale, cache_target, unused_scales
 from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
 from jqinject.formats.loading.guessed_axes import axes_of_tree, guessed_axes
@@ -48,7 +48,7 @@ class Assignment:
     shape: tuple[int, ...]
     sources: tuple[tuple[str, tuple[int, int] | None], ...]
     depth: tuple[int, ...]
-    axes: Axes
+    axes: AxesOfLayout
     sizes: Mapping[str, int]
     label: str
     is_low: bool
@@ -213,7 +213,7 @@ def _assignment(
     source = (rows, *held[0][1:])
     if checkpoint.is_tree and not is_low:
         source = (math.prod(source),)
-    axes = Axes.of(own_axes) if own_axes else guessed_axes(path, source, own, first)
+    axes = AxesOfLayout.of(own_axes) if own_axes else guessed_axes(path, source, own, first)
     try:
         sizes = axes.sizes(source, own, dict(rule.sizes))
     except ValueError as error:

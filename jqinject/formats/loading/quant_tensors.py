@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.dot import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.axes import AxesOfLayout
 from jqinject.formats.loading.rows import Rows
 from jqinject.ops import FloatGrid, IntGrid, TableGrid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups
@@ -35,7 +35,7 @@ class Placed:
         in_turn: the axis along which scales and zero points repeat, counted from the end; None for none.
     """
 
-    def __init__(self, rows: Rows, axes: Axes, sizes: dict[str, int]) -> None:
+    def __init__(self, rows: Rows, axes: AxesOfLayout, sizes: dict[str, int]) -> None:
         outputs = tuple(sizes[name] for name in axes.outputs)
         inputs = tuple(sizes[name] for name in axes.inputs)
         self.group: int | None = None
@@ -89,7 +89,9 @@ class Placed:
         return np.expand_dims(x, x.ndim + self.dim + 1)
 
     @staticmethod
-    def _spread(x: np.ndarray | None, axes: Axes, outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Any:
+    def _spread(
+        x: np.ndarray | None, axes: AxesOfLayout, outputs: tuple[int, ...], inputs: tuple[int, ...]
+    ) -> Any:
         if x is None:
             return None
         rows = (1,) * len(outputs) if x.shape[-2] == 1 else outputs
@@ -98,7 +100,7 @@ class Placed:
 
 def numbers_of(
     rows: Rows,
-    axes: Axes,
+    axes: AxesOfLayout,
     sizes: dict[str, int],
     dtype: Any,
     summed: tuple[int, ...],

@@ -21,7 +21,7 @@ MX_GROUP, NV_GROUP = 32, 16
 
 
 @dataclass(frozen=True)
-class Scheme:
+class CompressedScheme:
     """How a module is quantized.
 
     Attributes:
@@ -35,7 +35,7 @@ class Scheme:
     inputs: Mapping[str, Any] | None
 
 
-def compressed(rows: Rows, weight: Weight, inputs: InputFormat | None) -> tuple[Tensors, Scheme]:
+def compressed(rows: Rows, weight: Weight, inputs: InputFormat | None) -> tuple[Tensors, CompressedScheme]:
     """The tensors of a module, and how it is quantized.
 
     Args:
@@ -68,7 +68,7 @@ def compressed(rows: Rows, weight: Weight, inputs: InputFormat | None) -> tuple[
         made, settings = made | {"weight_g_idx": rows.columns}, settings | {"actorder": "group"}
     said, static = _inputs(inputs)
     tensors = {f"{weight.module}.{end}": array for end, array in (made | static).items()}
-    return tensors, Scheme(name, settings, said)
+    return tensors, CompressedScheme(name, settings, said)
 
 
 def _floats(rows: Rows, path: str) -> tuple[Tensors, str, dict[str, Any]]:
@@ -198,13 +198,13 @@ def _inputs(given: InputFormat | None) -> tuple[dict[str, Any] | None, Tensors]:
     return settings, tensors
 
 
-def settings_of(schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+def settings_of(schemes: Mapping[str, CompressedScheme]) -> dict[str, Any]:
     """`quantization_config`: a group for each way in which modules are quantized.
 
     Args:
         schemes: by the names of modules.
     """
-    groups: dict[str, tuple[list[str], Scheme]] = {}
+    groups: dict[str, tuple[list[str], CompressedScheme]] = {}
     for module, scheme in schemes.items():
         key = json.dumps([scheme.format, scheme.weights, scheme.inputs], sort_keys=True)
         groups.setdefault(key, ([], scheme))[0].append(module)

@@ -13,14 +13,14 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.axes import AxesOfLayout
 from jqinject.formats.loading.names import Name, compiled
 from jqinject.formats.saving.column_orders import OrdersBeforeParameters, order_before_layer
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
 LEAVES = ("kernel", "embedding", "scale")
-LIES = Axes((), (), ())
+LIES = AxesOfLayout((), (), ())
 """Axes that are not rearranged."""
 
 
@@ -44,7 +44,7 @@ class Weight:
 
     path: str
     names: tuple[str, ...]
-    axes: Axes
+    axes: AxesOfLayout
     sizes: Mapping[str, int] = field(default_factory=dict)
     value: Any = None
     numbers: Mapping[str, Any] | None = None
@@ -162,7 +162,7 @@ class _Called:
 
     path: str
     names: tuple[str, ...]
-    axes: Axes | None = None
+    axes: AxesOfLayout | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     stacked: tuple[str, ...] = ()
     part: int = 0
@@ -180,7 +180,7 @@ class _Called:
                     continue
                 places = match.groupdict() | {place: f"{{{place}}}" for place in rule.stacked()}
                 names = tuple(file.format(**places) for file in rule.files)
-                axes = Axes.of(rule.axes) if rule.axes else None
+                axes = AxesOfLayout.of(rule.axes) if rule.axes else None
                 return _Called(
                     path, names, axes, rule.sizes, rule.stacked(), part, len(rule.models), rule.rows
                 )
@@ -191,7 +191,7 @@ class _Called:
         module, dot, leaf = path.rpartition(".")
         return _Called(path, (f"{module}{dot}{'weight' if leaf in LEAVES else leaf}",))
 
-    def weight(self, names: tuple[str, ...], axes: Axes, **held: Any) -> Weight:
+    def weight(self, names: tuple[str, ...], axes: AxesOfLayout, **held: Any) -> Weight:
         """A weight that is called so."""
         place = {"part": self.part, "parts": self.parts, "rows": self.rows}
         return Weight(self.path, names, axes, self.sizes, **held, **place)
@@ -215,7 +215,7 @@ class _Called:
             yield at, tuple(name.format(**places) for name in self.names) if at else self.names
 
 
-def _axes_of(layer: Any, called: _Called) -> Axes:
+def _axes_of(layer: Any, called: _Called) -> AxesOfLayout:
     """The axes of a layer's weight: those that it sums over are the inputs."""
     path, ndim, summed = called.path, layer.weight_ndim, layer.summed_axes
     if len(layer.weight_shape) != ndim:
@@ -232,14 +232,14 @@ def _axes_of(layer: Any, called: _Called) -> Axes:
     outs, ins = (
         [names[axis] for axis in range(ndim) if (axis in summed) is inside] for inside in (False, True)
     )
-    return Axes.of(f"({' '.join(outs)}) ({' '.join(ins)}) -> {' '.join(names)}")
+    return AxesOfLayout.of(f"({' '.join(outs)}) ({' '.join(ins)}) -> {' '.join(names)}")
 
 
-def _plain(path: str, ndim: int) -> Axes:
+def _plain(path: str, ndim: int) -> AxesOfLayout:
     names = [f"a{axis}" for axis in range(ndim)]
     if path.rpartition(".")[2] == "kernel" and ndim == 2:
-        return Axes.of("out in -> in out")
-    return Axes((), (), tuple((name,) for name in names))
+        return AxesOfLayout.of("out in -> in out")
+    return AxesOfLayout((), (), tuple((name,) for name in names))
 
 
 def array_of(weight: Weight) -> np.ndarray:

@@ -26,7 +26,7 @@ from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
-    InputFormat,
+    IntegerFormat,
     QuantProxyFromInjector,
     TruncQuantProxyFromInjector,
     WeightQuantProxyFromInjector,
@@ -49,7 +49,7 @@ class LayerParameters(NamedTuple):
     bias: Any
     input_quant: Any
 
-    def input_format(self) -> InputFormat | None:
+    def input_format(self) -> IntegerFormat | None:
         """Of the quantized input, as far as `input_quant` says it."""
         return input_format(self)
 
@@ -106,11 +106,11 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
         )
 
 
-def input_format(layer: Any) -> InputFormat | None:
+def input_format(layer: Any) -> IntegerFormat | None:
     """The format of a layer's quantized input, as far as its `input_quant` says it; None if there is none."""
     proxy = layer.input_quant
     sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
-    return InputFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
+    return IntegerFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
 
 
 def _sample(proxy: Any) -> Any:

@@ -26,7 +26,7 @@ from jqinject.nn.base.slots import (
     see,
 )
 from jqinject.nn.base.weight_axes import WeightAxes, check_features
-from jqinject.proxy import LINKS, InputFormat, stack_of
+from jqinject.proxy import LINKS, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -135,7 +135,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             cure = f"weight_quant=... and input_quant=..., or {cure}"
         raise self._no_scale_to_return(needed, cure)
 
-    def input_format(self) -> InputFormat | None:
+    def input_format(self) -> IntegerFormat | None:
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
         return input_format(self)
 

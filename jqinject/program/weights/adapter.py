@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule
 from jqinject.program.tracing.trace import Program
-from jqinject.program.weights.low_rank import LowRank
+from jqinject.program.weights.low_rank import LowRankProduct
 from jqinject.program.weights.low_rank_sum import low_rank_sum
 from jqinject.program.weights.parameters import dotted
 
@@ -68,13 +68,13 @@ class Adapter(InnerModule):
         """The rank."""
         return self.a.shape[-1]
 
-    def low_rank(self) -> LowRank:
+    def low_rank(self) -> LowRankProduct:
         """The update in the parameter's axes."""
         ndim = self.a.ndim - 1 + len(self.free)
         a = self.a[...]
         batch = ndim - len(self.contracted) - len(self.free)
         b = jnp.moveaxis(self.b[...], batch, -1)
-        return LowRank(
+        return LowRankProduct(
             _spread(a, ndim, self.contracted, self.free),
             _spread(b, ndim, self.free, self.contracted),
             self.scale,

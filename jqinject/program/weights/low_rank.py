@@ -21,7 +21,7 @@ Evaluate = Callable[[list[Any]], list[Any]]
 
 @partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout", "lookup"])
 @dataclass(frozen=True)
-class LowRank:
+class LowRankProduct:
     """A weight's update, the sum over r of `scale * a[..., r] * b[..., r]`.
 
     Attributes:
@@ -37,7 +37,7 @@ class LowRank:
     dropout: str = ""
     lookup: str = ""
 
-    def moved(self, move: Move, lookup: str = "") -> LowRank:
+    def moved(self, move: Move, lookup: str = "") -> LowRankProduct:
         """The update of the weight after a move.
 
         Args:
@@ -80,7 +80,7 @@ class LowRank:
         return low.scale * found
 
 
-def _not_factored(low: LowRank, eqn: Equation, x: Any, place: int, rest: Sequence[Any]) -> None:
+def _not_factored(low: LowRankProduct, eqn: Equation, x: Any, place: int, rest: Sequence[Any]) -> None:
     """None: the update is multiplied out."""
     return
 
@@ -89,7 +89,7 @@ def _varies(factor: jax.Array, axis: int) -> bool:
     return factor.shape[axis] > 1
 
 
-def _dot(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array:
+def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array:
     """First with the factor that varies along the summed axes, then with the other one."""
     contracted, batch = eqn.params["dimension_numbers"]
     ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
@@ -141,7 +141,9 @@ def _options(eqn: Equation, specs: dict[int, Any], labels: Sequence[int]) -> dic
     return found
 
 
-def _conv(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
+def _conv(
+    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]
+) -> jax.Array | None:
     """A convolution with the first factor, then a product along the features with the second."""
     numbers = eqn.params["dimension_numbers"]
     channel, ndim = numbers.rhs_spec[0], low.a.ndim - 1
@@ -158,7 +160,9 @@ def _conv(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[
     return jnp.moveaxis(y, -1, features)
 
 
-def _ragged(low: LowRank, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
+def _ragged(
+    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]
+) -> jax.Array | None:
     """Rows in groups, each group with its own matrices."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (summed, batch), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions

@@ -67,7 +67,7 @@ def only_moves(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Axes:
+class AxesInParameter:
     """Where the axes of a parameter are after some moves.
 
     Attributes:
@@ -81,18 +81,18 @@ class Axes:
     stacked: int = 0
 
     @classmethod
-    def of(cls, shape: Shape) -> Axes:
+    def of(cls, shape: Shape) -> AxesInParameter:
         """Of a parameter that has not been moved."""
         return cls(shape, tuple((axis,) for axis in range(len(shape))))
 
-    def moved(self, move: Move) -> Axes:
+    def moved(self, move: Move) -> AxesInParameter:
         """After a move."""
         return replace(self, places=tuple(move.axes_after(places) for places in self.places))
 
-    def sliced(self) -> Axes:
+    def sliced(self) -> AxesInParameter:
         """As the body of a loop over the leading axis sees it."""
         places = tuple(tuple(place - 1 for place in own if place) for own in self.places)
-        return Axes(self.shape, places, self.stacked + 1)
+        return AxesInParameter(self.shape, places, self.stacked + 1)
 
     def along(self, axes: Sequence[int]) -> frozenset[int]:
         """The axes of the parameter that lie along some axes of the moved array."""

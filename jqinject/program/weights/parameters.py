@@ -12,7 +12,7 @@ from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.moved_weight import moved
-from jqinject.program.weights.moves import MOVES, Axes, moves_of
+from jqinject.program.weights.moves import MOVES, AxesInParameter, moves_of
 from jqinject.program.weights.stored_numbers import StoredNumbers
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import is_quantized
@@ -188,7 +188,7 @@ def note_use(
         mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
     frozen = x.axes is None and x.quantized
-    axes = Axes.of(shape_of(x)) if frozen else x.axes
+    axes = AxesInParameter.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
     stacked, needing = axes.stacked, axes.along(shared)
