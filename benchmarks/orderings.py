@@ -31,7 +31,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from _timing import print_table
-from jqinject.demo import data, training
+from jqinject.demo import data, train_classifier
 from jqinject.demo.network import Classifier
 from jqinject.demo.recipes import DemoRecipe, Image
 
@@ -136,20 +136,20 @@ def measured(
 ) -> float:
     """The accuracy of one model in percent."""
     model = quantized(trial, bits, floats, seed, not arguments.edges_8_bits)
-    training.calibrate(model, digits, seed)
+    train_classifier.calibrate(model, digits, seed)
     if trial.trained:
-        training.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
+        train_classifier.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
     if trial.rounding:
         model.eval()
-        images = [jnp.asarray(batch) for batch, _ in training.batches(digits, 1, seed)]
+        images = [jnp.asarray(batch) for batch, _ in train_classifier.batches(digits, 1, seed)]
         jqinject.learn_rounding(model, images, steps=arguments.rounding_steps, progress=False)
-    return 100 * training.accuracy(model, digits)
+    return 100 * train_classifier.accuracy(model, digits)
 
 
 def trained_floats(digits: data.Digits, seed: int, epochs: int) -> Classifier:
     """The float classifier."""
     floats = Classifier(None, rngs=nnx.Rngs(seed))
-    training.train(floats, digits, epochs, LEARNING_RATE, seed, lambda: None)
+    train_classifier.train(floats, digits, epochs, LEARNING_RATE, seed, lambda: None)
     return floats
 
 
@@ -159,7 +159,7 @@ def collect(arguments: argparse.Namespace, note: Callable[[str], None]) -> dict[
     for seed in range(arguments.seeds):
         digits = data.load(seed)
         floats = trained_floats(digits, seed, arguments.float_epochs)
-        found["float", 32].append(100 * training.accuracy(floats, digits))
+        found["float", 32].append(100 * train_classifier.accuracy(floats, digits))
         for bits in arguments.bits:
             for trial in TRIALS:
                 found[trial.name, bits].append(measured(trial, bits, floats, digits, seed, arguments))

@@ -3,8 +3,8 @@ a checkpoint."""
 
 import sys
 
-from jqinject.catalogue.command import COMMANDS
-from jqinject.catalogue.command import main as catalogue
+from jqinject.catalogue.catalogue_command import COMMANDS
+from jqinject.catalogue.catalogue_command import main as catalogue
 from jqinject.demo.cli import main as demo
 from jqinject.formats.command import main as inspect
 

@@ -18,7 +18,7 @@ from byte_lm import ByteLM, Corpus, bits_of_windows, load
 from byte_lm.evaluation import log_losses
 from flax import nnx
 
-from jqinject.demo import data, training
+from jqinject.demo import data, train_classifier
 from jqinject.demo.network import Classifier
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "byte_lm.npz"
@@ -147,7 +147,7 @@ def digits_track(calibration: int) -> Track:
     """
     digits = data.load(0)
     model = Classifier(None, rngs=nnx.Rngs(0))
-    training.train(model, digits, DIGITS_EPOCHS, 2e-3, 0, lambda: None)
+    train_classifier.train(model, digits, DIGITS_EPOCHS, 2e-3, 0, lambda: None)
 
     def images(seed: int) -> list[jax.Array]:
         chosen = np.random.default_rng(seed).permutation(len(digits.train_images))[:calibration]
@@ -155,8 +155,11 @@ def digits_track(calibration: int) -> Track:
         return [jnp.asarray(part) for part in parts]
 
     def batches(seed: int, steps: int) -> Iterator[Batch]:
-        epochs = -(-steps // training.steps_of(digits, 1))
-        return (batch for _, batch in zip(range(steps), training.batches(digits, epochs, seed), strict=False))
+        epochs = -(-steps // train_classifier.steps_of(digits, 1))
+        return (
+            batch
+            for _, batch in zip(range(steps), train_classifier.batches(digits, epochs, seed), strict=False)
+        )
 
     def errors(model: Any) -> np.ndarray:
         found = np.asarray(classes(model, jnp.asarray(digits.test_images)))

@@ -16,7 +16,7 @@ from jqinject.inject.show import brief
 
 
 def explained_anew(name: str, overrides: Sequence[str]) -> str:
-    """The text of `explain`, made from the classes. See `jqinject.catalogue.command.explained`."""
+    """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
     quantizer = _imported(name) if ":" in name else quantizer_named(name)
     given = dict(_override(text) for text in overrides)
     changed = ", ".join(f"{name}={brief(value)}" for name, value in given.items())

@@ -13,19 +13,19 @@ from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.bit_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.bit_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
-from jqinject.core.clamp import ClampMin as ClampMin
-from jqinject.core.clamp import FloatClamp as FloatClamp
-from jqinject.core.clamp import FloatSaturate as FloatSaturate
-from jqinject.core.clamp import Identity as Identity
-from jqinject.core.clamp import LogTwo as LogTwo
-from jqinject.core.clamp import PowerOfTwo as PowerOfTwo
-from jqinject.core.clamp import ScalarClamp as ScalarClamp
-from jqinject.core.clamp import ScalarClampMinSte as ScalarClampMinSte
-from jqinject.core.clamp import ScalarClampSte as ScalarClampSte
-from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
-from jqinject.core.clamp import TensorClamp as TensorClamp
-from jqinject.core.clamp import TensorClampSte as TensorClampSte
+from jqinject.core.clamping import ClampBeforeRounding as ClampBeforeRounding
+from jqinject.core.clamping import ClampMin as ClampMin
+from jqinject.core.clamping import FloatClamp as FloatClamp
+from jqinject.core.clamping import FloatSaturate as FloatSaturate
+from jqinject.core.clamping import Identity as Identity
+from jqinject.core.clamping import LogTwo as LogTwo
+from jqinject.core.clamping import PowerOfTwo as PowerOfTwo
+from jqinject.core.clamping import ScalarClamp as ScalarClamp
+from jqinject.core.clamping import ScalarClampMinSte as ScalarClampMinSte
+from jqinject.core.clamping import ScalarClampSte as ScalarClampSte
+from jqinject.core.clamping import ScalarSignedClampMinSte as ScalarSignedClampMinSte
+from jqinject.core.clamping import TensorClamp as TensorClamp
+from jqinject.core.clamping import TensorClampSte as TensorClampSte
 from jqinject.core.component import Component as Component
 from jqinject.core.component import components_in as components_in
 from jqinject.core.memory.clipping_range import RangeScaling as RangeScaling
@@ -110,11 +110,13 @@ from jqinject.core.scaling.rule import LogFloatRestrictValue as LogFloatRestrict
 from jqinject.core.scaling.rule import PowerOfTwoRestrictValue as PowerOfTwoRestrictValue
 from jqinject.core.scaling.rule import ScaledRestrictValue as ScaledRestrictValue
 from jqinject.core.scaling.rule import SignedFloatRestrictValue as SignedFloatRestrictValue
-from jqinject.core.scaling.two_levels import BlockScales as BlockScales
-from jqinject.core.scaling.two_levels import FourOverSixScales as FourOverSixScales
-from jqinject.core.scaling.two_levels import LeastNormalScales as LeastNormalScales
-from jqinject.core.scaling.two_levels import NVFP4Scales as NVFP4Scales
-from jqinject.core.scaling.two_levels import RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling
+from jqinject.core.scaling.two_level_scaling import BlockScales as BlockScales
+from jqinject.core.scaling.two_level_scaling import FourOverSixScales as FourOverSixScales
+from jqinject.core.scaling.two_level_scaling import LeastNormalScales as LeastNormalScales
+from jqinject.core.scaling.two_level_scaling import NVFP4Scales as NVFP4Scales
+from jqinject.core.scaling.two_level_scaling import (
+    RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling,
+)
 from jqinject.core.state import Frozen as Frozen
 from jqinject.core.state import GradSlot as GradSlot
 from jqinject.core.state import GradStat as GradStat
@@ -130,8 +132,10 @@ from jqinject.core.statistics.extremes import AbsMinMax as AbsMinMax
 from jqinject.core.statistics.extremes import MinMax as MinMax
 from jqinject.core.statistics.extremes import NegativeMinOrZero as NegativeMinOrZero
 from jqinject.core.statistics.extremes import SignedAbsMax as SignedAbsMax
-from jqinject.core.statistics.half_quadratic import HalfQuadraticOptimizerScale as HalfQuadraticOptimizerScale
-from jqinject.core.statistics.half_quadratic import (
+from jqinject.core.statistics.half_quadratic_search import (
+    HalfQuadraticOptimizerScale as HalfQuadraticOptimizerScale,
+)
+from jqinject.core.statistics.half_quadratic_search import (
     HalfQuadraticOptimizerZeroPoint as HalfQuadraticOptimizerZeroPoint,
 )
 from jqinject.core.statistics.means import RMS as RMS

@@ -13,8 +13,8 @@ from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.component import Component, component
 from jqinject.core.memory.memory import Dynamic, Memory
+from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM
 from jqinject.core.memory.number import Broadcastable, initial_number
-from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops.clamp import choose
 from jqinject.ops.fake_quant import known_zero

@@ -8,7 +8,7 @@ from flax import nnx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jqinject.demo import data, measures, show, training
+from jqinject.demo import data, display, measures, train_classifier
 from jqinject.demo.network import Classifier
 from jqinject.demo.recipes import RECIPES, RULE_RECIPES, DemoRecipe, RuleRecipe
 from jqinject.inject import explain
@@ -22,8 +22,8 @@ QUANT_LEARNING_RATE = 1e-3
 class Results(NamedTuple):
     """The rows of both tables: classes of quantizers, and rules for the float model."""
 
-    rows: list[show.Row]
-    by_rule: list[show.RuleRow]
+    rows: list[display.Row]
+    by_rule: list[display.RuleRow]
 
 
 def run(
@@ -54,19 +54,19 @@ def run(
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows, models = [], []
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("float", total=training.steps_of(digits, float_epochs))
-        training.train(
+        task = progress.add_task("float", total=train_classifier.steps_of(digits, float_epochs))
+        train_classifier.train(
             floats, digits, float_epochs, FLOAT_LEARNING_RATE, seed, lambda: progress.advance(task)
         )
-        reference = training.accuracy(floats, digits)
+        reference = train_classifier.accuracy(floats, digits)
         for recipe in recipes:
             model = Classifier(recipe, rngs=nnx.Rngs(seed))
             load_state(model, nnx.state(floats, nnx.Param))
             models.append(model)
             rows.append(_measured(model, recipe, digits, reference, seed, progress))
         by_rule = [_by_rule(floats, recipe, digits, reference, seed, progress) for recipe in rule_recipes]
-    show.print_table(console, rows, measures.float_bytes(floats))
-    show.print_rule_table(console, by_rule, measures.float_bytes(floats))
+    display.print_table(console, rows, measures.float_bytes(floats))
+    display.print_rule_table(console, by_rule, measures.float_bytes(floats))
     console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")
     console.print(
         str(explain(models[-1].conv2.weight_quant, module=models[-1].conv2)),
@@ -74,7 +74,7 @@ def run(
         highlight=False,
         soft_wrap=True,
     )
-    show.save_picture(out, rows)
+    display.save_picture(out, rows)
     console.print(f"\nPicture: {out}")
     return Results(rows, by_rule)
 
@@ -86,19 +86,19 @@ def _measured(
     reference: float,
     seed: int,
     progress: Progress,
-) -> show.Row:
-    task = progress.add_task(recipe.name, total=1 + training.steps_of(digits, recipe.epochs))
-    training.calibrate(model, digits, seed)
-    loaded = training.accuracy(model, digits)
+) -> display.Row:
+    task = progress.add_task(recipe.name, total=1 + train_classifier.steps_of(digits, recipe.epochs))
+    train_classifier.calibrate(model, digits, seed)
+    loaded = train_classifier.accuracy(model, digits)
     sqnr = measures.weight_sqnr(model)
     progress.advance(task)
     trained = None
     if recipe.epochs:
-        training.train(
+        train_classifier.train(
             model, digits, recipe.epochs, QUANT_LEARNING_RATE, seed + 1, lambda: progress.advance(task)
         )
-        trained = training.accuracy(model, digits)
-    return show.Row(
+        trained = train_classifier.accuracy(model, digits)
+    return display.Row(
         name=recipe.name,
         weight_bits=recipe.weight_bits,
         act_bits=recipe.act_bits,
@@ -117,21 +117,21 @@ def _by_rule(
     reference: float,
     seed: int,
     progress: Progress,
-) -> show.RuleRow:
-    task = progress.add_task(recipe.name, total=1 + training.steps_of(digits, recipe.epochs))
+) -> display.RuleRow:
+    task = progress.add_task(recipe.name, total=1 + train_classifier.steps_of(digits, recipe.epochs))
     model = quantize(floats, recipe.rule)
-    calibrate(model, (images for images, _ in training.batches(digits, 1, seed)), progress=False)
+    calibrate(model, (images for images, _ in train_classifier.batches(digits, 1, seed)), progress=False)
     progress.advance(task)
     if recipe.epochs:
-        training.train(
+        train_classifier.train(
             model, digits, recipe.epochs, QUANT_LEARNING_RATE, seed + 1, lambda: progress.advance(task)
         )
     freeze(model)
-    return show.RuleRow(
+    return display.RuleRow(
         name=recipe.name,
         weight_bits=recipe.weight_bits,
         epochs=recipe.epochs,
         float_accuracy=reference,
-        accuracy=training.accuracy(model, digits),
+        accuracy=train_classifier.accuracy(model, digits),
         bytes=measures.frozen_bytes(model),
     )

@@ -10,17 +10,17 @@ import typing as _typing
 
 from jqinject.formats.checkpoint import Checkpoint as Checkpoint
 from jqinject.formats.checkpoint import read_checkpoint as read_checkpoint
+from jqinject.formats.checkpoint_errors import CheckpointError as CheckpointError
+from jqinject.formats.checkpoint_errors import MissingLibraryError as MissingLibraryError
 from jqinject.formats.contents import Contents as Contents
 from jqinject.formats.contents import StoredArray as StoredArray
-from jqinject.formats.errors import CheckpointError as CheckpointError
-from jqinject.formats.errors import MissingLibraryError as MissingLibraryError
+from jqinject.formats.loading.loading_plan import Assignment as Assignment
+from jqinject.formats.loading.loading_plan import IdleNameWarning as IdleNameWarning
+from jqinject.formats.loading.loading_plan import LoadPlan as LoadPlan
 from jqinject.formats.loading.name_tables import FUSED as FUSED
 from jqinject.formats.loading.name_tables import TUNIX as TUNIX
 from jqinject.formats.loading.name_tables import TUNIX_GEMMA3 as TUNIX_GEMMA3
-from jqinject.formats.loading.names import Name as Name
-from jqinject.formats.loading.plan import Assignment as Assignment
-from jqinject.formats.loading.plan import IdleNameWarning as IdleNameWarning
-from jqinject.formats.loading.plan import LoadPlan as LoadPlan
+from jqinject.formats.loading.parameter_names import Name as Name
 from jqinject.formats.readers import inspect_checkpoint as inspect_checkpoint
 from jqinject.formats.stored_matrix import InputFormat as InputFormat
 from jqinject.formats.stored_matrix import NumberFormat as NumberFormat

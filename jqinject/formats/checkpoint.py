@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.gguf_files import open_gguf
 from jqinject.formats.files.libraries import broken
 from jqinject.formats.files.safetensors_files import open_safetensors

@@ -1,11 +1,11 @@
 """Pure numerics on arrays: no modules, no state, JAX only."""
 
-from jqinject.ops.accumulator import get_upper_bound_on_l1_norm as get_upper_bound_on_l1_norm
-from jqinject.ops.accumulator import (
+from jqinject.ops.accumulator_bounds import get_upper_bound_on_l1_norm as get_upper_bound_on_l1_norm
+from jqinject.ops.accumulator_bounds import (
     get_upper_bound_on_zero_centered_l1_norm as get_upper_bound_on_zero_centered_l1_norm,
 )
-from jqinject.ops.accumulator import integer_budget as integer_budget
-from jqinject.ops.accumulator import within_budget as within_budget
+from jqinject.ops.accumulator_bounds import integer_budget as integer_budget
+from jqinject.ops.accumulator_bounds import within_budget as within_budget
 from jqinject.ops.clamp import scalar_clamp_min_ste as scalar_clamp_min_ste
 from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
 from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste

@@ -14,7 +14,7 @@ from jqinject.program.weights.moves import AxesInParameter
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
-    from jqinject.program.weights.low_rank import LowRankProduct
+    from jqinject.program.weights.low_rank_product import LowRankProduct
     from jqinject.program.weights.stored_numbers import StoredNumbers
 
 

@@ -13,7 +13,7 @@ from jqinject.core._protocols import amax_history, number_format
 from jqinject.core.state import LOOKED_AT
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.links import PRE_TRANSFORM, check_range, transformed
+from jqinject.proxy.layer_links import PRE_TRANSFORM, check_range, transformed
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 

@@ -13,7 +13,7 @@ from jqinject.core import AmaxScaling, _protocols
 from jqinject.core.component import InnerModule
 from jqinject.inject import Binding
 from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.links import ranges_in
+from jqinject.proxy.layer_links import ranges_in
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor.array_methods import attribute
 

@@ -37,7 +37,7 @@ from jqinject.inject import (
 )
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
-from jqinject.proxy import assembly, links, metadata
+from jqinject.proxy import assembly, layer_links, metadata
 from jqinject.proxy.answers import Answers
 from jqinject.quant_tensor import as_array, in_groups
 
@@ -120,14 +120,14 @@ class QuantProxyFromInjector(Answers):
             # A misspelt override is the likelier cause than the name that is missing because of it.
             check(known=self.reads | metadata.METADATA | trace)
             raise
-        if links.PRE_TRANSFORM in self.reads and binding.declares(links.PRE_TRANSFORM):
-            links.declare_transform(self, layer, stack, trace, handed)
+        if layer_links.PRE_TRANSFORM in self.reads and binding.declares(layer_links.PRE_TRANSFORM):
+            layer_links.declare_transform(self, layer, stack, trace, handed)
         if names:
             check(read=metadata.read_by(self, quantizer, trace), given=handed)
         check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
-        links.LINKS[self] = links.Links(layer)
+        layer_links.LINKS[self] = layer_links.Links(layer)
 
     @property
     def training(self) -> bool:
@@ -139,7 +139,9 @@ class QuantProxyFromInjector(Answers):
         """Whether scales are those of the weight at the time of `commit`, and do not follow it."""
         return self.record is not None
 
-    tracked_modules = property(links.linked_layers, doc="The layers known to hold this proxy, first to last.")
+    tracked_modules = property(
+        layer_links.linked_layers, doc="The layers known to hold this proxy, first to last."
+    )
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer has to be made again when the weights of its layers change."""
@@ -174,9 +176,9 @@ class QuantProxyFromInjector(Answers):
 
     def _known(self, layers: tuple[Any, ...]) -> tuple[Any, ...]:
         """All layers that share the proxy, these among them, as an assembly needs them."""
-        if layers and self.served_layers != (count := len(links.relink(self, layers))):
+        if layers and self.served_layers != (count := len(layer_links.relink(self, layers))):
             self.served_layers = count  # set needlessly it would be another graph, and a retrace
-        return assembly.beside_weights(links.known_layers(self))
+        return assembly.beside_weights(layer_links.known_layers(self))
 
     def add_tracked_module(self, layer: Any) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.
@@ -192,7 +194,7 @@ class QuantProxyFromInjector(Answers):
         """
         if layer is None:
             raise TypeError("add_tracked_module takes a layer, got None")
-        known = links.known_layers(self)
+        known = layer_links.known_layers(self)
         if any(layer is other for other in known):
             return
         if not nnx.set_graph_mode.current_value():
@@ -202,7 +204,7 @@ class QuantProxyFromInjector(Answers):
                 "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
             )
         self._assemble_for(assembly.beside_weights((*known, layer)), self.committed)
-        links.relink(self, (layer,))
+        layer_links.relink(self, (layer,))
         self.served_layers = len(known) + 1
 
     def _assemble_for(self, layers: tuple[Any, ...], committed: bool) -> bool:
@@ -257,13 +259,13 @@ class QuantProxyFromInjector(Answers):
 
     def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
         """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
-        layers = assembly.beside_weights(links.known_layers(self))
+        layers = assembly.beside_weights(layer_links.known_layers(self))
         return layers, self._build(layers)
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
-        links.relink(self, (layer,))
-        links.known_layers(self)
+        layer_links.relink(self, (layer,))
+        layer_links.known_layers(self)
 
     def _read_metadata(
         self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: Any

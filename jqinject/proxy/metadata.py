@@ -18,7 +18,7 @@ import numpy as np
 from jqinject.core import Packable, Quantized, components_in
 from jqinject.inject import Binding, check_overrides, declared_names
 from jqinject.ops import IntGrid
-from jqinject.proxy.links import name_of
+from jqinject.proxy.layer_links import name_of
 
 _LIBRARY = __name__.partition(".")[0]
 _FOREIGN = (_LIBRARY, "builtins", "functools", "jax", "jaxlib", "flax", "numpy")  # not parts of a user's own

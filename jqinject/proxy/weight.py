@@ -16,7 +16,7 @@ from jqinject.core._protocols import Factors
 from jqinject.proxy.answers import said
 from jqinject.proxy.assembly import by_record
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.links import first_parameters
+from jqinject.proxy.layer_links import first_parameters
 from jqinject.proxy.metadata import note_quantizer
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 

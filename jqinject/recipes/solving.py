@@ -8,9 +8,9 @@ import numpy as np
 
 from jqinject.ops.processes import on_host, placed_as
 from jqinject.program import dotted
-from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
+from jqinject.recipes.rounding_grid import MatrixGrid, Measure
 from jqinject.recipes.solvers.solver import Problem, Sharing, Solution, Solver
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite

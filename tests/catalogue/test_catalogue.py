@@ -14,7 +14,7 @@ from flax import nnx
 import jqinject
 from jqinject.__main__ import main as program
 from jqinject.catalogue import all_entries, entry_of, find, write_catalogue
-from jqinject.catalogue.command import main
+from jqinject.catalogue.catalogue_command import main
 from jqinject.catalogue.curves import curve_svg, transfer_curve
 from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import example_of

@@ -29,7 +29,7 @@ from jqinject.core import (
     StatsFromParameterScaling,
     ZeroZeroPoint,
 )
-from jqinject.core.statistics.half_quadratic import masked_median, shrink_lp
+from jqinject.core.statistics.half_quadratic_search import masked_median, shrink_lp
 from jqinject.core.statistics.search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
 from jqinject.ops import IntGrid

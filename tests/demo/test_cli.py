@@ -10,7 +10,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from jqinject.demo import cli, show
+from jqinject.demo import cli, display
 from jqinject.demo.recipes import RECIPES, RULE_RECIPES
 
 
@@ -53,8 +53,12 @@ def test_it_is_a_module_to_run():
 def test_headers_are_whole_at_80_columns(tmp_path):
     console = Console(record=True, width=80, file=io.StringIO())
     sqnr = {"conv1": 30.0, "conv2": 25.0}
-    show.print_table(console, [show.Row("int8, no training", 3.5, 8, 1.0, 1.0, 1.0, 123456, sqnr)], 234567)
-    show.print_rule_table(console, [show.RuleRow("4-bit weights, QAT", 4, 10, 1.0, 0.9, 123456)], 234567)
+    display.print_table(
+        console, [display.Row("int8, no training", 3.5, 8, 1.0, 1.0, 1.0, 123456, sqnr)], 234567
+    )
+    display.print_rule_table(
+        console, [display.RuleRow("4-bit weights, QAT", 4, 10, 1.0, 0.9, 123456)], 234567
+    )
     told = console.export_text()
     assert "…" not in told and told.count("┃\n") == 2 * 2 and max(map(len, told.splitlines())) <= 80
     words = set(told.replace("┃", " ").split())
@@ -67,8 +71,10 @@ def test_the_picture_joins_no_layers_and_begins_near_the_numbers(tmp_path: Path,
 
     monkeypatch.setattr(plt, "close", lambda figure: None)
     sqnr = {"conv1": 30.0, "conv2": 25.0}
-    rows = [show.Row(name, 4, 8, 0.97, loaded, 0.96, 1, sqnr) for name, loaded in (("a", 0.95), ("b", 0.9))]
-    show.save_picture(tmp_path / "picture.png", rows)
+    rows = [
+        display.Row(name, 4, 8, 0.97, loaded, 0.96, 1, sqnr) for name, loaded in (("a", 0.95), ("b", 0.9))
+    ]
+    display.save_picture(tmp_path / "picture.png", rows)
     left, right = plt.gcf().axes
     monkeypatch.undo()
     plt.close("all")

@@ -12,7 +12,7 @@ import pytest
 
 from jqinject import native
 from jqinject.native.build import COMPILERS, MACHINES, build
-from jqinject.native.library import AVX2, DOTS, FEW_ROWS, VARIABLE, library
+from jqinject.native.compiled_library import AVX2, DOTS, FEW_ROWS, VARIABLE, library
 
 TESTED = "TESTED_KERNELS"
 """The variable that names a library to test instead: in CI the installed one, and one compiled with sanitizers."""
@@ -54,7 +54,7 @@ def kernel(runs, monkeypatch):
     loaded = native.library._loaded
     known = DOTS | FEW_ROWS | AVX2
     monkeypatch.setattr(
-        "jqinject.native.library._loaded", lambda path: (loaded(path)[0] & known, loaded(path)[1])
+        "jqinject.native.compiled_library._loaded", lambda path: (loaded(path)[0] & known, loaded(path)[1])
     )
     native.library._found.cache_clear()
     with native.use(runs):

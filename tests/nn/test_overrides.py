@@ -7,7 +7,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule
-from jqinject.catalogue.command import main
+from jqinject.catalogue.catalogue_command import main
 from jqinject.inject import Binding
 from jqinject.nn import QuantHardTanh, QuantIdentity, QuantLinear
 from jqinject.proxy import WeightQuantProxyFromInjector

@@ -26,8 +26,8 @@ from jqinject.recipes import (
     Solution,
     Solve,
 )
-from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.solver import squared_errors
 from jqinject.recipes.statistics import Statistics
 from tests.quant._own_format import Log2WeightPerGroup

@@ -24,8 +24,8 @@ from jqinject.recipes import (
     Recipe,
     Solve,
 )
-from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.passes.awq import awq_scales
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.auto_round import Descent
 from jqinject.recipes.solvers.corrections import largest_eigenvalue
 from jqinject.recipes.solving import output_error

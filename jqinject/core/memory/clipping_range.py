@@ -13,10 +13,10 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, View, block_width, groups_of, takes_cut
-from jqinject.core.clamp import Identity
+from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.policy import MemoryPolicy, mean, mean_after
+from jqinject.core.memory.memory_policy import MemoryPolicy, mean, mean_after
 from jqinject.core.state import Part, QuantStat, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.statistics.statistic import in_groups, with_gather_warning

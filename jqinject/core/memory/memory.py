@@ -1,7 +1,7 @@
 """Remember the number that a scale, a zero point or a range is made from: one state machine with a policy.
 
 A memory measures the given tensor (or the parameters that share a quantizer), and returns a statistic, a stored number,
-or both while a statistic is still collected. `policy.py` lists what a memory may do with the numbers of batches, and
+or both while a statistic is still collected. `memory_policy.py` lists what a memory may do with the numbers of batches, and
 has the arithmetic; this file has the states: training and evaluation, calibration, and partial checkpoints.
 """
 
@@ -19,8 +19,9 @@ from flax import nnx
 
 from jqinject.core import check
 from jqinject.core._protocols import Factors, scale_dtype, searches
-from jqinject.core.clamp import Identity
+from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, set_view
+from jqinject.core.memory.memory_policy import DefaultMomentum, Kind, MemoryPolicy, collected_after
 from jqinject.core.memory.number import (
     DISTANCE,
     AffineRescaling,
@@ -28,7 +29,6 @@ from jqinject.core.memory.number import (
     Number,
     _kept,
 )
-from jqinject.core.memory.policy import DefaultMomentum, Kind, MemoryPolicy, collected_after
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Clamp, GradientMask, Scaling, View
-from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.clamping import Identity, TensorClamp
 from jqinject.core.component import component
 from jqinject.core.quantizers.quantizer import Quantizer, Rounded
 from jqinject.ops.fake_quant import Offset

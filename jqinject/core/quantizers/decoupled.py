@@ -15,7 +15,7 @@ from flax import nnx
 from jqinject.core import check
 from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, ZeroPoint
 from jqinject.core.bit_width import BitWidthConst
-from jqinject.core.clamp import TensorClamp
+from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import component, set_view
 from jqinject.core.quantizers.int_quant import IntQuant, int_grid
 from jqinject.core.quantizers.quantizer import Delayed, Quantized, Quantizer

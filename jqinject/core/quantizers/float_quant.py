@@ -22,14 +22,14 @@ from jqinject.core._protocols import (
     is_nearest,
 )
 from jqinject.core.bit_width import ComputeMaxMantissa
-from jqinject.core.clamp import Identity
+from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component
 from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded, through_ends
 from jqinject.core.quantizers.two_levels import in_two_levels
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
-from jqinject.core.scaling.two_levels import RuntimeDynamicTwoLevelScaling
+from jqinject.core.scaling.two_level_scaling import RuntimeDynamicTwoLevelScaling
 from jqinject.core.statistics.search import Search, scale_of
 from jqinject.ops.fake_quant import Offset, quantize_on_grid
 from jqinject.ops.float8_cast import (

@@ -24,7 +24,7 @@ from jqinject.core._protocols import (
     class_fact,
     is_nearest,
 )
-from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.clamping import Identity, TensorClamp
 from jqinject.core.component import component
 from jqinject.core.quantizers.quantizer import (
     Delayed,

@@ -26,7 +26,7 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Scaling, View, by_range, class_fact, groups_of, scale_dtype, searches
 from jqinject.core.check import MOST_STEPS
-from jqinject.core.clamp import Identity
+from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.ranges import ClippingRange

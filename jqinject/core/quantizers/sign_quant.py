@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
-from jqinject.core.clamp import TensorClamp
+from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import component
 from jqinject.core.quantizers.quantizer import Delayed, Quantizer, Rounded
 from jqinject.ops.fake_quant import Offset

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core.quantizers.quantizer import Quantized
-from jqinject.core.scaling.two_levels import BlockScales, RuntimeDynamicTwoLevelScaling
+from jqinject.core.scaling.two_level_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.views import Blocks, blocks_of, in_layout
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import from_float_steps

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
-from jqinject.core.clamp import TensorClamp
+from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import Component, component, frozen_value
 from jqinject.ops.minifloat import max_float
 from jqinject.ops.power import exp2, max_int, min_int

@@ -35,8 +35,8 @@ from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
 from jqinject.core.component import component
 from jqinject.core.memory.memory import Dynamic
+from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM
 from jqinject.core.memory.number import Broadcastable, Number, initial_number
-from jqinject.core.memory.policy import DEFAULT_MOMENTUM
 from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, MemoryScaling
 from jqinject.core.statistics.search import Task
 from jqinject.core.views import OverBatchOverTensorView

@@ -23,7 +23,7 @@ from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import clamp_scale
 from jqinject.core.state import QuantParam
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
-from jqinject.ops.accumulator import (
+from jqinject.ops.accumulator_bounds import (
     get_upper_bound_on_l1_norm,
     get_upper_bound_on_zero_centered_l1_norm,
     integer_budget,

@@ -13,7 +13,7 @@ import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
-from jqinject.dot.kernels.groups import contract_groups
+from jqinject.dot.kernels.group_contraction import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_as

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.libraries import broken, library
 
 # What the library raises where bytes are not what they should be.

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from jqinject.formats.errors import CheckpointError, MissingLibraryError
+from jqinject.formats.checkpoint_errors import CheckpointError, MissingLibraryError
 
 POINTER = b"version https://git-lfs"
 """What stands in the place of a large file that a clone of a repository left out."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings
 from jqinject.formats.layouts.nibbles import high_nibble_first

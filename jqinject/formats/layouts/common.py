@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jqinject.formats.errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.inject.errors import did_you_mean
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, checked_groups, scale_of
 from jqinject.formats.layouts.compressed_decoding import DECODERS, Arrays, words_of

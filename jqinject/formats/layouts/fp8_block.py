@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.tensors import Tensors
 from jqinject.formats.layouts.common import Settings, scale_of
 from jqinject.formats.stored_matrix import InputFormat, NumberFormat, Numbers, StoredMatrix

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.gguf_files import GgufBlocks
 from jqinject.formats.files.tensors import Tensor
 from jqinject.formats.layouts.gguf_blocks import PLAIN, TYPES, BlockType

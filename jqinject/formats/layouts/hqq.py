@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from jqinject.formats.errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import FLOATS, Settings
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from jqinject.formats.bits import unpack_stream
-from jqinject.formats.errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, checked_groups, groups_of, integer_dtype, scale_of
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.tensors import Tensor
 from jqinject.formats.stored_matrix import E2M1, NumberFormat, Numbers, StoredMatrix
 

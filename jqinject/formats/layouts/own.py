@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.formats.bits import unpack_stream
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, checked_groups
 from jqinject.formats.layouts.jax_trees import Leaf, matrix_of_leaf

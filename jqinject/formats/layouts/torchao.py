@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.tensors import Tensor, Tensors
 from jqinject.formats.layouts.common import Settings, as_blocks
 from jqinject.formats.layouts.torchao_inputs import torchao_input

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.tensors import Tensors
 from jqinject.formats.layouts.common import Settings, scale_of
 from jqinject.formats.stored_matrix import InputFormat

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.plan import Assignment
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.model.frozen_weights import put_in_place
 from jqinject.model.walk import ModelIndex, dotted
 

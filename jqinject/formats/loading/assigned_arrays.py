@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import AxesOfLayout
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.gguf_names import published_order
-from jqinject.formats.loading.plan import Assignment
+from jqinject.formats.loading.layout_axes import AxesOfLayout
+from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.loading.quant_tensors import numbers_of
 from jqinject.formats.loading.rows import Rows, joined, rows_of, stacked
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.safetensors_files import open_safetensors
-from jqinject.formats.loading.names import compiled
+from jqinject.formats.loading.parameter_names import compiled
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import LoadReport, load_state
 from jqinject.model.state.soundness import RECORD

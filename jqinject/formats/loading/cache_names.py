@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jqinject.formats.loading.names import Name
+from jqinject.formats.loading.parameter_names import Name
 
 SCALE = re.compile(r"(?P<module>.*?)(?:\.[kv]_proj)?\.(?P<which>[kv])_scale")
 PROXIES = {"k": "k_transposed_quant", "v": "v_quant"}

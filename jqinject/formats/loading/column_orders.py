@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.core.transforms import Permutation, Sized
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.loading.plan import Assignment
+from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.loading.rows import order_of_groups
 from jqinject.model.walk import ModelIndex
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of

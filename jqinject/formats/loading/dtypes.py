@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.plan import Assignment, LoadPlan
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.loading_plan import Assignment, LoadPlan
 
 
 def rounded(plan: LoadPlan, dtypes: Mapping[str, np.dtype[Any]], checkpoint: Checkpoint) -> LoadPlan:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.names import compiled
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.parameter_names import compiled
 
 # Parts of names that GGUF files have, as the models' own checkpoints call them.
 GGUF = {

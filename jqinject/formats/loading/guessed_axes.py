@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import AxesOfLayout
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.layout_axes import AxesOfLayout
 
 
 def guessed_axes(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> AxesOfLayout:

@@ -15,10 +15,12 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
 from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
-from jqinject.formats.loading.caches import (
+from jqinject.formats.loading.column_orders import column_order, keeps_payload, put_orders
+from jqinject.formats.loading.dtypes import rounded
+from jqinject.formats.loading.loaded_caches import (
     cache_formats,
     cache_proxies,
     cache_rules,
@@ -26,16 +28,14 @@ from jqinject.formats.loading.caches import (
     put_cache_scales,
     refuse_caches,
 )
-from jqinject.formats.loading.column_orders import column_order, keeps_payload, put_orders
-from jqinject.formats.loading.dtypes import rounded
-from jqinject.formats.loading.names import Names
-from jqinject.formats.loading.plan import Assignment, LoadPlan, plan_of
-from jqinject.formats.loading.rules import (
+from jqinject.formats.loading.loaded_rules import (
     contracted_by_model,
     put_ranges_of_stacks,
     refuse_quantized,
     rules_of,
 )
+from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of
+from jqinject.formats.loading.parameter_names import Names
 from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
 from jqinject.model.walk import ModelIndex, dotted
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.gguf_names import published_name
 from jqinject.formats.loading.name_tables import READY
-from jqinject.formats.loading.names import Name, compiled
+from jqinject.formats.loading.parameter_names import Name, compiled
 from jqinject.inject.errors import did_you_mean
 
 # Names of parameters in the models of JAX that hold what a checkpoint calls a weight.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jqinject.formats.loading.names import Name
+from jqinject.formats.loading.parameter_names import Name
 
 FILE = "model.layers.{i}."
 HEADS_OF = "(heads dim) in -> in heads dim"

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.dot import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.formats.loading.axes import AxesOfLayout
+from jqinject.formats.loading.layout_axes import AxesOfLayout
 from jqinject.formats.loading.rows import Rows
 from jqinject.ops import FloatGrid, IntGrid, TableGrid
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.stored_matrix import NumberFormat, Numbers, StoredMatrix
 
 

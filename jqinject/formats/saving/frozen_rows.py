@@ -9,7 +9,7 @@ import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.rows import Rows
 from jqinject.formats.saving.weights import Weight, sizes_of
 from jqinject.formats.stored_matrix import NumberFormat

@@ -12,9 +12,9 @@ from flax import nnx
 
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.transforms import Permutation
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.quantizers import LARGEST, input_quantizer, static_format
-from jqinject.formats.saving.caches import CacheQuantizer
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.loaded_quantizers import LARGEST, input_quantizer, static_format
+from jqinject.formats.saving.saved_caches import CacheQuantizer
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, dotted

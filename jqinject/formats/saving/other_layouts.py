@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.rows import Rows
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.files.libraries import library
 from jqinject.formats.loading.gguf_names import gguf_name, heads_in_turn, published_order
-from jqinject.formats.loading.names import Names, checked_names
+from jqinject.formats.loading.parameter_names import Names, checked_names
 from jqinject.formats.loading.rows import Rows
-from jqinject.formats.saving.caches import cache_quantizers, cache_tensors
 from jqinject.formats.saving.compressed import compressed, settings_of
 from jqinject.formats.saving.gguf_file import checked, write_gguf
 from jqinject.formats.saving.inputs import input_format_of, refuse_other_quantizers
-from jqinject.formats.saving.matrices import matrices_of
 from jqinject.formats.saving.other_layouts import (
     bitsandbytes,
     bitsandbytes_settings,
@@ -27,8 +25,10 @@ from jqinject.formats.saving.other_layouts import (
     fp8_settings,
     gguf_blocks,
 )
-from jqinject.formats.saving.own import own_layout, own_settings
+from jqinject.formats.saving.own_format import own_layout, own_settings
 from jqinject.formats.saving.safetensors_file import write_safetensors
+from jqinject.formats.saving.saved_caches import cache_quantizers, cache_tensors
+from jqinject.formats.saving.saved_matrices import matrices_of
 from jqinject.formats.saving.weights import Weight, weights_of
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.inject.errors import did_you_mean

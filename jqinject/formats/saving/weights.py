@@ -12,10 +12,10 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import AxesOfLayout
-from jqinject.formats.loading.names import Name, compiled
-from jqinject.formats.saving.column_orders import OrdersBeforeParameters, order_before_layer
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.layout_axes import AxesOfLayout
+from jqinject.formats.loading.parameter_names import Name, compiled
+from jqinject.formats.saving.saved_column_orders import OrdersBeforeParameters, order_before_layer
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 

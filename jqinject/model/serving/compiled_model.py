@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.model.serving.held_state import HeldArrays, StateLayout
-from jqinject.model.serving.packing import PackedArrays
 from jqinject.model.serving.signature import Signature, places_of, with_arrays
+from jqinject.model.serving.small_arrays import PackedArrays
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.program.jaxpr import Body
 

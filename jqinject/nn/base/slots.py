@@ -32,7 +32,7 @@ from jqinject.proxy import (
     WeightQuantProxyFromInjector,
     complete,
 )
-from jqinject.proxy.links import Links
+from jqinject.proxy.layer_links import Links
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import on_integers
 
@@ -138,7 +138,7 @@ class Slot:
     one the attribute is None. A subclass without the slot declares `input_quant = None`.
 
     A read of a proxy all of whose layers are known changes nothing. It links the layer otherwise, as a copy that NNX
-    made has to be seen once (`jqinject.proxy.links`).
+    made has to be seen once (`jqinject.proxy.layer_links`).
 
     Attributes:
         name: the attribute, as in `weight_quant`.

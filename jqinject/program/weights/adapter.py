@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule
 from jqinject.program.tracing.trace import Program
-from jqinject.program.weights.low_rank import LowRankProduct
+from jqinject.program.weights.low_rank_product import LowRankProduct
 from jqinject.program.weights.low_rank_sum import low_rank_sum
 from jqinject.program.weights.parameters import dotted
 

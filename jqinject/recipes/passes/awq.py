@@ -18,7 +18,7 @@ from jqinject.recipes.solvers.solver import squared_errors
 from jqinject.recipes.stream.block import Block, module_around
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
 from jqinject.recipes.transforms.regions import Region
-from jqinject.recipes.transforms.walk import factors_of
+from jqinject.recipes.transforms.transform_walk import factors_of
 from jqinject.recipes.work import Work, site_path
 
 WithWeights = bool | Literal["both", "always"]

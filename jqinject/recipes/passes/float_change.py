@@ -22,8 +22,8 @@ from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.sources import values_of
+from jqinject.recipes.transforms.transform_walk import DefUse
 from jqinject.recipes.transforms.turning import TurnedRegion, Turning
-from jqinject.recipes.transforms.walk import DefUse
 from jqinject.recipes.work import Work, site_path
 
 TOLERANCE = 1e-5

@@ -19,7 +19,7 @@ from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.biases import Biases
 from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
-from jqinject.recipes.transforms.walk import factors_of
+from jqinject.recipes.transforms.transform_walk import factors_of
 from jqinject.recipes.work import Work, site_path
 
 Online = Literal["never", "rest", "all"]

@@ -17,7 +17,7 @@ from jqinject.program import dotted
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.transforms.regions import Region
-from jqinject.recipes.transforms.walk import varies
+from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work, site_path
 
 FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.accumulator import integer_budget
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.ops.accumulator_bounds import integer_budget
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.solver import Problem
 
 

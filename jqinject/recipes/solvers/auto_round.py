@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid, Measure, as_argument
+from jqinject.recipes.rounding_grid import MatrixGrid, Measure, as_argument
 from jqinject.recipes.solvers.solver import Problem, Solution, bounded_codes, integer_grid, squared_errors
 from jqinject.recipes.statistics import Statistics
 

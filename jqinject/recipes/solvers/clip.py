@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.gptq import RTN
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver, squared_errors

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid, Measure, ordered
+from jqinject.recipes.rounding_grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.accumulator import Room, rounded
 
 ScaleRule = Literal["original", "live", "block"]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid, Measure, ordered
+from jqinject.recipes.rounding_grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.accumulator import Room, check_accumulator, room_of, rounded
 from jqinject.recipes.solvers.columns import (
     HIGHEST,

@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid, ordered
+from jqinject.recipes.rounding_grid import MatrixGrid, ordered
 from jqinject.recipes.solvers.accumulator import check_accumulator, room_of
 from jqinject.recipes.solvers.columns import (
     ScaleRule,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core.statistics.half_quadratic import half_quadratic, shrink_lp
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.core.statistics.half_quadratic_search import half_quadratic, shrink_lp
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.columns import positive
 from jqinject.recipes.solvers.solver import Problem, Solution
 

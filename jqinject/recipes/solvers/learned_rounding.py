@@ -12,7 +12,7 @@ import optax
 from jqinject.core import LearnedRoundHardSigmoid, LearnedRoundIdentity, LearnedRoundSigmoid
 from jqinject.core.rounding import LearnedRound
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.solver import Problem, Solution, bounded_codes, squared_errors
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops import Grid
-from jqinject.recipes.grid import MatrixGrid, Measure
+from jqinject.recipes.rounding_grid import MatrixGrid, Measure
 from jqinject.recipes.statistics import Statistics
 
 

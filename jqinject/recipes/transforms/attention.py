@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, Product
 from jqinject.recipes.transforms.axes import followed
-from jqinject.recipes.transforms.walk import DefUse
+from jqinject.recipes.transforms.transform_walk import DefUse
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
 # What scores go through on their way to a softmax.

@@ -11,8 +11,8 @@ import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, Path, is_known, known_value
-from jqinject.recipes.transforms.steps import moved_by_numpy
-from jqinject.recipes.transforms.walk import compressed
+from jqinject.recipes.transforms.transform_steps import moved_by_numpy
+from jqinject.recipes.transforms.transform_walk import compressed
 
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze", "expand_dims")
 """Operations that keep every number of a value, once."""

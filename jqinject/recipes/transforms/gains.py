@@ -12,7 +12,7 @@ from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, ProgramSites
 from jqinject.recipes.transforms.axes import MOVED, followed
 from jqinject.recipes.transforms.sources import live_steps
-from jqinject.recipes.transforms.walk import DefUse, Refused
+from jqinject.recipes.transforms.transform_walk import DefUse, Refused
 
 
 @dataclass(frozen=True)

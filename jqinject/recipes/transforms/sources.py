@@ -7,7 +7,7 @@ from typing import Any
 
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot
 from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite
-from jqinject.recipes.transforms.walk import DefUse
+from jqinject.recipes.transforms.transform_walk import DefUse
 
 NONLINEAR = (
     "max",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core.clamp import Identity
+from jqinject.core.clamping import Identity
 from jqinject.dot import QDotGeneral, Scheme
 from jqinject.nn import QuantIdentity
 from jqinject.quant import (

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.ops import IntGrid
 from jqinject.recipes import RTN, AutoRound
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.rounding_grid import MatrixGrid
 from jqinject.recipes.solvers.auto_round import Descent, Offsets
 from tests.golden._config import reading
 from tests.golden.adapters.ptq_cases import said

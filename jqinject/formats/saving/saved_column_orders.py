@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Permutation, Sized
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.rows import Rows
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.walk import ModelIndex

@@ -9,10 +9,10 @@ import numpy as np
 
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
 from jqinject.formats.bits import pack_stream
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.own import FORMAT_VERSION, INPUTS
-from jqinject.formats.saving.column_orders import group_of_each
 from jqinject.formats.saving.frozen_rows import codes_of, name_of
+from jqinject.formats.saving.saved_column_orders import group_of_each
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant_tensor import is_grouped

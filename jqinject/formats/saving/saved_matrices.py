@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.rows import Rows, joined
-from jqinject.formats.saving.column_orders import in_place
 from jqinject.formats.saving.frozen_rows import rows_of_frozen
 from jqinject.formats.saving.inputs import input_format_of
+from jqinject.formats.saving.saved_column_orders import in_place
 from jqinject.formats.saving.weights import Weight, array_of
 from jqinject.formats.stored_matrix import InputFormat
 

@@ -12,9 +12,9 @@ from flax import nnx
 
 from jqinject.core.scaling.of_memory import ParameterFromRuntimeStatsScaling
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.cache_names import PROXIES, CacheScale
-from jqinject.formats.loading.quantizers import input_quantizer, put_ranges, static_format
+from jqinject.formats.loading.loaded_quantizers import input_quantizer, put_ranges, static_format
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import Rule
 from jqinject.model.walk import ModelIndex, dotted

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.core.memory.memory import Memory
 from jqinject.core.scaling.of_memory import ConstScaling
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,

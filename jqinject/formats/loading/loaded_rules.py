@@ -11,8 +11,8 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.loading.column_orders import column_order, permuted
-from jqinject.formats.loading.plan import Assignment
-from jqinject.formats.loading.quantizers import input_quantizer, put_ranges
+from jqinject.formats.loading.loaded_quantizers import input_quantizer, put_ranges
+from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import Rule
 from jqinject.model.quantizing.counterparts import counterpart_of

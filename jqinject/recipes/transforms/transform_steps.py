@@ -13,7 +13,7 @@ import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS
-from jqinject.recipes.transforms.walk import Labels, Walk, varies
+from jqinject.recipes.transforms.transform_walk import Labels, Walk, varies
 
 
 def moved(walk: Walk, step: FlatStep, index: int) -> None:

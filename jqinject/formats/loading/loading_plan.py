@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.errors import CheckpointError
-from jqinject.formats.loading.axes import AxesOfLayout
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.cache_names import CacheScale, cache_target, unused_scales
 from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
 from jqinject.formats.loading.guessed_axes import axes_of_tree, guessed_axes
+from jqinject.formats.loading.layout_axes import AxesOfLayout
 from jqinject.formats.loading.matching import PREFIXES, by_likeness, by_rules, idle_rules
-from jqinject.formats.loading.names import Name, Names, checked_names
+from jqinject.formats.loading.parameter_names import Name, Names, checked_names
 from jqinject.terminal import table
 
 # Buffers that no parameter needs, and scales of caches, which are left unless a name or an attention layer takes them.

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.formats.errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.cache_names import PROXIES, SCALE
-from jqinject.formats.loading.caches import cache_proxies
-from jqinject.formats.loading.names import Name, compiled
-from jqinject.formats.loading.quantizers import static_format
+from jqinject.formats.loading.loaded_caches import cache_proxies
+from jqinject.formats.loading.loaded_quantizers import static_format
+from jqinject.formats.loading.parameter_names import Name, compiled
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex
 from jqinject.program import QuantizedProgram
