@@ -122,8 +122,8 @@ class Rounded:
     group_size: int | None
     symmetric: bool
 
-    def quantized(self, kernel: jax.Array) -> Any:
-        """The rounded kernel, as the value of a quantized tensor."""
+    def nearest(self, kernel: jax.Array) -> jax.Array:
+        """The rounded kernel."""
         rows = kernel.T
         grouped = rows.reshape(rows.shape[0], -1, self.group_size or rows.shape[1])
         low = jnp.minimum(grouped.min(axis=-1, keepdims=True), 0)
@@ -133,8 +133,7 @@ class Rounded:
         scale = jnp.maximum(-low, high) / (steps / 2) * (1 - 1e-6) if self.symmetric else (high - low) / steps
         zero = 0 if self.symmetric else jnp.round(jnp.clip(least - low / scale, least, least + steps))
         codes = jnp.clip(jnp.round(grouped / scale + zero), least, least + steps)
-        value = ((codes - zero) * scale).reshape(rows.shape).T
-        return type("Tensor", (), {"value": value})
+        return ((codes - zero) * scale).reshape(rows.shape).T
 
     def largest_of_groups(self, kernel: jax.Array) -> jax.Array:
         """The largest magnitude of each number's group."""
