@@ -1,8 +1,8 @@
 """Remember the number that a scale, a zero point or a range is made from: one state machine with a policy.
 
 A memory measures the given tensor (or the parameters that share a quantizer), and returns a statistic, a stored number,
-or both while a statistic is still collected. `memory_policy.py` lists what a memory may do with the numbers of batches, and
-has the arithmetic; this file has the states: training and evaluation, calibration, and partial checkpoints.
+or both while a statistic is still collected. `memory_policy.py` lists what a memory may do with the numbers of batches,
+and has the arithmetic; this file has the states: training and evaluation, calibration, and partial checkpoints.
 """
 
 from __future__ import annotations

@@ -144,10 +144,7 @@ def report_of(
         if name not in layers and name not in products
     )
     unseen = uncalibrated(ModelIndex(model))
-    switched = {
-        row.parameter: parameters[row.parameter] for row in covered.weights if row.weight or row.input
-    }
-    switched |= {one.name: one.name for one in covered.activations if one.lhs or one.rhs}
+    switched = _quantized_entries(covered, parameters)
     training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
     formats = _formats_of_entries(covered, parameters)
     if not numbers:
@@ -174,6 +171,12 @@ def _entries_of_parameters(covered: Coverage, layers: Mapping[str, Any]) -> dict
         layer = row.parameter.rpartition(".")[0]
         found[row.parameter] = layer if layer in layers else row.parameter
     return found
+
+
+def _quantized_entries(covered: Coverage, parameters: Mapping[str, str]) -> dict[str, str]:
+    """The parameters and the products of activations that are quantized -> their entries."""
+    weights = {row.parameter: parameters[row.parameter] for row in covered.weights if row.weight or row.input}
+    return weights | {one.name: one.name for one in covered.activations if one.lhs or one.rhs}
 
 
 def _formats_of_entries(covered: Coverage, parameters: Mapping[str, str]) -> dict[str, str]:
