@@ -214,9 +214,7 @@ class RangeZeroPoint(Component):
         raise TypeError("RangeZeroPoint: the scale comes from no range.\n  cure: scaling_impl = RangeScaling")
 
 
-TAKES_CUT = (
-    "a range method that takes a Cut for its axes and says takes_cut = True; see jqinject.core.RangeMethod"
-)
+TAKES_CUT = "a range method that takes a Cut as axes and says takes_cut = True; see jqinject.core.RangeMethod"
 
 
 @component
