@@ -275,6 +275,17 @@ def test_nothing_of_it_is_lost(tmp_path):
     np.testing.assert_array_equal(other.table[...], weight.value)
 
 
+def test_a_layer_refuses_an_array_in_the_place_of_its_frozen_weight():
+    layer = jqinject.freeze(QuantLinear(4, 2, rngs=nnx.Rngs(0)))
+    numbers = layer.kernel.get_raw_value()
+    for name in ("kernel", "weight"):
+        with pytest.raises(
+            TypeError, match=r"frozen parameter of shape \(4, 2\) .* cannot be assigned, got float32"
+        ):
+            setattr(layer, name, jnp.ones((4, 2)))
+    assert layer.kernel.get_raw_value() is numbers
+
+
 def test_assigning_is_refused():
     weight, param = made("int4")
     before, floats = nnx.clone(param), Holder(nnx.Param(weight.value))

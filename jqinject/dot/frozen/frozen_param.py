@@ -197,10 +197,10 @@ class FrozenParam(LowBitArray, Frozen):
             TypeError: it is anything else, such as a float array.
         """
         if index is not None:
-            raise self._refusal(value)
+            raise self.refusal(value)
         numbers = self._of_each(value)
         if not isinstance(numbers, dict) or numbers.keys() != self.numbers.keys():
-            raise self._refusal(value)
+            raise self.refusal(value)
         super().set_value(numbers)
 
     def set_raw_value(self, value: Any, **options: Any) -> None:
@@ -243,7 +243,7 @@ class FrozenParam(LowBitArray, Frozen):
             self._check_not_array(whole)
             return whole
         if whole.shape != self.shape or not isinstance(whole.sharding, jax.sharding.NamedSharding):
-            raise self._refusal(whole)
+            raise self.refusal(whole)
         specs = self.form.partition_specs(whole.sharding.spec, numbers)
         return {
             name: jax.ShapeDtypeStruct(
@@ -254,9 +254,10 @@ class FrozenParam(LowBitArray, Frozen):
 
     def _check_not_array(self, value: Any) -> None:
         if isinstance(value, jax.Array | np.ndarray):
-            raise self._refusal(value)
+            raise self.refusal(value)
 
-    def _refusal(self, value: Any) -> TypeError:
+    def refusal(self, value: Any) -> TypeError:
+        """The error of assigning a value."""
         kind, dtype = type(value).__name__, getattr(value, "dtype", None)
         given = kind if dtype is None else f"{dtype} numbers of shape {tuple(value.shape)}"
         form = self.form

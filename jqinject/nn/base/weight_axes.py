@@ -26,6 +26,8 @@ class ReassembledOnAssignment(QuantLayer[Out]):
     def __setattr__(self, name: str, value: Any) -> None:
         name = self.weight_name if name == "weight" else name
         before = vars(self).get(name)
+        if isinstance(before, FrozenParam) and isinstance(value, jax.Array | np.ndarray):
+            raise before.refusal(value)
         replaced = (
             isinstance(before, nnx.Variable)
             and isinstance(value, nnx.Variable)
