@@ -183,12 +183,12 @@ def test_a_program_that_is_divided_or_exported_has_no_kernel(kernel):
     x, y = jnp.ones((16, 4), jnp.int8), jnp.ones((8, 4), jnp.int8)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     divided = jax.device_put(x, NamedSharding(mesh, P("data")))
-    assert native.library.FUNCTION in jax.jit(product).lower(x, y).as_text()
+    assert native.compiled_library.FUNCTION in jax.jit(product).lower(x, y).as_text()
     assert "custom_call" not in jax.jit(product).lower(divided, y).as_text()
     assert "custom_call" not in jax.export.export(jax.jit(product))(x, y).mlir_module()
     # Where the user divides, every device has matrices of its own.
     own = jax.shard_map(product, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
-    assert native.library.FUNCTION in jax.jit(own).lower(divided, y).as_text()
+    assert native.compiled_library.FUNCTION in jax.jit(own).lower(divided, y).as_text()
     np.testing.assert_array_equal(jax.jit(own)(divided, y), jax.jit(product)(divided, y))
 
 

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import jqinject
+from jqinject.dot import FrozenParam
 from jqinject.nn import QuantConvTranspose, QuantEinsum, QuantEmbed, QuantLinearGeneral, QuantLoRALinear
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -209,7 +210,7 @@ def check_frozen(case, weight):
     layer.eval()
     expected, numbers = layer(x), layer.quant_weight()
     frozen = jqinject.freeze(nnx.clone(layer))
-    assert layer.weight_name not in vars(frozen)
+    assert isinstance(getattr(frozen, frozen.weight_name), FrozenParam)
     again = frozen.quant_weight()
     np.testing.assert_array_equal(again.int(), numbers.int())
     np.testing.assert_allclose(again.value, numbers.value, rtol=1e-6, atol=1e-7)

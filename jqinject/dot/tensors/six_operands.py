@@ -345,8 +345,11 @@ def contract_operands(
     backward = dgrad, wgrad
     others = tuple(None if by.other is None else packed_tensor(by.other.tensor) for by in backward)
     of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
-    left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in (lhs.tensor, rhs.tensor))
-    stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
+    left, right = lhs.tensor, rhs.tensor
+    stored = (on_minifloats(right) or on_integers(right)) and right.is_stored
+    left = left.carrier if isinstance(left, QuantTensor) else left
+    if isinstance(right, QuantTensor):
+        right = None if stored else right.carrier
     static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
     kept = KeptOperands(
         packed_tensor(lhs.tensor),
@@ -356,7 +359,7 @@ def contract_operands(
         (dgrad.folded, wgrad.folded),
     )
     with backward_only(plan.what):
-        return _contract(static, left, None if stored else right, (dgrad.slot, wgrad.slot), kept, rest)
+        return _contract(static, left, right, (dgrad.slot, wgrad.slot), kept, rest)
 
 
 def _forward(

@@ -1,4 +1,4 @@
-"""What a file can say of a layer's input quantizer: the inverse of `loading.quantizers`."""
+"""What a file can say of a layer's input quantizer: the inverse of `loading.loaded_quantizers`."""
 
 from __future__ import annotations
 
