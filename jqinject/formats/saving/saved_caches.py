@@ -1,4 +1,4 @@
-"""Static scales of caches of keys and values as compressed-tensors stores them: the inverse of `loading.loaded_caches`."""
+"""Static scales of caches of keys and values as compressed-tensors has them: the inverse of `loading.loaded_caches`."""
 
 from __future__ import annotations
 
