@@ -448,9 +448,13 @@ def test_methods_and_shards_that_do_not_exist_are_refused(tmp_path: Path) -> Non
 
 
 def test_large_checkpoints_are_several_files_with_an_index(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
     served = frozen(**PER_ROW)
     save(served, tmp_path, shard_bytes=256)
-    assert len(list(tmp_path.glob("model-0000?-of-0000?.safetensors"))) == 2
+    files = [load_file(path) for path in tmp_path.glob("model-0000?-of-0000?.safetensors")]
+    assert len(files) > 1
+    assert all(len(arrays) == 1 or sum(x.nbytes for x in arrays.values()) <= 256 for arrays in files)
     check_read_back(served, tmp_path, "compressed-tensors pack-quantized")
 
 

@@ -74,7 +74,7 @@ class LowBitArray:
     def integers_as_stored(self, dims: Dimensions) -> tuple[Dimensions, Affine]:
         """The integers for a contraction along axes of the array, and the same contraction along their own axes.
 
-        Whole bytes without groups stay in the order in which they are stored, with the summed axes last, as kernels
+        Whole bytes with one float scale a channel stay in the order in which they are stored, with the summed axes last, as kernels
         take them: nothing of the array's size is computed.
 
         Args:
@@ -82,9 +82,10 @@ class LowBitArray:
         """
         numbers, form = self.numbers, self.form
         stored = form.fitted(numbers["value"].shape).stored
-        if stored.grid is not None or {*dims.rhs_contract} != {*stored.summed}:
+        plain = stored.grid is None and form.in_turn is None and "scale_factor" not in numbers
+        if not plain or {*dims.rhs_contract} != {*stored.summed}:
             return dims, self.integers(dims.rhs_contract)
-        scale = numbers["scale"].transpose(stored.order)
+        scale = numbers["scale"].astype(np.float32).transpose(stored.order)
         zero, sums = numbers.get("zero_point"), numbers.get("sums")
         if zero is not None:
             zero = zero.transpose(stored.order).astype(np.float32)
