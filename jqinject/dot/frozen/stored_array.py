@@ -74,8 +74,8 @@ class LowBitArray:
     def integers_as_stored(self, dims: Dimensions) -> tuple[Dimensions, Affine]:
         """The integers for a contraction along axes of the array, and the same contraction along their own axes.
 
-        Whole bytes with one float scale a channel stay in the order in which they are stored, with the summed axes last, as kernels
-        take them: nothing of the array's size is computed.
+        Whole bytes with one float scale a channel stay in the order in which they are stored, with the summed axes
+        last, as kernels take them: nothing of the array's size is computed.
 
         Args:
             dims: of the contraction, with the array on the right.
