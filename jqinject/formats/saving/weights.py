@@ -83,16 +83,17 @@ def weights_of(
     index = ModelIndex(model)
     in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
     orders = OrdersBeforeParameters(index)
-    seen, nodes = set[int](), dict(index.places)
+    seen: set[int] = set()
     for path, node in index.places:
         if id(node) in seen:
             continue
-        if isinstance(node, FrozenParam):
-            layer, called = nodes[path[:-1]], _Called.by(dotted(path), rules, as_they_lie)
-            if isinstance(layer, QuantWeightLayer):
-                yield from _of_layer(layer, called)
-            else:
-                yield from _of_parameter(node, called, orders.order(dotted(path)))
+        if isinstance(node, QuantWeightLayer) and node.frozen is not None:
+            seen.add(id(node.frozen))
+            own = dotted((*path, node.weight_name))
+            yield from _of_layer(node, _Called.by(own, rules, as_they_lie))
+        elif isinstance(node, FrozenParam):
+            own = dotted(path)
+            yield from _of_parameter(node, _Called.by(own, rules, as_they_lie), orders.order(own))
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
             called, value = _Called.by(dotted(path), rules, as_they_lie), node.get_value()
             for at, names in called.each(value.shape):
