@@ -367,8 +367,9 @@ class Memory(Component):
             stored: in the domain of the rule, of the shape of `value`.
         """
         self.value.set_value(stored)
-        over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
-        self.record.set_value({"counter": over, "buffer": stored})
+        if self.record is not None:  # else nothing is collected any more
+            over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
+            self.record.set_value({"counter": over, "buffer": stored})
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
         """See `Factors`."""
