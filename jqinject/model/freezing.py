@@ -11,7 +11,6 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Quantizer, RangeScaling
-from jqinject.core.memory.memory import Memory
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.frozen_ops import frozen_kernel, op_of_weight, quantized_op, unfreeze_op
@@ -53,8 +52,8 @@ def freeze(
     Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
-    unfrozen layer in evaluation, and that of training up to float rounding. Collected ranges of inputs become
-    constants, with their scales and zero points: nothing is reduced or averaged at run time, in training mode neither.
+    unfrozen layer in evaluation, and that of training up to float rounding. Averaged ranges of inputs become
+    constants, with their scales and zero points, until another calibration: nothing is reduced or averaged at run time.
 
     A frozen weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read as an
     array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only the
@@ -68,8 +67,7 @@ def freeze(
 
     Args:
         model: an NNX module, concrete or abstract.
-        keep_masters: keep the float weights (`layer.master`), their quantizers and what ranges were collected from, for
-            `unfreeze`.
+        keep_masters: keep the float weights (`layer.master`) and their quantizers as well, for `unfreeze`.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
         sliced_from: float weights of at least so many bytes are quantized slice by slice, which takes less memory and
             makes the same bits.
@@ -121,25 +119,22 @@ def freeze(
         kernel = frozen_kernel(layer)
         if kernel is not None:
             freeze_weight(index, layer, kernel, keep_master=keep_masters)
-    freeze_ranges(layers, keep=keep_masters)
+    freeze_ranges(layers)
     return model
 
 
-def freeze_ranges(modules: Iterable[Any], *, keep: bool = False) -> None:
-    """Turn collected ranges, their scales and zero points into constants.
+def freeze_ranges(modules: Iterable[Any]) -> None:
+    """Turn averaged ranges, their scales and zero points into constants.
 
     Args:
         modules: a model's modules. An average that no batch has entered stays as it is.
-        keep: keep what was collected beside them, for `unfreeze`.
     """
     modules = list(modules)
     for module in modules:
         if isinstance(module, Quantizer):
-            module.freeze_range(keep)
+            module.freeze_range()
     for module in modules:  # also those that no quantizer holds
         if isinstance(module, RangeScaling):
-            module.freeze(keep=keep)
-        elif isinstance(module, Memory) and not keep:
             module.freeze()
 
 
@@ -177,7 +172,7 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
 
     Weights whose float numbers are gone, such as those of `jqinject.formats.load`, may begin at their low-bit numbers
     instead: they are then quantized by the same scales, committed (`commit`), to the same numbers, until training moves
-    them. Averaged ranges of inputs are then constants still.
+    them.
 
     Args:
         model: an NNX module.

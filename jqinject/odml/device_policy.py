@@ -98,8 +98,7 @@ class OdmlPolicy:
 
 def is_dynamic(quantizer: Any) -> bool:
     """Whether a quantizer takes its range from the tensor itself."""
-    scaling = getattr(quantizer, "scaling_impl", None)
-    return getattr(scaling, "averaging_impl", None) is None and getattr(scaling, "record", None) is None
+    return getattr(getattr(quantizer, "scaling_impl", None), "averaging_impl", None) is None
 
 
 def overrides_of(site: Site) -> dict[str, Any]:

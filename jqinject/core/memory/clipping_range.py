@@ -231,8 +231,7 @@ class RangeScaling(Component):
 
     The gradient goes straight through to `x` inside the range, and to the ends of the range outside.
 
-    State: none but that of the average. Once frozen, one `record`, float32: `high`, `scale`, and with two
-    ends `low` and `zero_point`.
+    State: none but that of the average; once frozen, a `record` of `high`, `scale`, perhaps `low` and `zero_point`.
 
     Args:
         calibration_impl: finds the range.
@@ -272,6 +271,7 @@ class RangeScaling(Component):
     restrict_scaling_impl: Restrict | None = None
     axis_name: Any = None
     record: QuantStat | None = field(default=None, init=False)
+    frozen_for: tuple[Any, int | None] | None = field(default=None, init=False)
     use_running_average: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -304,13 +304,10 @@ class RangeScaling(Component):
     @property
     def is_dynamic(self) -> bool:
         """Whether the range is that of the given tensor: neither averaged nor fixed."""
-        averaged = self.averaging_impl is not None or self.record is not None
-        return not averaged and not isinstance(self.calibration_impl, FixedRange)
+        return self.averaging_impl is None and not isinstance(self.calibration_impl, FixedRange)
 
     def has_range(self) -> bool | None:
         """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
-        if self.record is not None:
-            return True
         if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
             return None
         return all_counted(self.averaging_impl.counter.get_value())
@@ -319,10 +316,14 @@ class RangeScaling(Component):
         """Restart the average."""
         if self.averaging_impl is not None:
             self.averaging_impl.begin_calibration()
+        if self.record is not None:
+            del self.record
         self.use_running_average = False
 
     def end_calibration(self) -> None:
-        """No effect: the range is the average."""
+        """Make constants of the average again, if it was frozen; else no effect: the range is the average."""
+        if self.frozen_for is not None:
+            self.freeze(*self.frozen_for)
 
     def clipping_range(self, x: jax.Array) -> ClippingRange:
         """The range for quantizing `x`, float32; in training mode it enters the average.
@@ -351,14 +352,13 @@ class RangeScaling(Component):
         assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
         return self.averaging_impl.mean(self.has_zero_point, ndim)
 
-    def freeze(self, threshold: Any = None, bit_width: int | None = None, *, keep: bool = False) -> None:
+    def freeze(self, threshold: Any = None, bit_width: int | None = None) -> None:
         """Make constants of the averaged range, its scale and its zero point: a call no longer measures or averages.
 
-        A range of the given tensor, or one that no batch has entered, stays as it is.
+        A range of the given tensor, or one that no batch has entered, stays as it is. The average is kept.
 
         Args:
             threshold, bit_width: as for `measure`.
-            keep: keep the average beside them, for `unfreeze`.
         """
         if self.record is not None or self.has_range() is not True:
             return
@@ -372,13 +372,13 @@ class RangeScaling(Component):
         held = cast(SimpleMovingAverage, self.averaging_impl).record.get_raw_value()
         abstract = isinstance(held["counter"], jax.ShapeDtypeStruct)
         self.record = QuantStat(jax.eval_shape(numbers, held) if abstract else numbers(held))
-        if not keep:
-            del self.averaging_impl
+        self.frozen_for = threshold, bit_width
 
     def unfreeze(self) -> None:
-        """Go on averaging, if the average was kept."""
-        if self.record is not None and self.averaging_impl is not None:
-            del self.record
+        """Go on averaging."""
+        for name in ("record", "frozen_for"):
+            if vars(self).get(name) is not None:
+                delattr(self, name)
 
     def _of_tensor(self, x: jax.Array, names: Names) -> ClippingRange:
         """The range of the given tensor, in the shape of the view."""

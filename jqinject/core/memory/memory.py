@@ -351,15 +351,6 @@ class Memory(Component):
             {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
         )
 
-    def freeze(self) -> None:
-        """Forget what was collected, if there is something: the number of evaluation is the parameter from now on."""
-        if self.policy.kind != "collected" or self.has_range() is not True:
-            return
-        if not isinstance(self.counter.get_value(), jax.ShapeDtypeStruct):
-            self._fill(self.counter.get_value() <= self.policy.limit)
-        self.policy = MemoryPolicy("learned")
-        del self.record
-
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.
 
@@ -367,9 +358,8 @@ class Memory(Component):
             stored: in the domain of the rule, of the shape of `value`.
         """
         self.value.set_value(stored)
-        if self.record is not None:  # else nothing is collected any more
-            over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
-            self.record.set_value({"counter": over, "buffer": stored})
+        over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
+        self.record.set_value({"counter": over, "buffer": stored})
 
     def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
         """See `Factors`."""

@@ -309,12 +309,12 @@ class Quantizer(Component):
             scale, of_zero = scale_of(self.scaling_impl, x, threshold, candidate), Candidate(None)
         return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
 
-    def freeze_range(self, keep: bool = False) -> None:
+    def freeze_range(self) -> None:
         """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
         scaling: Any = self.scaling_impl
         if by_range(scaling):
             grid, threshold = self._numbers()
-            scaling.freeze(threshold, grid.bit_width if grid.is_integer else None, keep=keep)
+            scaling.freeze(threshold, grid.bit_width if grid.is_integer else None)
 
     @abstractmethod
     def _numbers(self) -> tuple[Any, Any]:

@@ -281,8 +281,9 @@ class _CollectedScaling(MemoryScaling):
             scale: the scale of this call.
             threshold: as for the call.
         """
-        if self.use_running_average or self.record is None:
+        if self.use_running_average:
             return scale
+        assert self.value is not None
         due = self.counter.get_value() == self.policy.limit
         self._fill(due)
         learned = super().__call__(None, threshold, number=Number(stored=self.value.get_value()))
