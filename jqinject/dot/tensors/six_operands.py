@@ -345,11 +345,9 @@ def contract_operands(
     backward = dgrad, wgrad
     others = tuple(None if by.other is None else packed_tensor(by.other.tensor) for by in backward)
     of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
-    left, right = lhs.tensor, rhs.tensor
-    stored = (on_minifloats(right) or on_integers(right)) and right.is_stored
-    left = left.carrier if isinstance(left, QuantTensor) else left
-    if isinstance(right, QuantTensor):
-        right = None if stored else right.carrier
+    stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
+    values = lhs.tensor, None if stored else rhs.tensor
+    left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in values)
     static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
     kept = KeptOperands(
         packed_tensor(lhs.tensor),
