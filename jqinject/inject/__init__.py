@@ -2,12 +2,12 @@
 
 from jqinject.inject.binding import Binding as Binding
 from jqinject.inject.checked_injector import CheckedInjector as CheckedInjector
+from jqinject.inject.dependencies_library import DependencyError as DependencyError
 from jqinject.inject.explain import explain as explain
 from jqinject.inject.explain import reach_of as reach_of
 from jqinject.inject.functions import choices as choices
 from jqinject.inject.functions import value as value
 from jqinject.inject.injector import ExtendedInjector as ExtendedInjector
-from jqinject.inject.library import DependencyError as DependencyError
 from jqinject.inject.links import this as this
 from jqinject.inject.names import check_declarations as check_declarations
 from jqinject.inject.names import declared_names as declared_names

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from jqinject.inject.library import DependencyError
+from jqinject.inject.dependencies_library import DependencyError
 
 _CAPITALIZED = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")  # the words of a class's name
 _SLIP = 0.87  # by difflib's ratio: one letter of eight, or two of them swapped

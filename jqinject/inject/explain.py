@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jqinject.inject.arguments import Arguments
 from jqinject.inject.binding import Binding
+from jqinject.inject.dependencies_library import DependencyError
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.library import DependencyError
 from jqinject.inject.links import PARENT, show, steps_of
 from jqinject.inject.names import asked_at
 from jqinject.inject.resolver import Resolution, Scope, rewired, scope_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from jqinject.inject.arguments import signature
-from jqinject.inject.library import DependencyError, Value
+from jqinject.inject.dependencies_library import DependencyError, Value
 
 
 class ValueFunction(Value):

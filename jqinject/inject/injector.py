@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
+from jqinject.inject.dependencies_library import DependencyError, Injector, InjectorType
 from jqinject.inject.errors import lines
-from jqinject.inject.library import DependencyError, Injector, InjectorType
 from jqinject.inject.resolver import resolve
 from jqinject.inject.specs import Spec, spec_of
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from jqinject.inject.arrays import ArrayLike
+from jqinject.inject.dependencies_library import This, Value
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.library import This, Value
 from jqinject.inject.links import steps_of
 
 

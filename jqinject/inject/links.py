@@ -6,7 +6,7 @@ name of the nested injector `sub`, and `(this << 1).x` is a name of the injector
 
 from typing import TYPE_CHECKING, Any
 
-from jqinject.inject.library import DependencyError, This
+from jqinject.inject.dependencies_library import DependencyError, This
 
 Step = tuple[str, Any]
 PARENT: Step = (".", "__parent__")

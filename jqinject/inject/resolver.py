@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from jqinject.inject.arguments import Arguments
+from jqinject.inject.dependencies_library import DependencyError, InjectorType, This
 from jqinject.inject.errors import MissingNameError, did_you_mean, lines
-from jqinject.inject.library import DependencyError, InjectorType, This
 from jqinject.inject.links import PARENT, Step, check_link, show, steps_of
 from jqinject.inject.names import asked_at
 from jqinject.inject.specs import Spec, is_component, is_ours, spec_of

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.inject.arrays import ArrayLike
-from jqinject.inject.library import This
+from jqinject.inject.dependencies_library import This
 from jqinject.inject.links import show
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, slice, range, type(Ellipsis))

@@ -19,8 +19,15 @@ from typing import Any, Literal
 import numpy as np
 
 from jqinject.inject.arguments import Arguments, arguments_of_class, arguments_of_function
+from jqinject.inject.dependencies_library import (
+    DependencyError,
+    InjectorType,
+    Operation,
+    Package,
+    This,
+    Value,
+)
 from jqinject.inject.functions import check_function
-from jqinject.inject.library import DependencyError, InjectorType, Operation, Package, This, Value
 from jqinject.inject.links import check_link
 
 Kind = Literal["PLAIN", "COMPONENT", "FUNCTION", "LINK", "NESTED"]

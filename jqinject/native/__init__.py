@@ -10,7 +10,7 @@ model. They are compiled when the package is installed if there is a C compiler,
 not contain them: this is decided when they are lowered.
 """
 
-from jqinject.native.compiled_library import use as use
+from jqinject.native.library import use as use
 from jqinject.native.matmul import int8_matmul as int8_matmul
 from jqinject.native.matmul import status as status
 from jqinject.native.matmul import takes as takes

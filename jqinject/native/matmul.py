@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.native.compiled_library import library
+from jqinject.native.library import library
 
 
 def status() -> str:

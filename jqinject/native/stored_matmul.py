@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.native.compiled_library import library
+from jqinject.native.library import library
 
 MOST_GROUPS = 1024
 INT4 = (*range(8), *range(-8, 0))

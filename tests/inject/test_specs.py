@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jqinject.inject import DependencyError, ExtendedInjector, resolve, this, value
-from jqinject.inject.library import Injector, Operation, Package
+from jqinject.inject.dependencies_library import Injector, Operation, Package
 
 
 class Component:

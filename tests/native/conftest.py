@@ -12,7 +12,7 @@ import pytest
 
 from jqinject import native
 from jqinject.native.build import COMPILERS, MACHINES, build
-from jqinject.native.compiled_library import AVX2, DOTS, FEW_ROWS, VARIABLE, library
+from jqinject.native.library import AVX2, DOTS, FEW_ROWS, VARIABLE, library
 
 TESTED = "TESTED_KERNELS"
 """The variable that names a library to test instead: in CI the installed one, and one compiled with sanitizers."""
@@ -51,15 +51,15 @@ def runs(compiled):
 @pytest.fixture
 def kernel(runs, monkeypatch):
     """Contractions go through the kernel, though there is perhaps AMX for many rows; its path."""
-    loaded = native.compiled_library._loaded
+    loaded = native.library._loaded
     known = DOTS | FEW_ROWS | AVX2
     monkeypatch.setattr(
-        "jqinject.native.compiled_library._loaded", lambda path: (loaded(path)[0] & known, loaded(path)[1])
+        "jqinject.native.library._loaded", lambda path: (loaded(path)[0] & known, loaded(path)[1])
     )
-    native.compiled_library._found.cache_clear()
+    native.library._found.cache_clear()
     with native.use(runs):
         yield runs
-    native.compiled_library._found.cache_clear()
+    native.library._found.cache_clear()
 
 
 @pytest.fixture(params=["avx2", "few"])
@@ -86,7 +86,7 @@ def both(kernel):
         calls = len(re.findall(r'custom_call @"?jqinject_\w+_matmul', with_kernel.as_text()))
         with native.use(False):
             without = jax.jit(compiled_anew).lower(*args)
-        assert not any(f"jqinject_{name}" in without.as_text() for name in native.compiled_library.FUNCTIONS)
+        assert not any(f"jqinject_{name}" in without.as_text() for name in native.library.FUNCTIONS)
         return calls, with_kernel.compile()(*args), without.compile()(*args)
 
     return run

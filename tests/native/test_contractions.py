@@ -11,7 +11,7 @@ from jqinject import native
 from jqinject.dot import LocalAqt, dot_general, einsum
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import integer_contraction
-from jqinject.native.compiled_library import FUNCTION
+from jqinject.native.library import FUNCTION
 from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import IntQuantTensor
 

@@ -19,7 +19,7 @@ from jqinject import native
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import integer_contraction
 from jqinject.native.build import NAME, BuildError, build
-from jqinject.native.compiled_library import AVX2, DOTS, FEW_ROWS, FUNCTION, TILES
+from jqinject.native.library import AVX2, DOTS, FEW_ROWS, FUNCTION, TILES
 
 ROOT = Path(__file__).parents[2]
 MATMUL = (((1,), (1,)), ((), ()))
@@ -165,7 +165,7 @@ def test_a_clone_uses_the_library_of_the_installed_package(compiled, tmp_path):
     information = site / "jqinject-0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: jqinject\nVersion: 0\n")
-    show = "from jqinject import native; from jqinject.native.compiled_library import library; print(library().reason)"
+    show = "from jqinject import native; from jqinject.native.library import library; print(library().reason)"
     library = build(site / "jqinject" / "native", SOON)
     settings = {"cwd": clone, "PYTHONPATH": str(site), "JQINJECT_NATIVE": "", **ONE_DEVICE}
     found = python("-c", show, **settings)
@@ -183,12 +183,12 @@ def test_a_program_that_is_divided_or_exported_has_no_kernel(kernel):
     x, y = jnp.ones((16, 4), jnp.int8), jnp.ones((8, 4), jnp.int8)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     divided = jax.device_put(x, NamedSharding(mesh, P("data")))
-    assert native.compiled_library.FUNCTION in jax.jit(product).lower(x, y).as_text()
+    assert native.library.FUNCTION in jax.jit(product).lower(x, y).as_text()
     assert "custom_call" not in jax.jit(product).lower(divided, y).as_text()
     assert "custom_call" not in jax.export.export(jax.jit(product))(x, y).mlir_module()
     # Where the user divides, every device has matrices of its own.
     own = jax.shard_map(product, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
-    assert native.compiled_library.FUNCTION in jax.jit(own).lower(divided, y).as_text()
+    assert native.library.FUNCTION in jax.jit(own).lower(divided, y).as_text()
     np.testing.assert_array_equal(jax.jit(own)(divided, y), jax.jit(product)(divided, y))
 
 
@@ -228,7 +228,7 @@ def test_a_file_that_is_no_library(monkeypatch, tmp_path):
 def test_what_the_processor_has_decides(kernel, monkeypatch, tmp_path, features, most, text):
     library = tmp_path / "library.so"
     library.touch()
-    monkeypatch.setattr("jqinject.native.compiled_library._loaded", lambda path: (features, "target"))
+    monkeypatch.setattr("jqinject.native.library._loaded", lambda path: (features, "target"))
     x = jnp.ones((1, 4), jnp.int8)
     with native.use(str(library)):
         assert native.status().removesuffix(str(library)) == text

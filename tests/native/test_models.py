@@ -14,7 +14,7 @@ from jqinject import native
 from jqinject.dot import FrozenParam, QDotGeneral, QEinsum
 from jqinject.dot.kernels.kernel_table import XLA_CONVOLVES
 from jqinject.export import stablehlo
-from jqinject.native.compiled_library import FUNCTION
+from jqinject.native.library import FUNCTION
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantMultiHeadAttention
 from jqinject.quant.aqt import config_v4
 from jqinject.quant_tensor import as_array

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jqinject.native.build import FLAGS, SOURCES
-from jqinject.native.compiled_library import FEW_ROWS, FUNCTIONS
+from jqinject.native.library import FEW_ROWS, FUNCTIONS
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PROCESSORS = {"max": "dot_bytes_sdot", "cortex-a57": "dot_bytes_widened"}
