@@ -86,7 +86,7 @@ def check_unfreezes(index: ModelIndex) -> None:
     if gone:
         shown = ", ".join(map(dotted, gone))
         raise ValueError(
-            f"the float weights {shown} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
+            f"the float numbers of {shown} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"
         )
 

@@ -315,8 +315,11 @@ class QuantWeightLayer(WeightAxes[Out]):
 
         Returns:
             (the output, the token for the scale of the gradient's payload, or None).
+
+        Raises:
+            TypeError: the layer places no contraction (`_placed`), so no kernel was to be chosen.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} contracts floats alone, got a kernel for {choice.kernel}")
 
     def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
         """The row of the table for input and weight; None where the parent's function contracts floats in any case.
