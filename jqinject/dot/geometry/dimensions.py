@@ -68,6 +68,11 @@ class Dimensions:
         places = {axis: place for place, axis in enumerate(self.rhs_batch)}
         return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
 
+    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output of operands of these shapes."""
+        left = (lhs[axis] for axis in (*self.lhs_batch, *self.lhs_free))
+        return (*left, *(rhs[axis] for axis in self.rhs_free))
+
     @property
     def rhs_first(self) -> tuple[int, ...]:
         """The output permutation of `swapped`: the right operand's free axes before the left's."""

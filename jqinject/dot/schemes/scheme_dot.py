@@ -37,7 +37,6 @@ from jqinject.dot.tensors.labelled_tensor import (
     tiled_label,
 )
 from jqinject.dot.tensors.product import Sums, chosen
-from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
     ConvolutionPlan,
@@ -394,6 +393,5 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
 
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
-    choice, _ = chosen(a, b, out)
-    why = f"{choice.why}; {ON_CUDA}" if sums.scaled and takes_scaled(a, b, out) else choice.why
-    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, why)
+    choice, _ = chosen(a, b, out, sums.scaled)
+    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, choice.why)

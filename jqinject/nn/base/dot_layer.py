@@ -20,6 +20,7 @@ from jqinject.dot import (
     contraction_output,
 )
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.kernels.integer import are_sharded
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
 from jqinject.dot.tensors.choice import ChosenKernel
@@ -29,6 +30,7 @@ from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.nn.base.weight_layer import LayerArrays, QuantWeightLayer
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
+from jqinject.proxy import GradQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import (
     IntQuantTensor,
@@ -215,7 +217,11 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return _last_with_first(len(shape)) if shape else None
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         x, weight, bias = self.promote_dtype(arrays, dtype=self.dtype)
         placed = self._placed(x.shape)
@@ -223,8 +229,14 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         dims, order, sharding = placed.dims, placed.order, out_sharding
         if order is not None:
             sharding = before_transpose(asked(out_sharding, x, weight), order)
-        dtype, how = self.preferred_element_type or x.dtype, {"grad_dtype": grad_dtype}
-        y, token = contract_as(choice, dims, dtype, (x, weight), **how, out_sharding=sharding)
+        dtype = self.preferred_element_type or x.dtype
+        gradient = None
+        if grad_quant is not None:
+            shape = dims.out_shape(x.shape, choice.rhs.shape)
+            gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
+            if gradient is not None and (order is not None or are_sharded(x, weight)):
+                gradient = gradient.in_one()
+        y, token = contract_as(choice, dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding)
         if order is not None:
             y = with_sharding(y.transpose(order), out_sharding)
         if bias is not None:
