@@ -210,8 +210,8 @@ def _backward(
     gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
     gone = is_quantized(x.tensor) and scheme[name] is None
-    folds = plan.takes_payloads and f"{product}_use_fwd_quant" in scheme.flags
-    if plan.takes_payloads and f"{product}_payload" in scheme.flags:
+    folds = f"{product}_use_fwd_quant" in scheme.flags
+    if f"{product}_payload" in scheme.flags:
         _check_fits(contraction, name, joined(made), of_x)
     if scheme[name] is Kept.FPROP or (gone and not folds):
         return BackwardProduct(*gradient())

@@ -55,8 +55,6 @@ class Plan(ABC):
         what: the contraction, in words.
         twice: what may be differentiated twice.
         in_rows: whether quantizers of activations and gradients see summed axes as rows.
-        takes_payloads: whether backward products contract the forward product's payloads with their scale folded into
-            the gradient.
     """
 
     labels: Labelling
@@ -69,7 +67,6 @@ class Plan(ABC):
     what: str = "a quantized contraction"
     twice: ClassVar[str]
     in_rows: ClassVar[bool] = True
-    takes_payloads: ClassVar[bool] = False
 
     @property
     def no_second_derivative(self) -> str:
@@ -129,7 +126,6 @@ class DotPlan(Plan):
     twice = (
         "contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
     )
-    takes_payloads = True
 
     def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
         dims, _ = dimensions_of(self.labels.lhs, self.labels.rhs, self.labels.out)
