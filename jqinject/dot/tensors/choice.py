@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jqinject.dot.frozen.stored_array import LowBitArray
+from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.dot.frozen.stored_dot import reads_stored
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
 from jqinject.dot.kernels.block_scales import has_blocks

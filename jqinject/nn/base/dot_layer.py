@@ -150,13 +150,16 @@ class PlacedContraction:
         """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
         return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
 
+    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output of operands of these shapes."""
+        shape = self.dims.out_shape(lhs, rhs)
+        return shape if self.order is None else tuple(shape[axis] for axis in self.order)
+
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
-    def shape_of_bias(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the output, with 1 along the axes that the weight does not have: as a bias is added."""
-        shape = [1] * self.dims.out_ndim
-        for axis, place in self.of_weight.items():
-            shape[place] = weight_shape[axis]
-        return tuple(shape)
+    def shape_of_bias(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a bias is added: the output's, with 1 along the axes that the weight does not have."""
+        places = self.of_weight.values()
+        return tuple(size if place in places else 1 for place, size in enumerate(output))
 
 
 @lru_cache(maxsize=1024)
@@ -232,7 +235,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         dtype = self.preferred_element_type or x.dtype
         gradient = None
         if grad_quant is not None:
-            shape = dims.out_shape(x.shape, choice.rhs.shape)
+            shape = placed.out_shape(x.shape, choice.rhs.shape)
             gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
             if gradient is not None and (order is not None or are_sharded(x, weight)):
                 gradient = gradient.in_one()
@@ -240,7 +243,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         if order is not None:
             y = with_sharding(y.transpose(order), out_sharding)
         if bias is not None:
-            y += jnp.reshape(bias, placed.shape_of_bias(choice.rhs.shape))
+            y += jnp.reshape(bias, placed.shape_of_bias(y.shape))
         return y, token
 
     # --- scales of bias and output
@@ -278,7 +281,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
                 "are not those of the output.\n  cure: one scale for the weight, or a bias quantizer with a scale of "
                 "its own (Int8BiasPerTensorFloatInternalScaling)"
             )
-        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(weight.shape))
+        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(placed.out_shape(x.shape, weight.shape)))
         return x, weight, of_bias.reshape(self.bias.shape)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
@@ -287,7 +290,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
             return y
         if bias is not None:
             whole = bias if on_integers(bias) else as_array(bias)
-            bias = whole.reshape(placed.shape_of_bias(self.weight_shape))
+            bias = whole.reshape(placed.shape_of_bias(y.shape))
         return contraction_output(
             y,
             x,

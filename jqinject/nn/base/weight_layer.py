@@ -335,13 +335,13 @@ class QuantWeightLayer(WeightAxes[Out]):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked = self.contraction
+        asked, attributes = self.contraction, vars(self)
         if asked == "float":
             return None
-        if not self._contracts_as_flax():
+        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
             self._check_function(asked)
             return None
-        proxy, stored = vars(self).get("weight_quant"), isinstance(weight, FrozenParam)
+        proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
         operand = weight
         if not stored and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
