@@ -215,15 +215,15 @@ class FrozenForm:
         """
         form = self.fitted(numbers["value"].shape)
         full = (*spec, *(None,) * (len(form.shape) - len(spec)))
-        found = {}
-        for name, held in numbers.items():
-            if len(held.shape) < len(form.shape):  # one factor for each layer of a stack
-                found[name] = jax.sharding.PartitionSpec(*full[: len(held.shape)])
+        specs = {}
+        for name, number in numbers.items():
+            if len(number.shape) < len(form.shape):  # one factor for each layer of a stack
+                specs[name] = jax.sharding.PartitionSpec(*full[: len(number.shape)])
                 continue
-            of_payload, of_scale = form.metadata({"out_sharding": full}, held.shape)
+            of_payload, of_scale = form.metadata({"out_sharding": full}, number.shape)
             names = (of_payload if name == "value" else of_scale)["out_sharding"]
-            found[name] = jax.sharding.PartitionSpec(*names)
-        return found
+            specs[name] = jax.sharding.PartitionSpec(*names)
+        return specs
 
     def partition_spec(
         self, spec: jax.sharding.PartitionSpec, payload_shape: tuple[int, ...]
@@ -285,13 +285,13 @@ def _per_axis(
     """The metadata with the entries of the last `ndim` axes changed; stacks of layers have more in front."""
     names = ("out_sharding", "sharding_names", "sharding")
 
-    def changed(found: tuple[Any, ...]) -> tuple[Any, ...]:
-        front = len(found) - ndim
-        return (*found[:front], *change(found[front:]))
+    def changed(entry: tuple[Any, ...]) -> tuple[Any, ...]:
+        front = len(entry) - ndim
+        return (*entry[:front], *change(entry[front:]))
 
     return {
-        name: changed(tuple(found)) if name in names and isinstance(found, tuple) else found
-        for name, found in metadata.items()
+        name: changed(tuple(entry)) if name in names and isinstance(entry, tuple) else entry
+        for name, entry in metadata.items()
     }
 
 

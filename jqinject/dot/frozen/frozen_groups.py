@@ -102,10 +102,10 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
 def wide_metadata(metadata: Mapping[str, Any], groups: Groups, ndim: int) -> dict[str, Any]:
     """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
 
-    def widened(found: Any) -> Any:
-        if not isinstance(found, tuple) or len(found) < ndim:
-            return found
-        place = len(found) + groups.dim + 1
-        return (*found[:place], None, *found[place:])
+    def widened(entry: Any) -> Any:
+        if not isinstance(entry, tuple) or len(entry) < ndim:
+            return entry
+        place = len(entry) + groups.dim + 1
+        return (*entry[:place], None, *entry[place:])
 
-    return {name: widened(found) if name in PER_AXIS else found for name, found in metadata.items()}
+    return {name: widened(entry) if name in PER_AXIS else entry for name, entry in metadata.items()}

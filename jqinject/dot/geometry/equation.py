@@ -56,9 +56,9 @@ class EinsumLabels:
         else:
             once = sorted(label for label in set(lhs + rhs) - set(rest) if (lhs + rhs).count(label) == 1)
             out = rest + "".join(once)
-        found = cls(lhs, rhs, out)
-        found._check(equation, tuple(lhs_shape), tuple(rhs_shape))
-        return found
+        parsed = cls(lhs, rhs, out)
+        parsed._check(equation, tuple(lhs_shape), tuple(rhs_shape))
+        return parsed
 
     def _check(self, equation: str, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]) -> None:
         lengths: dict[str, int] = {}
@@ -68,13 +68,13 @@ class EinsumLabels:
                     f"{equation!r}: an operand of shape {shape} does not have {len(labels)} axes"
                 )
             for label, length in zip(labels, shape, strict=True):
-                known = lengths.setdefault(label, length)
-                if known != length and 1 not in (known, length):
+                size = lengths.setdefault(label, length)
+                if size != length and 1 not in (size, length):
                     raise ValueError(
-                        f"{equation!r}: axis {label!r} is {known} long in one place and {length} in another (shapes "
+                        f"{equation!r}: axis {label!r} is {size} long in one place and {length} in another (shapes "
                         f"{lhs_shape} and {rhs_shape})"
                     )
-                lengths[label] = max(known, length)
+                lengths[label] = max(size, length)
         unknown = set(self.out) - set(lengths)
         if unknown or len(set(self.out)) != len(self.out):
             raise ValueError(
@@ -144,9 +144,9 @@ def _diagonal(x: jax.Array, labels: str) -> tuple[jax.Array, str]:
     return x, labels
 
 
-def _without(x: jax.Array, labels: str, gone: Callable[[str, int], bool]) -> tuple[jax.Array, str]:
+def _without(x: jax.Array, labels: str, drops: Callable[[str, int], bool]) -> tuple[jax.Array, str]:
     """An operand with some axes summed."""
-    axes = [axis for axis, label in enumerate(labels) if gone(label, x.shape[axis])]
+    axes = [axis for axis, label in enumerate(labels) if drops(label, x.shape[axis])]
     if not axes:  # a QuantTensor stays one
         return x, labels
     return x.sum(tuple(axes)), "".join(label for axis, label in enumerate(labels) if axis not in axes)

@@ -97,12 +97,12 @@ class Convolution:
         strides = tuple(window_strides)
         rhs_dilation = (1,) * space if rhs_dilation is None else tuple(rhs_dilation)
         if isinstance(padding, str):
-            seen = [lhs_shape[axis] for axis in numbers.lhs_spec[2:]]
+            sizes = [lhs_shape[axis] for axis in numbers.lhs_spec[2:]]
             window = [
                 (rhs_shape[axis] - 1) * dilation + 1
                 for axis, dilation in zip(numbers.rhs_spec[2:], rhs_dilation, strict=True)
             ]
-            padding = jax.lax.padtype_to_pads(seen, window, strides, padding)
+            padding = jax.lax.padtype_to_pads(sizes, window, strides, padding)
         options = {
             "window_strides": strides,
             "rhs_dilation": rhs_dilation,
@@ -219,16 +219,16 @@ class Convolution:
         lengths = [rhs.shape[axis] for axis in axes]
         spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
         accumulator = integer_accumulator(self.accumulator_dtype, math.prod(lengths), *spans)
-        whole = self
+        padded = self
         if lhs_zero is not None:
             lhs = self._with_border(lhs, lhs_zero)
             space = len(self.padding)
-            whole = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
+            padded = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
 
         def contract(block: Block) -> jax.Array:
             right = part(rhs, axes, block)
             sums = rhs_sums if right is rhs else None
-            conv, left = whole._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
+            conv, left = padded._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
             return conv._exact(left, right, accumulator, lhs_zero, rhs_zero, sums)
 
         return in_parts(lengths, longest_sum(accumulator, *spans), contract)
@@ -275,12 +275,12 @@ class Convolution:
         ones = jnp.ones(
             [groups if n == self.channel_axis else size for n, size in enumerate(rhs.shape)], jnp.int8
         )
-        seen = replace(self, out_sharding=None)._integers(lhs, ones, accumulator)
+        covered = replace(self, out_sharding=None)._integers(lhs, ones, accumulator)
         if lhs_zero is not None:
-            seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
-        repeated = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
-        seen = sharded_as(repeated, y)
-        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
+            covered = covered - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
+        repeated = jnp.repeat(covered, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
+        covered = sharded_as(repeated, y)
+        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * covered
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
         plain = _ByXla(self, accumulator)
@@ -328,10 +328,10 @@ class _ByXla:
 def _moved(scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str) -> Any:
     if scale is None:
         return None
-    found = scale_in_output(scale, ndim, {axis: place}, ndim)
-    if found is None:
+    placed = scale_in_output(scale, ndim, {axis: place}, ndim)
+    if placed is None:
         raise ValueError(
             f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
             f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
         )
-    return found
+    return placed

@@ -80,19 +80,19 @@ class _Alone:
         if by_kernel is not None:
             return by_kernel
         sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]
-        known = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
-        if not known or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
+        sized = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
+        if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
             return self.plain(lhs, rhs)
         return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
 
     def _by_kernel(self, lhs: Any, rhs: Any, rows: RowLayout) -> jax.Array | None:
         free = (len(self.dims.lhs_free), len(self.dims.rhs_free))
         shape = rhs.payload.shape
-        found = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
+        stored = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
         of_rows = [lhs.payload.shape[axis] for axis in rows.lhs[: free[0]]]
-        if found is None:
+        if stored is None:
             return None
-        payload, table = found
+        payload, table = stored
         scales, by_column = scales_of(rhs.scale, rhs.zero_point, shape, rows, free[1])
         static = StoredRows(table, rows.groups, by_column)
 

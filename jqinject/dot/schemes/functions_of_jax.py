@@ -209,9 +209,9 @@ def conv_general_dilated(
 def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:
     if contraction == "auto" and accumulator_dtype is None:
         return
-    given = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
+    argument = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
     raise TypeError(
-        f"{given} would have no effect beside config=, which says it itself.\n"
+        f"{argument} would have no effect beside config=, which says it itself.\n"
         "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
     )
 

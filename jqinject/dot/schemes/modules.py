@@ -225,10 +225,10 @@ class QConvGeneralDilated(QuantizedOp):
         unrounded: jax.Array | None = None,
     ) -> jax.Array:
         """The convolution; arguments as for `lax.conv_general_dilated`, and operands as for `QDotGeneral`."""
-        seen = self._seen(lhs, rhs)
+        operands = self._seen(lhs, rhs)
         convolution = Convolution.of(
-            seen[0].shape,
-            seen[1].shape,
+            operands[0].shape,
+            operands[1].shape,
             window_strides,
             padding,
             lhs_dilation,
@@ -237,14 +237,18 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
-            out_sharding=asked(out_sharding, *map(as_array, seen)),
+            out_sharding=asked(out_sharding, *map(as_array, operands)),
             accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
         plan = ConvolutionPlan.of(convolution)
         left, right = (
             self._served(side, LabelledTensor(x, labels), summed)
             for side, x, labels, summed in zip(
-                ("lhs", "rhs"), seen, (plan.labels.lhs, plan.labels.rhs), plan.summed("fprop"), strict=True
+                ("lhs", "rhs"),
+                operands,
+                (plan.labels.lhs, plan.labels.rhs),
+                plan.summed("fprop"),
+                strict=True,
             )
         )
         y = self._by_scheme(convolution, left, right, unrounded)

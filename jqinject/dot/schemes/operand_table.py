@@ -76,14 +76,14 @@ def _numbers(value: Any) -> str:
         return "as in y = x w"
     injector = value.injector if isinstance(value, Binding) else value
     names = ("q_dtype", "exponent_bit_width", "mantissa_bit_width", "bit_width", "group_size")
-    found = {name: explain(value, name=name).value for name in names if name in injector}
-    known = {name: x for name, x in found.items() if isinstance(x, int)}
-    size = found.get("group_size")
+    values = {name: explain(value, name=name).value for name in names if name in injector}
+    numbers = {name: x for name, x in values.items() if isinstance(x, int)}
+    size = values.get("group_size")
     group = f" in {size}s" if isinstance(size, int) else ""
     if isinstance(size, tuple):
         group = " in {} x {}".format(*size)
-    if found.get("q_dtype") is not None:
-        return np.dtype(found["q_dtype"]).name + group
-    if {"exponent_bit_width", "mantissa_bit_width"} <= known.keys():
-        return f"e{known['exponent_bit_width']}m{known['mantissa_bit_width']}{group}"
-    return f"{known['bit_width']} bits{group}" if "bit_width" in known else group.strip()
+    if values.get("q_dtype") is not None:
+        return np.dtype(values["q_dtype"]).name + group
+    if {"exponent_bit_width", "mantissa_bit_width"} <= numbers.keys():
+        return f"e{numbers['exponent_bit_width']}m{numbers['mantissa_bit_width']}{group}"
+    return f"{numbers['bit_width']} bits{group}" if "bit_width" in numbers else group.strip()

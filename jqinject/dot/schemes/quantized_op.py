@@ -63,8 +63,8 @@ class QuantizedOp(Contraction):
         if operands is None:
             operands = self._operands_of_shapes(config, lhs_shape, rhs_shape, dimension_numbers)
         scheme = self._scheme_of(config)
-        for each in scheme.both:
-            self._check_scheme(each)
+        for spec in scheme.both:
+            self._check_scheme(spec)
         super().__init__(scheme, name, rngs, operands)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
@@ -182,8 +182,8 @@ class QuantizedOp(Contraction):
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        found = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
-        return all(found) if found else None
+        seen_data = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
+        return all(seen_data) if seen_data else None
 
     def begin_calibration(self) -> None:
         """Restart the collection of ranges."""
@@ -311,5 +311,5 @@ def _checked(mode: Any, name: str) -> QuantMode:
     raise TypeError(f"{name} must be QuantMode.TRAIN, QuantMode.CONVERT or QuantMode.SERVE, got {mode!r}")
 
 
-def _freezer(given: Mapping[str, Any] | Freezer | None) -> Freezer:
-    return given if isinstance(given, Freezer) else Freezer(**(given or {}))
+def _freezer(freezer: Mapping[str, Any] | Freezer | None) -> Freezer:
+    return freezer if isinstance(freezer, Freezer) else Freezer(**(freezer or {}))

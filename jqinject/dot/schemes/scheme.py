@@ -188,37 +188,37 @@ class SchemeSpec:
             if dict(operands)[again] is Kept.PAYLOAD:
                 _check_payload(dict(operands)[forward], again, forward, name)
                 flags.append(f"{again.partition('_')[0]}_payload")
-        operands = tuple((o, Kept.FPROP if given is Kept.PAYLOAD else given) for o, given in operands)
-        made = cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
+        operands = tuple((o, Kept.FPROP if operand is Kept.PAYLOAD else operand) for o, operand in operands)
+        spec = cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
         delay = delay_steps(injector.quant_delay_steps, name)
-        return replace(made, delay=delay, before=cls._before(injector, delay, name))
+        return replace(spec, delay=delay, before=cls._before(injector, delay, name))
 
     @classmethod
     def _before(cls, injector: Any, delay: int, name: str) -> SchemeSpec | None:
-        given = injector.before
-        if given is None:
+        before = injector.before
+        if before is None:
             return cls.of(Scheme) if delay else None
-        if not is_scheme(given):
+        if not is_scheme(before):
             raise TypeError(
-                f"{name}: before takes a Scheme, or None for float; got {given!r:.80}.\n  cure: Scheme.let(...)"
+                f"{name}: before takes a Scheme, or None for float; got {before!r:.80}.\n  cure: Scheme.let(...)"
             )
         if not delay:
             raise ValueError(
-                f"{name}: before = {_name_of(given)} would make no call.\n"
+                f"{name}: before = {_name_of(before)} would make no call.\n"
                 "  cure: quant_delay_steps = 1000, how many calls in training it makes; or before = None"
             )
-        made = cls.of(given)
-        if made.delay:
+        spec = cls.of(before)
+        if spec.delay:
             raise TypeError(
-                f"{name}: before = {made.name} has quant_delay_steps itself, and a scheme is switched once.\n"
+                f"{name}: before = {spec.name} has quant_delay_steps itself, and a scheme is switched once.\n"
                 "  cure: a scheme without them"
             )
-        return made
+        return spec
 
     @property
     def as_before(self) -> str:
         """How it contracts, in words: by its name, or in float."""
-        floats = all(given in (None, Kept.FPROP) for _, given in self.operands)
+        floats = all(operand in (None, Kept.FPROP) for _, operand in self.operands)
         return "in float" if floats else f"by {self.name}"
 
     @property
@@ -231,7 +231,7 @@ class SchemeSpec:
         before = None if self.before is None else self.before.of_convolution()
         if "conv_gradients" in self.flags:
             return replace(self, before=before)
-        floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)
+        floats = tuple((name, operand if name in FORWARD else None) for name, operand in self.operands)
         of_payloads = {
             f"{product}_{flag}" for product in ("dgrad", "wgrad") for flag in ("use_fwd_quant", "payload")
         }
@@ -239,8 +239,8 @@ class SchemeSpec:
 
     def beside_quantized_weight(self) -> SchemeSpec:
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
-        kept = tuple((name, None if name == "fprop_rhs" else given) for name, given in self.operands)
-        return replace(self, operands=kept)
+        operands = tuple((name, None if name == "fprop_rhs" else operand) for name, operand in self.operands)
+        return replace(self, operands=operands)
 
     def __getitem__(self, name: str) -> Operand:
         return self._by_name[name]
@@ -279,51 +279,57 @@ def _name_of(scheme: Any) -> str:
 
 
 def _check_names(injector: Any) -> None:
-    known = frozenset((*OPERANDS, *OTHERS))
+    names = frozenset((*OPERANDS, *OTHERS))
     check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
-    check_declarations(injector, known=known)
+    check_declarations(injector, known=names)
 
 
 def _operand(injector: Any, operand: str, name: str) -> Operand:
-    given = getattr(injector, operand)
-    if given is None or (isinstance(given, Kept) and operand in AGAIN):
-        return given
-    if isinstance(given, Binding):
-        return given
-    if inspect.isclass(given) and issubclass(given, ExtendedInjector) and not issubclass(given, Scheme):
-        return Binding(given)
+    quantizer = getattr(injector, operand)
+    if quantizer is None or (isinstance(quantizer, Kept) and operand in AGAIN):
+        return quantizer
+    if isinstance(quantizer, Binding):
+        return quantizer
+    if (
+        inspect.isclass(quantizer)
+        and issubclass(quantizer, ExtendedInjector)
+        and not issubclass(quantizer, Scheme)
+    ):
+        return Binding(quantizer)
     also = ", Kept.FPROP or Kept.PAYLOAD for what the forward product took" if operand in AGAIN else ""
     raise TypeError(
         f"{name}: {operand} takes a quantizer (an injector such as jqinject.quant.Int8WeightPerChannelFloat), None for "
-        f"float{also}; got {given!r:.80}"
+        f"float{also}; got {quantizer!r:.80}"
     )
 
 
 def _is_dequantized(injector: Any, product: str, name: str) -> bool:
-    given = getattr(injector, f"{product}_source")
-    if given not in SOURCES:
+    source = getattr(injector, f"{product}_source")
+    if source not in SOURCES:
         raise ValueError(
-            f"{name}: {product}_source must be one of {', '.join(map(repr, SOURCES))}, got {given!r}"
+            f"{name}: {product}_source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}"
         )
-    return given == "dequantized"
+    return source == "dequantized"
 
 
-def _check_payload(given: Operand, again: str, forward: str, name: str) -> None:
+def _check_payload(quantizer: Operand, again: str, forward: str, name: str) -> None:
     """Refuse a payload that is certain not to fit the backward product."""
     why = ""
-    if not isinstance(given, Binding):
+    if not isinstance(quantizer, Binding):
         why = f"{forward} is float, and has none"
     else:
         shared = (
-            given.resolve("scaling_per_output_type") if given.declares("scaling_per_output_type") else None
+            quantizer.resolve("scaling_per_output_type")
+            if quantizer.declares("scaling_per_output_type")
+            else None
         )
-        size = given.resolve("group_size") if given.declares("group_size") else None
+        size = quantizer.resolve("group_size") if quantizer.declares("group_size") else None
         if shared == "group" and not isinstance(size, tuple):
-            why = f"{given.base.__name__} quantizes in groups of {size} along what y = x w sums over"
+            why = f"{quantizer.base.__name__} quantizes in groups of {size} along what y = x w sums over"
         elif shared == "channel" or (
-            given.declares("keepdim") and given.resolve("keepdim") is True and shared != "group"
+            quantizer.declares("keepdim") and quantizer.resolve("keepdim") is True and shared != "group"
         ):
-            why = f"{given.base.__name__} has a scale for each row or channel"
+            why = f"{quantizer.base.__name__} has a scale for each row or channel"
     if why:
         raise payload_does_not_fit(f"{name}.{again}", why)
 

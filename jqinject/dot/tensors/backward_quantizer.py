@@ -99,10 +99,10 @@ class GradientFormat:
             return FloatQuantTensor.stored(payload, scale, None, grid, g.dtype)
         x = g if self.groups is None else self.groups.split(g)
         payload = nearest(x.astype(jnp.float32) / scale).astype(grid.storage)
-        made = IntQuantTensor(x, scale, None, grid.bit_width, grid.signed, training=False).keeping(payload)
+        tensor = IntQuantTensor(x, scale, None, grid.bit_width, grid.signed, training=False).keeping(payload)
         if self.groups is None:
-            return made
-        return in_groups(made, self.groups.size, self.groups.dim, self.groups.length)
+            return tensor
+        return in_groups(tensor, self.groups.size, self.groups.dim, self.groups.length)
 
 
 @jax.tree_util.register_dataclass
@@ -137,8 +137,8 @@ class BackwardQuantizer:
             warn_of_unheard(_name(quantizer))
         scaling.use_running_average = False
         scaling.begin_step()
-        made = quantize(quantizer, g)
-        return made, jax.lax.convert_element_type(scaling.report(), slot.dtype)
+        quantized = quantize(quantizer, g)
+        return quantized, jax.lax.convert_element_type(scaling.report(), slot.dtype)
 
 
 def _name(quantizer: Any) -> str:
@@ -237,13 +237,13 @@ def _fwd(
     return y if slot is None else mapped_beside(y, slot), (token, slot, taken)
 
 
-def _bwd(quantize: Quantize, kept: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:
-    token, slot, taken = kept
-    made, seen = taken(g, slot, quantize)
+def _bwd(quantize: Quantize, residuals: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:
+    token, slot, taken = residuals
+    quantized, report = taken(g, slot, quantize)
     scale = None
     if token is not None:
-        scale = (made.grouped if is_grouped(made) else made).scale.reshape(token.shape)
-    return as_array(made).astype(g.dtype), scale, seen, None
+        scale = (quantized.grouped if is_grouped(quantized) else quantized).scale.reshape(token.shape)
+    return as_array(quantized).astype(g.dtype), scale, report, None
 
 
 _unchanged.defvjp(_fwd, _bwd)

@@ -170,14 +170,16 @@ def choose(
         rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
     )
     if both and where is not None and numbers in ("auto", "int"):
-        kept = stored or lhs.is_stored or rhs.is_stored or None not in (lhs.kept_payload, rhs.kept_payload)
-        if not (rounded or gradient or numbers == "int" or kept):
+        has_payloads = (
+            stored or lhs.is_stored or rhs.is_stored or None not in (lhs.kept_payload, rhs.kept_payload)
+        )
+        if not (rounded or gradient or numbers == "int" or has_payloads):
             why = NOT_KEPT
         elif apart is not None and dims is not None and not (lhs.is_grouped or rhs.is_grouped):
             why = _varying_scales(lhs, rhs, dims, apart)
-        found = None if why else _integers(lhs, rhs, where, numbers, swaps)
-        if found is not None:
-            return found
+        row = None if why else _integers(lhs, rhs, where, numbers, swaps)
+        if row is not None:
+            return row
         why = why or UNFIT
     reads = dims is not None and stored and reads_stored(rhs.form, lhs.dtype)
     if reads and not is_quantized(lhs):
@@ -279,21 +281,21 @@ def _in_groups(
 ) -> ChosenKernel | None:
     """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
     if swaps and groups is None and not rhs.is_stored:
-        found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
-        if found is not None and found.integers is not None:
-            of_right, of_left = found.integers
+        common = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
+        if common is not None and common.integers is not None:
+            of_right, of_left = common.integers
             own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
-            return replace(found, **own, swapped=True)
+            return replace(common, **own, swapped=True)
     if groups is not None:
         pays = groups.size >= LEAST_GROUP or numbers == "int"
         if not pays or groups.dim % dims.rhs_ndim not in dims.rhs_contract:
             return None
     pieces: Any = rhs if groups is None or isinstance(rhs, LowBitArray) else in_pieces(rhs)
     groups = groups if pieces is rhs else pieces.groups
-    found = _common_groups(lhs, groups, dims)
-    if found is None or (found[1].size < LEAST_GROUP and numbers != "int"):
+    common = _common_groups(lhs, groups, dims)
+    if common is None or (common[1].size < LEAST_GROUP and numbers != "int"):
         return None
-    x, of_left, of_right = found
+    x, of_left, of_right = common
     left = _integers_in(x, of_left)
     if left is None:
         return None
@@ -347,7 +349,7 @@ def _integers_in(x: Any, groups: Groups) -> Affine | None:
     return _cut(affine_of(x), groups)
 
 
-def _cut(found: Affine, groups: Groups) -> Affine:
+def _cut(x: Affine, groups: Groups) -> Affine:
     """Integers whose scale does not vary along an axis, with the axis in groups."""
 
     def apart(metadata: jax.Array) -> jax.Array:
@@ -356,8 +358,8 @@ def _cut(found: Affine, groups: Groups) -> Affine:
         place = metadata.ndim + groups.dim
         return metadata.reshape((*metadata.shape[:place], 1, *metadata.shape[place:]))
 
-    zero = None if found.zero_point is None else apart(found.zero_point)
-    return Affine(groups.split(found.payload), apart(found.scale), zero)
+    zero = None if x.zero_point is None else apart(x.zero_point)
+    return Affine(groups.split(x.payload), apart(x.scale), zero)
 
 
 def described(x: Any) -> str:

@@ -98,15 +98,15 @@ class TwoLevels:
             numbers = self.format.decode(self.format.unpack(numbers, self.packed))
         scale = block * self.shared
         levels = Levels(numbers, block, self.shared)
-        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
-        whole = in_groups(
-            made,
+        minifloats = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
+        tensor = in_groups(
+            minifloats,
             self.groups.size,
             self.groups.dim,
             self.groups.length,
         )
-        assert grouped_minifloats(whole)
-        return whole
+        assert grouped_minifloats(tensor)
+        return tensor
 
 
 @jax.tree_util.register_dataclass
@@ -313,6 +313,6 @@ class KeptOperands(NamedTuple):
         return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
 
     @staticmethod
-    def from_forward(kept: LowBitTree) -> KeptOperands:
+    def from_forward(residuals: LowBitTree) -> KeptOperands:
         """What `for_backward` kept."""
-        return jax.tree.map(unpacked_tensor, kept.floats(), is_leaf=is_packed)
+        return jax.tree.map(unpacked_tensor, residuals.floats(), is_leaf=is_packed)

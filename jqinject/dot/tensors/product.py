@@ -118,9 +118,9 @@ def _in_better_order(
     """As `chosen`; integers have the same sums in the other order, which is taken if it needs no transposition."""
     dims, permutation = dimensions_of(a.labels, b.labels, out)
     if permutation != tuple(range(len(out))) and permutation == dims.rhs_first:
-        choice, other = chosen(b, a, out)
+        choice, swapped_order = chosen(b, a, out)
         if choice.integers is not None:
-            return choice, other
+            return choice, swapped_order
     return chosen(a, b, out, blocks)
 
 
@@ -154,8 +154,8 @@ def _of_levels(
     numbers, factor = [], jnp.ones((), jnp.float32)
     for x in (a, b):
         levels = levels_of(x.tensor)
-        found, shared = (value_of(x), None) if levels is None else first_level(x.tensor, levels)
-        numbers.append(found)
+        array, shared = (value_of(x), None) if levels is None else first_level(x.tensor, levels)
+        numbers.append(array)
         factor = factor if shared is None else factor * shared
     common = jnp.promote_types(*(x.dtype for x in numbers))
     left, right = (x.astype(common) for x in numbers)
@@ -176,7 +176,7 @@ def _of_floats(
     """The contraction of values, or of a single operand's payload, scaled after the sum."""
     dims, permutation = where
     summed = summed_labels(a.labels, b.labels, out)
-    payload = next((x for x, other in ((a, b), (b, a)) if _scales_after(x, other, summed)), None)
+    payload = next((x for x, partner in ((a, b), (b, a)) if _scales_after(x, partner, summed)), None)
     left, right = (value_of(x) if x is not payload else _payload(x) for x in (a, b))
     common = (
         right.dtype
@@ -193,17 +193,17 @@ def _of_floats(
         out_sharding=sharding,
     )
     if payload is not None:
-        made = tuple(out[permutation.index(axis)] for axis in range(len(out)))
-        scale = scale_beside(payload, made)
+        result = tuple(out[permutation.index(axis)] for axis in range(len(out)))
+        scale = scale_beside(payload, result)
         assert scale is not None, "it does not vary along what is summed over"
         y = (y * sharded_as(scale, y)).astype(dtype)
     return _in_order(y, permutation)
 
 
-def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
+def _scales_after(x: LabelledTensor, partner: LabelledTensor, summed: Labels) -> bool:
     """Whether only one operand has a payload, with scales that can be multiplied in after the sum."""
     tensor = x.tensor
-    if is_quantized(other.tensor):
+    if is_quantized(partner.tensor):
         return False
     payload = (
         not tensor.has_zero_point
