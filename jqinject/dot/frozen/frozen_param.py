@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 from flax.nnx import reprlib
+from jax.typing import DTypeLike
 
 from jqinject.core import Frozen
 from jqinject.dot.frozen.frozen_form import FrozenForm
@@ -29,6 +30,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
+from jqinject.quant_tensor import QuantTensor
 
 _OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
 """Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a
@@ -57,7 +59,7 @@ class LowBitArray:
     def form(self) -> FrozenForm:
         """What is static in the numbers."""
 
-    def quant_tensor(self, dtype: Any = None) -> Any:
+    def quant_tensor(self, dtype: DTypeLike | None = None) -> Any:
         """The numbers as a QuantTensor, dequantized when its value is read.
 
         Args:
@@ -66,7 +68,7 @@ class LowBitArray:
         form = self.form if dtype is None else replace(self.form, value_dtype=np.dtype(dtype))
         return quant_tensor_of(self.numbers, form)
 
-    def operand(self, dtype: Any = None) -> Any:
+    def operand(self, dtype: DTypeLike | None = None) -> Any:
         """The numbers as an operand of a contraction: dequantized if no contraction takes their scales or zero points.
 
         Args:
@@ -170,9 +172,9 @@ class FrozenParam(LowBitArray, Frozen):
     @classmethod
     def of(
         cls,
-        weight: Any,
+        weight: QuantTensor,
         summed: tuple[int, ...] = (),
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         has_zero_point: bool = True,
         axes_of_sums: tuple[int, ...] | None = None,
         forms: ScaleForms | None = None,
@@ -200,7 +202,7 @@ class FrozenParam(LowBitArray, Frozen):
 
     @classmethod
     def holding(
-        cls, numbers: Mapping[str, Any], form: FrozenForm, metadata: Mapping[str, Any] | None = None
+        cls, numbers: Mapping[str, Any], form: FrozenForm, metadata: Mapping[str, object] | None = None
     ) -> Self:
         """The frozen parameter of numbers that `frozen_numbers` returned, perhaps stacked.
 
@@ -249,7 +251,7 @@ class FrozenParam(LowBitArray, Frozen):
 
     # --- read as an array
 
-    def get_value(self, *, index: Any = ...) -> Any:
+    def get_value(self, *, index: object = ...) -> Any:
         """The dequantized array, or what an index reads of it; its shape and dtype if the model is abstract.
 
         `nnx.to_pure_dict`, which reads states to store them, gets the numbers.
@@ -268,7 +270,7 @@ class FrozenParam(LowBitArray, Frozen):
             return numbers  # a prefix of a transformation, or a tree of shardings
         return self._as_read(self._read(numbers, index))
 
-    def _read(self, numbers: dict[str, Any], index: Any) -> jax.Array:
+    def _read(self, numbers: dict[str, jax.Array], index: object) -> jax.Array:
         if isinstance(index, nnx.Variable):
             index = index.get_value()
         reads_all = index is ... or self.get_metadata(READS_WHOLE, False)
@@ -295,12 +297,12 @@ class FrozenParam(LowBitArray, Frozen):
             raise AttributeError(f"FrozenParam has no attribute {name!r}", name=name, obj=self)
         return getattr(self.get_value(), name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.get_value(), dtype=dtype)
 
     # --- written by NNX and by loading alone
 
-    def set_value(self, value: Any, *, index: Any = None) -> None:
+    def set_value(self, value: Any, *, index: object = None) -> None:
         """Replace the numbers.
 
         Args:
@@ -366,14 +368,15 @@ class FrozenParam(LowBitArray, Frozen):
             for name, number in numbers.items()
         }
 
-    def _check_not_array(self, value: Any) -> None:
+    def _check_not_array(self, value: object) -> None:
         if isinstance(value, jax.Array | np.ndarray):
             raise self.refusal(value)
 
-    def refusal(self, value: Any) -> TypeError:
+    def refusal(self, value: object) -> TypeError:
         """The error of assigning a value."""
-        kind, dtype = type(value).__name__, getattr(value, "dtype", None)
-        described = kind if dtype is None else f"{dtype} numbers of shape {tuple(value.shape)}"
+        described = type(value).__name__
+        if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            described = f"{value.dtype} numbers of shape {tuple(value.shape)}"
         form = self.form
         return TypeError(
             f"a frozen parameter of shape {self.shape} holds {form.stored.dtype.name} numbers "
@@ -390,7 +393,7 @@ class FrozenParam(LowBitArray, Frozen):
         yield from (reprlib.Attr(name, number) for name, number in self.numbers.items())
 
 
-def _kind(leaf: Any) -> type:
+def _kind(leaf: object) -> type:
     """What a leaf is: an array, a shape, or something else."""
     kinds = (jax.Array, np.ndarray), (jax.ShapeDtypeStruct,)
     return next((kind[0] for kind in kinds if isinstance(leaf, kind)), object)

@@ -45,7 +45,7 @@ class _Reshaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: Any) -> Lookup | None:
+def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> Lookup | None:
     """Apply an index of a weight to its stored numbers: integers, arrays of integers, and slices.
 
     Axes that are cut into groups or packed into bytes are left to the dequantized array.
@@ -95,7 +95,7 @@ def _flattened(entry: Any) -> tuple[Any, Any]:
     return entry.reshape(-1), _Reshaped(tuple(entry.shape))
 
 
-def _entries(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+def _entries(index: object, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     """One entry for each axis: slices, ints in range, and at most one array; None for any other index."""
     entries = index if isinstance(index, tuple) else (index,)
     places = [place for place, entry in enumerate(entries) if entry is Ellipsis]
@@ -122,11 +122,11 @@ def _in_range(entry: Any, size: int) -> Any:
     return int(entry) % size if -size <= entry < size else None
 
 
-def _is_plain(entry: Any) -> bool:
+def _is_plain(entry: object) -> bool:
     if isinstance(entry, jax.Array | np.ndarray):
         return bool(jnp.issubdtype(entry.dtype, jnp.integer))
     return isinstance(entry, slice) or (isinstance(entry, int) and not isinstance(entry, bool))
 
 
-def _is_whole(entry: Any) -> bool:
+def _is_whole(entry: object) -> bool:
     return isinstance(entry, slice) and entry == WHOLE

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.frozen_param import LowBitArray
-from jqinject.quant_tensor import is_quantized, on_table
+from jqinject.quant_tensor import is_grouped, is_quantized, on_minifloats, on_table
 
 MOST_BITS = 8
 
@@ -116,13 +117,13 @@ class LowBitCache(LowBitArray):
         """Of the payload."""
         return self.numbers["value"].sharding
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         return self.dequantized()[index]
 
     def __jax_array__(self) -> jax.Array:
         return self.dequantized()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.dequantized(), dtype=dtype)
 
     def __repr__(self) -> str:
@@ -141,22 +142,22 @@ class LowBitCache(LowBitArray):
         return cls(dict(zip(names, leaves, strict=True)), form)
 
 
-def is_low_bit_cache(x: Any) -> bool:
+def is_low_bit_cache(x: object) -> bool:
     """Whether something is a `LowBitCache`: for `is_leaf=`."""
     return isinstance(x, LowBitCache)
 
 
 def _check(x: Any) -> None:
     """Refuse what has no payload, or shares scales between rows in groups."""
-    groups = getattr(x, "groups", None)
+    groups = x.groups if is_grouped(x) else None
     if groups is not None and groups.dim % x.ndim != x.ndim - 1:
         raise ValueError(
             "a cache is written row by row, and groups of several rows are not known at one of them.\n"
             "  cure: groups along the features, group_dim = -1"
         )
     rows = x if groups is None else x.grouped
-    form = getattr(rows, "format", None)
-    bits = form.bit_width if form is not None and not form.is_learned else getattr(rows, "bit_width", None)
+    learned = on_minifloats(rows) and rows.format.is_learned
+    bits = rows.bit_width if is_quantized(rows) and not learned else None
     codes = on_table(rows)
     if not is_quantized(x) or not (codes or (isinstance(bits, int) and bits <= MOST_BITS)):
         kind = type(x).__name__ if bits is None else f"{bits} bits"

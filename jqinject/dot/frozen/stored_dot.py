@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, stored_parts, stores_last
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.stored_rows import (
     TABLES,
@@ -47,8 +48,8 @@ class StoredDot:
     form: FrozenForm
     dims: Dimensions
     dtype: np.dtype
-    out_sharding: Any = None
-    precision: Any = None
+    out_sharding: OutSharding = None
+    precision: jax.lax.PrecisionLike = None
 
 
 def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
@@ -67,7 +68,7 @@ def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: S
     return _dot(static, x, *(numbers[name] for name in _names(static, numbers)))
 
 
-def reads_stored(form: FrozenForm, dtype: Any) -> bool:
+def reads_stored(form: FrozenForm, dtype: DTypeLike) -> bool:
     """Whether there may be a kernel for floats of a dtype and a weight of this form.
 
     Args:

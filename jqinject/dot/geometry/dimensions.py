@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jqinject.quant_tensor import QuantTensor
 from jqinject.quant_tensor.group_layout import with_two_axes
 
+Operand: TypeAlias = jax.Array | QuantTensor
 OutSharding: TypeAlias = jax.sharding.NamedSharding | jax.sharding.PartitionSpec | None
 
 

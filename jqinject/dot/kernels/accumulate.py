@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 Block = tuple[tuple[int, int], ...]
 
 
-def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
+def integer_accumulator(dtype: DTypeLike | None, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
     """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
 
     `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Sums too long for int32 are cut into
@@ -53,7 +54,7 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
     return accumulator
 
 
-def checked_accumulator(dtype: Any) -> np.dtype:
+def checked_accumulator(dtype: DTypeLike | None) -> np.dtype:
     """A dtype in which integers are summed; int32 for None.
 
     Raises:
@@ -80,7 +81,7 @@ def _cure(bits: int) -> str:
     return "accumulator_dtype=jnp.int32" if bits < 32 else "fewer bits an operand"
 
 
-def largest_magnitude(dtype: Any, zero_point: Any = None) -> int:
+def largest_magnitude(dtype: DTypeLike, zero_point: Any = None) -> int:
     """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None without one.
 
     Example:
@@ -108,7 +109,10 @@ def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> in
 
 @lru_cache(maxsize=1024)
 def accumulation(
-    lengths: tuple[int, ...], lhs: tuple[Any, bool], rhs: tuple[Any, bool], accumulator_dtype: Any
+    lengths: tuple[int, ...],
+    lhs: tuple[Any, bool],
+    rhs: tuple[Any, bool],
+    accumulator_dtype: DTypeLike | None,
 ) -> tuple[np.dtype, int]:
     """The dtype of the sums, and how many products it holds.
 

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import scale_in_output, scaled_axes
+from jqinject.dot.geometry.dimensions import OutSharding, scale_in_output, scaled_axes
 from jqinject.dot.kernels.accumulate import (
     Block,
     in_parts,
@@ -23,6 +24,7 @@ from jqinject.dot.kernels.accumulate import (
 from jqinject.dot.kernels.integer import Affine, are_sharded
 from jqinject.dot.kernels.kernel_table import Window, integer_convolution
 from jqinject.ops.sharding import sharded_as
+from jqinject.quant_tensor import QuantTensor
 
 Spec = tuple[int, ...]
 
@@ -41,7 +43,7 @@ class Filters:
     channels: int
     shifted: bool = True
 
-    def fit(self, lhs: Any, rhs: Any) -> bool:
+    def fit(self, lhs: QuantTensor, rhs: QuantTensor) -> bool:
         """Whether the scales and zero points of two tensors of integers vary along these axes alone."""
         left = scaled_axes((lhs.scale.shape,), lhs.ndim)
         right = scaled_axes((rhs.scale.shape, rhs.zero_point.shape), rhs.ndim)
@@ -71,8 +73,8 @@ class Convolution:
     lhs_dilation: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
     dtype: np.dtype
-    accumulator_dtype: Any = None
-    out_sharding: Any = None
+    accumulator_dtype: DTypeLike | None = None
+    out_sharding: OutSharding = None
 
     @classmethod
     def of(
@@ -80,16 +82,16 @@ class Convolution:
         lhs_shape: tuple[int, ...],
         rhs_shape: tuple[int, ...],
         window_strides: Sequence[int],
-        padding: Any,
+        padding: str | Sequence[tuple[int, int]],
         lhs_dilation: Sequence[int] | None = None,
         rhs_dilation: Sequence[int] | None = None,
-        dimension_numbers: Any = None,
+        dimension_numbers: object = None,
         feature_group_count: int = 1,
         batch_group_count: int = 1,
         *,
-        dtype: Any,
-        accumulator_dtype: Any = None,
-        out_sharding: Any = None,
+        dtype: DTypeLike,
+        accumulator_dtype: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
     ) -> Convolution:
         """From the arguments of `lax.conv_general_dilated`."""
         numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
@@ -176,7 +178,7 @@ class Convolution:
         """The axis of the right operand that becomes the output's features."""
         return self.specs[1][0]
 
-    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
+    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: DTypeLike) -> jax.Array:
         """The convolution of plain arrays, summed in `dtype`.
 
         Args:

@@ -19,14 +19,13 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_of
 from jqinject.native import int8_matmul, takes
 from jqinject.native.stored_matmul import int4_matmul
@@ -65,7 +64,7 @@ class Divisible:
 
     dims: Dimensions
     accumulator: np.dtype
-    out_sharding: Any = None
+    out_sharding: OutSharding = None
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
         def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -208,7 +207,7 @@ def _as_it_is(
     dims: Dimensions,
     accumulator: np.dtype,
     packed: jax.Array | None = None,
-    out_sharding: Any = None,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     return jax.lax.dot_general(
         lhs, rhs, dims.numbers, preferred_element_type=accumulator, out_sharding=out_sharding

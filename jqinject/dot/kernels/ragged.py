@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import scaled_axes
 from jqinject.dot.geometry.labels import Label, Labels
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.ste import nearest
+from jqinject.quant_tensor import QuantTensor
 from jqinject.quant_tensor.shaping import full_rank
 
 
@@ -38,10 +40,12 @@ class Ragged:
     rows: int
     experts: int
     dtype: np.dtype
-    precision: Any = None
+    precision: jax.lax.PrecisionLike = None
 
     @classmethod
-    def of(cls, lhs: Any, rhs: Any, numbers: Any, dtype: Any, precision: Any = None) -> Ragged | None:
+    def of(
+        cls, lhs: Any, rhs: Any, numbers: Any, dtype: DTypeLike, precision: jax.lax.PrecisionLike = None
+    ) -> Ragged | None:
         """From `lax.ragged_dot_general`'s dimension numbers; None if they have batch axes or cut a summed axis.
 
         Args:
@@ -91,7 +95,7 @@ class Ragged:
             lhs, rhs, group_sizes, self.numbers, self.precision, preferred_element_type=self.dtype
         )
 
-    def fit(self, lhs: Any, rhs: Any) -> bool:
+    def fit(self, lhs: QuantTensor, rhs: QuantTensor) -> bool:
         """Whether no scale and no zero point of two tensors varies along a summed axis."""
         return all(
             scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(summed)

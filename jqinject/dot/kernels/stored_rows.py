@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.native.stored_matmul import (
@@ -103,7 +104,7 @@ def scales_of(
     sizes = [size if axis in order else 1 for axis, size in enumerate(shape)]
     count = math.prod(shape[axis] for axis in groups)
 
-    def laid_out(x: jax.Array, dtypes: tuple[Any, ...]) -> jax.Array:
+    def laid_out(x: jax.Array, dtypes: tuple[np.dtype, ...]) -> jax.Array:
         full = jnp.broadcast_to(x if x.dtype in dtypes else x.astype(jnp.float32), sizes)
         rest = tuple(axis for axis in range(len(shape)) if axis not in order)
         moved = full.transpose((*order, *rest))

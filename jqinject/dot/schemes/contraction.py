@@ -276,7 +276,7 @@ def operands_with_state(
 
     Args:
         make: makes a contraction like the one in question.
-        schemes: its scheme, and that of its first calls if there is one.
+        schemes: its scheme, and that of its first calls, if any.
         call: calls it, with arrays of the shapes in question.
     """
     recorder = AxesRecorder()

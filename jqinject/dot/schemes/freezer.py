@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
@@ -56,11 +57,11 @@ class Freezer(InnerModule):
     def __init__(
         self,
         shape: tuple[int, ...] | None = None,
-        dtype: Any = jnp.int8,
+        dtype: DTypeLike = jnp.int8,
         scale_shape: tuple[int, ...] = (),
         summed: tuple[int, ...] = (),
         *,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
     ) -> None:
         self.metadata = tuple((metadata or {}).items())
         self.value = nnx.data(None)
@@ -102,7 +103,7 @@ class Freezer(InnerModule):
 
 
 def _zeros(
-    shape: tuple[int, ...], dtype: Any, scale_shape: tuple[int, ...]
+    shape: tuple[int, ...], dtype: DTypeLike, scale_shape: tuple[int, ...]
 ) -> IntQuantTensor | FloatQuantTensor:
     """Zeros with scales of 1."""
     payload, scale = jnp.zeros(shape, dtype), jnp.ones(scale_shape, jnp.float32)
@@ -112,7 +113,7 @@ def _zeros(
     return IntQuantTensor.stored(payload, scale, None, grid, jnp.float32)
 
 
-def _sharded(operand: FrozenParam, metadata: Any) -> FrozenParam:
+def _sharded(operand: FrozenParam, metadata: tuple[tuple[str, object], ...]) -> FrozenParam:
     """The parameter with its numbers where NNX places Variables with this metadata, on a mesh."""
     numbers, form = operand.numbers, operand.form
     of_value, of_scale = form.metadata(dict(metadata), numbers["scale"].shape)

@@ -111,7 +111,7 @@ def check_whole(operands: Mapping[str, Any], tiles: Any, name: str) -> None:
 
     Args:
         operands: of a scheme.
-        tiles: of its forward product; None for none.
+        tiles: of its forward product, or None.
         name: of the scheme.
 
     Raises:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
 from jqinject.dot.geometry.labels import Label, Labelling, Labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.convolution import Convolution
@@ -68,7 +68,7 @@ class DotProduct:
 
     dims: Dimensions
     dtype: np.dtype
-    out_sharding: Any = None
+    out_sharding: OutSharding = None
 
 
 def contract_by_scheme(
@@ -149,8 +149,8 @@ class _Operands:
         cls,
         contraction: Contraction,
         where: DotProduct | Convolution | Ragged,
-        lhs: Any,
-        rhs: Any,
+        lhs: Operand,
+        rhs: Operand,
         unrounded: jax.Array | None = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
@@ -205,7 +205,7 @@ def _backward(
         from_forward: the forward product's version of it.
     """
     scheme, of_gradient, (of_g, of_x) = contraction.scheme, g, plan.summed(product)
-    tiles = getattr(plan, product).tiles
+    tiles = (plan.dgrad if product == "dgrad" else plan.wgrad).tiles
     in_pieces = _pieces(tiles, g, of_g)
     gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
@@ -245,7 +245,7 @@ def _with_signs(
         contraction: by the scheme.
         name: of the operand.
         x: the operand.
-        gradient: stand-in for the gradient, and other factors of it; None for none.
+        gradient: stand-in for the gradient, and other factors of it or None.
         label: the axis that the signs are for.
     """
     signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
@@ -327,7 +327,7 @@ class ExplainedProduct:
 
     Attributes:
         name: "fprop", "dgrad" or "wgrad".
-        operands: what is contracted, in words.
+        operands: what is contracted, as text.
         kind: "int", "fp8" or "float".
         why: why existing payloads are not contracted; else empty.
     """
@@ -360,7 +360,7 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
         return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{products}"
 
 
-def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any) -> ExplainedScheme:
+def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Operand, rhs: Operand) -> ExplainedScheme:
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:

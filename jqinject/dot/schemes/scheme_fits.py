@@ -56,7 +56,8 @@ _CURES = {
 
 def _misfit(operand: Any, length: int) -> str:
     """What does not fill so many numbers; empty if everything does."""
-    size = getattr(transform_of(operand), "block_size", None)
+    transform = transform_of(operand)
+    size = None if transform is None else transform.block_size
     if size is not None and length % size:
         return f"pre_transform turns blocks of {size}, which do not fill"
     if not isinstance(operand, Binding) or not operand.declares("group_size"):

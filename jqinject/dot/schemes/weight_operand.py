@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeSpec, role_of
+from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeLike, SchemeSpec, role_of
 from jqinject.inject import Binding
 
 WEIGHTS = ("weight", "parameter")
 CONVOLUTION, RAGGED = "conv_general_dilated", "ragged_dot"
 
 
-def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
+def weight_quantizer(scheme: SchemeLike, operation: str) -> Binding | None:
     """The quantizer that a scheme has for `w`, if it can quantize the parameter in its own shape.
 
     Args:
@@ -27,7 +25,7 @@ def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
     return operand if isinstance(operand, Binding) and not why_not_stored(scheme, operation) else None
 
 
-def why_not_stored(scheme: Any, operation: str) -> str:
+def why_not_stored(scheme: SchemeLike, operation: str) -> str:
     """Why the weight of a contraction by a scheme cannot be stored for serving; empty if it can, or is float."""
     spec = SchemeSpec.of(scheme)
     operand = spec["fprop_rhs"]
@@ -48,20 +46,20 @@ def why_not_stored(scheme: Any, operation: str) -> str:
     return f"{operand.base.__name__} quantizes {role}s, as the contraction sees them"
 
 
-def rounds_weight_again(scheme: Any) -> bool:
+def rounds_weight_again(scheme: SchemeLike) -> bool:
     """Whether a scheme takes another version of `w` backward than the forward product's."""
     spec = SchemeSpec.of(scheme)
     return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
 
 
-def quantizes_backward(scheme: Any) -> bool:
+def quantizes_backward(scheme: SchemeLike) -> bool:
     """Whether a scheme says how operands of the backward products are rounded."""
     spec = SchemeSpec.of(scheme)
     again = any(spec[name] is not Kept.FPROP for name in AGAIN)
     return again or any(spec[name] is not None for name in GRADIENTS)
 
 
-def ragged_input_quantizer(scheme: Any) -> Binding | None:
+def ragged_input_quantizer(scheme: SchemeLike) -> Binding | None:
     """The quantizer of `x` for a ragged contraction by a scheme, whose gradients are those of the dequantized values.
 
     Raises:

@@ -79,12 +79,13 @@ class GradientFormat:
         return self.grid.is_integer
 
     def in_one(self) -> GradientFormat | None:
-        """The format, if it has one scale; else None."""
+        """The format of one scale; None of several."""
         return self if math.prod(self.scale_shape) == 1 and self.groups is None else None
 
     def token(self) -> jax.Array:
         """Zeros whose cotangent is the scale."""
-        return jnp.asarray(np.zeros(self.scale_shape, np.float32))
+        zeros = np.zeros(self.scale_shape, np.float32) if self.scale_shape else np.float32(0)
+        return jnp.asarray(zeros)
 
     def tensor(self, g: jax.Array, scale: jax.Array) -> QuantTensor:
         """The numbers of a gradient that was dequantized.
@@ -125,8 +126,8 @@ class BackwardQuantizer:
 
         Args:
             g: the gradient.
-            slot: where the quantizer reports, if it does. One that does not add by maximum is listened to by nobody,
-                which is told.
+            slot: where the quantizer reports, if it does. One that does not add by maximum is discarded, with a
+                warning.
             quantize: function of the merged quantizer and the gradient.
         """
         quantizer = nnx.merge(self.graphdef, *self.state)
@@ -242,7 +243,8 @@ def _bwd(quantize: Quantize, residuals: tuple[Any, Any, BackwardQuantizer], g: j
     quantized, report = taken(g, slot, quantize)
     scale = None
     if token is not None:
-        scale = (quantized.grouped if is_grouped(quantized) else quantized).scale.reshape(token.shape)
+        scale = (quantized.grouped if is_grouped(quantized) else quantized).scale
+        scale = scale if scale.shape == token.shape else scale.reshape(token.shape)
     return as_array(quantized).astype(g.dtype), scale, report, None
 
 

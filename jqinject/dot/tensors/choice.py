@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
+import numpy as np
 
 from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.dot.frozen.stored_dot import reads_stored
@@ -36,6 +37,7 @@ from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.quant_tensor import (
     Groups,
+    QuantTensor,
     as_array,
     grouped_integers,
     in_pieces,
@@ -48,6 +50,7 @@ from jqinject.quant_tensor import (
     smaller_groups,
 )
 
+Arrays: TypeAlias = tuple[jax.Array, jax.Array]
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
 OTHER_IS_FLOAT = "the other operand is float"
@@ -99,7 +102,7 @@ class ChosenKernel:
         left, right = self.groups
         return dims.in_groups(left.dim % dims.lhs_ndim, right.dim % dims.rhs_ndim)
 
-    def operands(self, values: tuple[Any, Any] | None = None) -> tuple[IntegerOperand, IntegerOperand]:
+    def operands(self, values: Arrays | None = None) -> tuple[IntegerOperand, IntegerOperand]:
         """The integers, beside the floats that receive the gradients.
 
         Args:
@@ -120,7 +123,7 @@ class ChosenKernel:
         )
 
     def integers_or_floats(
-        self, values: tuple[Any, Any] | None = None
+        self, values: Arrays | None = None
     ) -> tuple[IntegerOperand | jax.Array, IntegerOperand | jax.Array]:
         """The operands of which one at least has integers, which a backward pass contracts.
 
@@ -237,7 +240,7 @@ _NEEDS = {
 }
 
 
-def varies_along(x: Any, axes: Sequence[int]) -> bool:
+def varies_along(x: QuantTensor, axes: Sequence[int]) -> bool:
     """Whether a scale or zero point of a QuantTensor without groups varies along some axes."""
     return not scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(axes)
 
@@ -268,7 +271,7 @@ def _why_not_float8(lhs: Any, rhs: Any, dims: Dimensions) -> str | None:
     return _varying_scales(lhs, rhs, dims) or None
 
 
-def _varying_scales(lhs: Any, rhs: Any, dims: Dimensions, apart: Sequence[int] = ()) -> str:
+def _varying_scales(lhs: QuantTensor, rhs: QuantTensor, dims: Dimensions, apart: Sequence[int] = ()) -> str:
     """Which operand's scales vary along a sum, apart from some pairs of axes, as text; empty if neither's do."""
     for x, summed in ((lhs, dims.lhs_contract), (rhs, dims.rhs_contract)):
         if varies_along(x, [axis for pair, axis in enumerate(summed) if pair not in apart]):
@@ -362,8 +365,8 @@ def _cut(x: Affine, groups: Groups) -> Affine:
     return Affine(groups.split(x.payload), apart(x.scale), zero)
 
 
-def described(x: Any) -> str:
-    """An operand in words."""
+def described(x: object) -> str:
+    """Describe an operand."""
     if is_grouped(x):
         return f"{described(x.grouped)} in groups of {x.groups.size}"
     return describe(x)
@@ -377,4 +380,4 @@ def describe(x: Any) -> str:
         return f"{x.format} with scales of shape {x.scale.shape}"
     if on_table(x):
         return f"indices into a table of {len(x.codebook.table)} numbers"
-    return f"an array of {x.dtype.name}"
+    return f"an array of {np.dtype(x.dtype).name}"

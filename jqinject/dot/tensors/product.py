@@ -9,8 +9,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.lax import platform_dependent
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.block_scales import block_product, levels_of
@@ -35,7 +36,7 @@ class Sums:
         scaled: whether payloads with block scales go to the backend where it takes them: the table's row "blocks".
     """
 
-    accumulator_dtype: Any = None
+    accumulator_dtype: DTypeLike | None = None
     tiles: LocalAqt | None = None
     floats: Literal["promoted", "float32", "first"] = "promoted"
     scaled: bool = False
@@ -48,9 +49,9 @@ def product(
     a: LabelledTensor,
     b: LabelledTensor,
     out: Labels,
-    dtype: Any,
+    dtype: DTypeLike,
     sums: Sums,
-    out_sharding: Any = None,
+    out_sharding: OutSharding = None,
     like: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two operands, its axes in the order of `out`. No gradient is defined for payloads.
@@ -125,7 +126,11 @@ def _in_better_order(
 
 
 def float8_product(
-    lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimensions, dtype: Any, out_sharding: Any = None
+    lhs: FloatQuantTensor,
+    rhs: FloatQuantTensor,
+    dims: Dimensions,
+    dtype: DTypeLike,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     """`dot(payload_l, payload_r) * scale_l * scale_r`, summed in float32. It defines no gradient.
 
@@ -148,7 +153,7 @@ def float8_product(
 
 
 def _of_levels(
-    a: LabelledTensor, b: LabelledTensor, dims: Dimensions, dtype: Any, sharding: Any
+    a: LabelledTensor, b: LabelledTensor, dims: Dimensions, dtype: DTypeLike, sharding: OutSharding
 ) -> jax.Array:
     """The contraction of the first levels, at least one operand's; the level that a tensor shares comes after."""
     numbers, factor = [], jnp.ones((), jnp.float32)
@@ -169,9 +174,9 @@ def _of_floats(
     a: LabelledTensor,
     b: LabelledTensor,
     out: Labels,
-    dtype: Any,
+    dtype: DTypeLike,
     where: tuple[Dimensions, tuple[int, ...]],
-    sharding: Any,
+    sharding: OutSharding,
 ) -> jax.Array:
     """The contraction of values, or of a single operand's payload, scaled after the sum."""
     dims, permutation = where

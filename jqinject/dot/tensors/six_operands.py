@@ -16,7 +16,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from jqinject.dot.geometry.dimensions import Operand, OutSharding
 from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summed_labels
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
@@ -39,6 +41,9 @@ from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_miniflo
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
 Pair = tuple[LabelledTensor, LabelledTensor]
+Rest = tuple[jax.Array, ...]
+Slots = tuple[jax.Array | None, jax.Array | None]
+Taken = tuple[Callable[..., tuple[Any, jax.Array | None]] | None, jax.Array | None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Plan(ABC):
         out_sharding: of the output, as for `lax.dot_general`.
         gradient_format: of an output cotangent that is already quantized, whose scale is the cotangent of the token;
             else None.
-        what: the contraction, in words.
+        what: the contraction, as text.
         twice: what may be differentiated twice.
         in_rows: whether quantizers of activations and gradients see summed axes as rows.
     """
@@ -62,7 +67,7 @@ class Plan(ABC):
     fprop: Sums = PLAIN
     dgrad: Sums = PLAIN
     wgrad: Sums = PLAIN
-    out_sharding: Any = None
+    out_sharding: OutSharding = None
     gradient_format: GradientFormat | None = None
     what: str = "a quantized contraction"
     twice: ClassVar[str]
@@ -84,7 +89,7 @@ class Plan(ABC):
         summed = summed_labels(first, second, result)
         return summed, summed
 
-    def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
+    def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
         """The shape of the output of two operands."""
         sizes = dict(zip(self.labels.lhs, lhs.shape, strict=True)) | dict(
             zip(self.labels.rhs, rhs.shape, strict=True)
@@ -106,7 +111,7 @@ class Plan(ABC):
 
     @abstractmethod
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
         """The gradient of an operand, in the order of its labels without tiles.
 
@@ -136,7 +141,7 @@ class DotPlan(Plan):
         return product(lhs, rhs, self.labels.out, self.dtype, self.fprop, self.out_sharding)
 
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
         sums = (self.dgrad, self.wgrad)[number]
         dtype = jnp.float32 if sums.floats == "float32" else dtype
@@ -173,7 +178,7 @@ class ConvolutionPlan(Plan):
     def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
         return self.conv.of_integers(lhs, rhs)
 
-    def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
+    def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
         conv = self.conv
         out = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(lhs), as_array(rhs))
         return out.shape
@@ -188,7 +193,7 @@ class ConvolutionPlan(Plan):
         return conv.numbers(left.astype(dtype), right.astype(dtype), conv.dtype)
 
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
         (g, partner), x = operands, like.tensor.astype(dtype)
         pair = (g.tensor, partner.tensor) if number == 0 else (partner.tensor, g.tensor)
@@ -228,7 +233,7 @@ class RaggedPlan(Plan):
         return self.ragged.floats(left.astype(dtype), right.astype(dtype), *rest)
 
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
         g, partner = operands
         own, theirs = (self.labels.lhs, self.labels.rhs)[:: 1 if number == 0 else -1]
@@ -281,7 +286,7 @@ class BackwardProduct(NamedTuple):
         folded: factor of `g`: the scale of the payload behind `partner`, laid out for `g`; None for 1.
     """
 
-    quantizer: Any = None
+    quantizer: Callable[..., tuple[Any, jax.Array | None]] | None = None
     slot: jax.Array | None = None
     partner: LabelledTensor | None = None
     folded: jax.Array | None = None
@@ -365,7 +370,7 @@ def contract_operands(
 
 
 def _forward(
-    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, operands: KeptOperands, rest: Any
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Slots, operands: KeptOperands, rest: Rest
 ) -> tuple[jax.Array, jax.Array | None]:
     plan, left, right = static.plan, operands.lhs, operands.rhs
     if isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand):
@@ -383,8 +388,8 @@ _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 
 
 def _fwd(
-    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, operands: KeptOperands, rest: Any
-) -> Any:
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Slots, operands: KeptOperands, rest: Rest
+) -> tuple[tuple[jax.Array, jax.Array | None], tuple[Slots, Rest, LowBitTree]]:
     # This forward pass is only differentiated by a second derivative.
     *_, operands = first_order((lhs, rhs, operands), static.plan.no_second_derivative)
     gradient = static.plan.gradient_format
@@ -392,15 +397,15 @@ def _fwd(
     return _forward(static, lhs, rhs, slots, operands, rest), (slots, rest, residuals)
 
 
-def _bwd(static: _Static, residuals: tuple[Any, Any, LowBitTree], cotangents: Any) -> Any:
+def _bwd(static: _Static, residuals: tuple[Slots, Rest, LowBitTree], cotangents: Any) -> Any:
     plan, (slots, rest, bits) = static.plan, residuals
     operands = KeptOperands.from_forward(bits)
     g: Any = first_order(cotangents[0], plan.no_second_derivative)
     if plan.gradient_format is not None:
         g = plan.gradient_format.tensor(g, cotangents[1])
     forward = LabelledTensor(operands.lhs, static.lhs), LabelledTensor(operands.rhs, static.rhs)
-    gradients: list[Any] = [None, None]
-    reports: list[Any] = [None, None]
+    gradients: list[jax.Array | None] = [None, None]
+    reports: list[jax.Array | None] = [None, None]
     for number in (0,) if static.stored else (0, 1):
         labels, partner = static.others[number], operands.others[number]
         partner = joined(forward[1 - number]) if labels is None else LabelledTensor(partner, labels)
@@ -420,11 +425,11 @@ def _gradient(
     plan: Plan,
     number: int,
     g: LabelledTensor,
-    by: tuple[Any, Any],
+    by: Taken,
     partner: LabelledTensor,
     like: LabelledTensor,
     rest: tuple[jax.Array, ...],
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, jax.Array | None]:
     """One of the two backward products, and the report of the gradient's quantizer.
 
     Args:
@@ -444,8 +449,8 @@ def _gradient(
 
 
 def quantized_gradient(
-    plan: Plan, number: int, g: LabelledTensor, by: tuple[Any, Any], partner: LabelledTensor
-) -> tuple[LabelledTensor, LabelledTensor, Any]:
+    plan: Plan, number: int, g: LabelledTensor, by: Taken, partner: LabelledTensor
+) -> tuple[LabelledTensor, LabelledTensor, jax.Array | None]:
     """The operands of a backward product in its tiles, the gradient quantized, and the report of its quantizer.
 
     Args:
