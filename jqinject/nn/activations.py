@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, final, overload
+from typing import Any, ClassVar, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.inject import Binding
 from jqinject.nn.base.keywords import QuantHardTanhKeywords, QuantIdentityKeywords, QuantReLUKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import ACT, GRAD, INPUT, binding_of, hold_proxies, is_on, through
 from jqinject.ops import tensor_clamp
 from jqinject.quant import (
@@ -120,15 +120,7 @@ class QuantIdentity(QuantActLayer[Out]):
     input_quant = None
     keeps_scale = True
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantIdentity[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantIdentity[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantIdentity[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -169,15 +161,7 @@ class QuantReLU(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantReLU[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantReLU[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantReLU[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if is_quantized(x) else jax.nn.relu(x)
@@ -205,15 +189,7 @@ class QuantSigmoid(QuantActLayer[Out]):
         Array([0., 1.], dtype=float32)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantSigmoid[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantSigmoid[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantSigmoid[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.sigmoid(as_array(x))
@@ -241,15 +217,7 @@ class QuantTanh(QuantActLayer[Out]):
         Array([-1.,  0.], dtype=float32)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantTanh[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantTanh[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantTanh[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -289,15 +257,7 @@ class QuantHardSwish(QuantActLayer[Out]):
         Array([  0,   0, 255], dtype=uint8)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantHardSwish[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantHardSwish[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantHardSwish[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.hard_swish(as_array(x))
@@ -332,15 +292,7 @@ class QuantHardTanh(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantHardTanh[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantHardTanh[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantHardTanh[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]
 
     def __init__(
         self,

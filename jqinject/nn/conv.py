@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, final, overload
+from typing import Any, ClassVar, NamedTuple, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantConvKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import (
     ContractionKind,
     LayerArrays,
@@ -191,15 +191,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConv[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConv[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantConv[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
@@ -12,7 +12,7 @@ from jax.sharding import auto_axes
 
 from jqinject.dot import FrozenParam
 from jqinject.nn.base.keywords import QuantConvTransposeKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView
 from jqinject.nn.conv import QuantConvLayer
 from jqinject.ops.sharding import asked, with_sharding
@@ -75,15 +75,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConvTranspose[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConvTranspose[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantConvTranspose[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]
 
     def __init__(
         self,

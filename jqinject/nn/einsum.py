@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jqinject.nn.base.dot_layer import (
     unsummed_axes,
 )
 from jqinject.nn.base.keywords import QuantEinsumKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
@@ -83,15 +83,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         "equation that is a plain contraction",
     }
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEinsum[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEinsum[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantEinsum[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantEinsum[jax.Array], QuantEinsum[AnyQuantTensor]]
 
     def __init__(
         self,

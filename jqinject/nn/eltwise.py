@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.keywords import QuantConcatKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies, through
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, is_quantized, on_integers
@@ -107,15 +107,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
         (Array([ 0.7, -0. ], dtype=float32), 8)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEltwiseAdd[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEltwiseAdd[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantEltwiseAdd[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]
 
     def __call__(self, input: Any, other: Any) -> Out:
         """The sum.
@@ -161,15 +153,7 @@ class QuantConcat(QuantMergeLayer[Out]):
         Array([ 4, -8,  7], dtype=int8)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConcat[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConcat[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantConcat[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]
 
     def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Out:
         """The tensors joined.

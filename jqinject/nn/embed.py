@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.keywords import QuantEmbedKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -73,15 +73,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         "fp8": "a contraction of 8-bit floats, which a lookup is not",
     }
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantEmbed[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantEmbed[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantEmbed[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantEmbed[jax.Array], QuantEmbed[AnyQuantTensor]]
 
     def __init__(
         self,

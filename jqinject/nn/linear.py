@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
@@ -18,7 +18,7 @@ from jqinject.nn.base.dot_layer import (
     unsummed_axes,
 )
 from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
@@ -71,15 +71,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         ((2, 4), 4)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinear[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinear[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLinear[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -146,15 +138,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         ((3, 2, 4), (1, 2, 4))
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinearGeneral[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinearGeneral[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLinearGeneral[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLinearGeneral[jax.Array], QuantLinearGeneral[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -269,15 +253,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLoRALinear[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLoRALinear[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLoRALinear[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLoRALinear[jax.Array], QuantLoRALinear[AnyQuantTensor]]
 
     def __init__(
         self,

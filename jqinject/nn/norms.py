@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
@@ -14,7 +14,7 @@ from jqinject.nn.base.keywords import (
     QuantLayerNormKeywords,
     QuantRMSNormKeywords,
 )
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, hold_proxies, is_on, through
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
@@ -139,15 +139,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLayerNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLayerNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLayerNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -196,15 +188,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantRMSNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantRMSNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantRMSNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -256,15 +240,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantGroupNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantGroupNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantGroupNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantGroupNorm[jax.Array], QuantGroupNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -318,15 +294,7 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantBatchNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantBatchNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantBatchNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 
     def __init__(
         self,

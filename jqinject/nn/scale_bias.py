@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
+from typing import Any, Self, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from flax.typing import Dtype
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
 from jqinject.nn.base.keywords import QuantScaleBiasKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -64,15 +64,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         "fp8": "a contraction of 8-bit floats, which a product of elements is not",
     }
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantScaleBias[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantScaleBias[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantScaleBias[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantScaleBias[jax.Array], QuantScaleBias[AnyQuantTensor]]
 
     def __init__(
         self,

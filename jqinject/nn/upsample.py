@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.nn.base.quant_layer import Off, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantTensorLayer, Results
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import as_array, on_integers, pre_round_integers
 from jqinject.quant_tensor.shaping import map_metadata
@@ -19,7 +19,7 @@ METHODS = ("nearest", "bilinear")
 
 
 @final
-class QuantUpsample(QuantLayer[Out]):
+class QuantUpsample(QuantTensorLayer[Out]):
     """`x` enlarged along its spatial axes, channels last. A QuantTensor keeps scale, zero point and bit width.
 
     "nearest" repeats elements: output i is input floor(i * r), where r = n / m, or 1 / scale_factor. "bilinear"
@@ -48,13 +48,7 @@ class QuantUpsample(QuantLayer[Out]):
         Array([0, 1, 3, 4], dtype=int8)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off, **__) -> QuantUpsample[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantUpsample[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantUpsample[jax.Array], QuantUpsample[Any]]
 
     def __init__(
         self,

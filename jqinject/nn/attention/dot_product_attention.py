@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
@@ -20,7 +20,7 @@ from jqinject.nn.attention.attention_base import (
     attention,
 )
 from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import act_slot, hold_proxies, is_on, through
 from jqinject.nn.base.weight_layer import ContractionKind, checked_contraction
 from jqinject.quant import QuantizerLike
@@ -135,19 +135,9 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
     v_quant: Any = V
     sdpa_output_quant: Any = SDPA_OUTPUT
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(
-            cls, *_, return_quant_tensor: Off = ..., **__
-        ) -> QuantScaledDotProductAttention[jax.Array]: ...
-        @overload
-        def __new__(
-            cls, *_, return_quant_tensor: On, **__
-        ) -> QuantScaledDotProductAttention[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantScaledDotProductAttention[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[
+        QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]
+    ]
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jqinject.nn.attention.attention_base import (
     attention,
 )
 from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import (
     BIAS,
     GRAD,
@@ -142,15 +142,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantMultiHeadAttention[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantMultiHeadAttention[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantMultiHeadAttention[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]
 
     def __init__(
         self,

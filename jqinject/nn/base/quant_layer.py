@@ -6,7 +6,19 @@ import html
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeAlias, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from flax import nnx
 
@@ -163,12 +175,14 @@ def _declared(injector: Any, name: str) -> str:
 
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar
+    from typing_extensions import TypeVar as DefaultedTypeVar
 
     # The default is for mypy, which takes the result from `__init__`: it would ask for an annotation of each layer.
-    Out = TypeVar("Out", covariant=True, default=Any)
+    Out = DefaultedTypeVar("Out", covariant=True, default=Any)
 else:
     Out = Any
+InArrays = TypeVar("InArrays", covariant=True)
+InQuantTensors = TypeVar("InQuantTensors", covariant=True)
 
 
 # What `return_quant_tensor` is, for type checkers: it decides what a layer returns.
@@ -253,10 +267,48 @@ class _QuantLayer(nnx.Module):
         return overrides_of(cls, cls.override_slots(), quantizers)
 
 
+class Results(Generic[InArrays, InQuantTensors]):
+    """Declares the types of a layer that returns arrays, and of the same layer that returns QuantTensors.
+
+    Only type checkers read it, in the constructors below: `_results: Results[Layer[jax.Array], Layer[AnyQuantTensor]]`.
+    """
+
+
 if TYPE_CHECKING:
+
+    class _HasResults(Protocol[InArrays, InQuantTensors]):
+        @property
+        def _results(self) -> Results[InArrays, InQuantTensors]: ...
 
     class QuantLayer(_QuantLayer, Generic[Out]):
         """Abstract: a layer with places for quantizers, that returns `Out`."""
 
+        @overload
+        def __new__(
+            cls: type[_HasResults[InArrays, Any]], *_: Any, return_quant_tensor: Off = ..., **__: Any
+        ) -> InArrays: ...
+        @overload
+        def __new__(
+            cls: type[_HasResults[Any, InQuantTensors]], *_: Any, return_quant_tensor: On, **__: Any
+        ) -> InQuantTensors: ...
+        @overload
+        def __new__(cls, *_: Any, **__: Any) -> Self: ...
+        def __new__(cls, *_: Any, **__: Any) -> Any: ...
+
+    class QuantTensorLayer(QuantLayer[Out]):
+        """Abstract: a layer that returns QuantTensors by default."""
+
+        @overload
+        def __new__(
+            cls: type[_HasResults[InArrays, Any]], *_: Any, return_quant_tensor: Off, **__: Any
+        ) -> InArrays: ...
+        @overload
+        def __new__(
+            cls: type[_HasResults[Any, InQuantTensors]], *_: Any, return_quant_tensor: On = ..., **__: Any
+        ) -> InQuantTensors: ...
+        @overload
+        def __new__(cls, *_: Any, **__: Any) -> Self: ...
+        def __new__(cls, *_: Any, **__: Any) -> Any: ...
+
 else:
-    QuantLayer = _QuantLayer
+    QuantLayer = QuantTensorLayer = _QuantLayer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
 
 from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.recurrent.recurrent_cells import QuantLSTMCell, QuantSimpleCell
 from jqinject.nn.recurrent.recurrent_stack import QuantRecurrentStack
 from jqinject.quant import QuantizerLike
@@ -78,15 +78,7 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     # give other numbers else.
     crossed = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLSTM[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLSTM[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLSTM[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLSTM[jax.Array], QuantLSTM[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -194,15 +186,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
     state_quantizers = ("io_quant",)
     crossed = {"dense_i": "dense_i"}
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantRNN[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantRNN[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantRNN[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantRNN[jax.Array], QuantRNN[AnyQuantTensor]]
 
     def __init__(
         self,
