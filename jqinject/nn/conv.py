@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, Unpack, final
+from functools import cache, partial
+from typing import Any, NamedTuple, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import Affine, FrozenParam, affine_of, integer_conv
+from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantConvKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import (
     ContractionKind,
@@ -27,7 +29,7 @@ from jqinject.nn.base.weight_layer import (
 )
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, on_integers
+from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, on_integers
 
 
 @dataclass
@@ -87,19 +89,6 @@ class QuantConvLayer(QuantWeightLayer[Out]):
     in_features: int
     out_features: int
     mask: Any
-    _channels_last: ClassVar[bool] = True
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of input and output."""
-        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
-
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        return {-1: self.in_features}
-
-    @property
-    def weight_ndim(self) -> int:
-        """A kernel has the axes of the window, and one each for input and output channels."""
-        return len(self.kernel_shape)
 
     def _contract(
         self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
@@ -119,9 +108,12 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         return self._parent_forward(view, x, out_sharding), None
 
     def _placed(self, shape: tuple[int, ...]) -> Any:
-        channel = self.output_channel_dim
-        assert isinstance(channel, int), "a kernel has its output channels along one axis"
-        return PlacedFilters(Filters(None, channel, shifted=False)) if self.mask is None else None
+        filters = Filters(None, self.geometry.channels[0], shifted=False)
+        return PlacedFilters(filters) if self.mask is None else None
+
+    def _terms(self) -> int:
+        """The number of products that one element of the output sums."""
+        return math.prod(self.weight_shape) // max(self.out_channels, 1)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.
@@ -135,6 +127,41 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         if not on_grid or weight.scale.size == 1:
             return on_grid
         return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        """The output with the scale of the sums; an array if they have none."""
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=self._terms(),
+            rhs_channel_axis=self.geometry.channels[0],
+            lhs_free_axes=self._free_input_axes(x.ndim),
+            bias=bias,
+            bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
+        )
+
+
+@cache
+def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_summed: bool) -> LayerGeometry:
+    """Return the geometry of a kernel (*window, channels, channels) and channels last.
+
+    Args:
+        ndim: number of axes of the kernel.
+        in_features, out_features: of the layer.
+        channel: the axis of the output channels.
+        is_summed: whether a contraction of integers needs sums of the kernel.
+    """
+    return LayerGeometry(
+        ndim,
+        channels=(channel,),
+        sums=tuple(range(ndim - 1)) if is_summed else (),
+        features=(in_features,),
+        channels_last=True,
+        input_channels=(in_features,),
+        output_channels=(out_features,),
+    )
 
 
 @final
@@ -216,9 +243,11 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         arguments = by_scheme(self, scheme, locals(), rngs)
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    def axes_of_sums(self) -> tuple[int, ...]:
-        """The window and the input channels."""
-        return tuple(range(self.weight_ndim - 1))
+    @property
+    def geometry(self) -> LayerGeometry:
+        """Integers need sums over the window and the input channels."""
+        ndim = len(self.kernel_shape)
+        return of_window(ndim, self.in_features, self.out_features, ndim - 1, True)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         channels = (ndim - 1,) if self.weight_shape[-2] == 1 else ()

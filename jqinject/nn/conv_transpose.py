@@ -12,9 +12,10 @@ from jax.sharding import auto_axes
 
 from jqinject.dot import FrozenParam
 from jqinject.nn.base.keywords import QuantConvTransposeKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView
-from jqinject.nn.conv import QuantConvLayer
+from jqinject.nn.conv import QuantConvLayer, of_window
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -99,9 +100,11 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     @property
-    def output_channel_dim(self) -> int:
-        """The axis of the output channels: the last but one where the kernel is transposed, else the last."""
-        return self.weight_ndim - (2 if self.transpose_kernel else 1)
+    def geometry(self) -> LayerGeometry:
+        """The output channels are the last axis of the kernel, the last but one where it is transposed."""
+        ndim = len(self.kernel_shape)
+        channel = ndim - (2 if self.transpose_kernel else 1)
+        return of_window(ndim, self.in_features, self.out_features, channel, False)
 
     def _terms(self) -> int:
         """The products that one element of the output sums, or what Brevitas counts where that is more.

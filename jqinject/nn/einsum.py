@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Unpack, final
 
 import jax
@@ -19,11 +20,10 @@ from jqinject.nn.base.dot_layer import (
     QuantDotLayer,
     SchemeLike,
     by_scheme,
-    unsummed_axes,
 )
 from jqinject.nn.base.keywords import QuantEinsumKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry, WrongFeaturesError, check_features
 from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_axes import WrongFeaturesError, check_features
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
@@ -132,51 +132,13 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         return twin(inputs, out_sharding=out_sharding)
 
     @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes of the kernel that are not summed over."""
-        return unsummed_axes(self)
-
-    @property
-    def weight_ndim(self) -> int:
-        """The axes of `kernel_shape`."""
-        return len(self.kernel_shape)
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The axes of the kernel that the output does not have."""
-        return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))
-
-    @property
-    def input_axes(self) -> tuple[int, ...]:
-        """The axes whose labels the kernel has and the output has not, in the order of the kernel's."""
-        of_input, of_kernel, output = self._labels()
-        behind = of_input.rpartition(".")[2]
-        summed = [label for label in of_kernel.replace(".", "") if label in behind and label not in output]
-        return tuple(behind.index(label) - len(behind) for label in summed) or (-1,)
-
-    def _labels(self) -> tuple[str, str, str]:
-        """The labels of input, kernel and output."""
-        operands, _, output = self.einsum_str.partition("->")
-        of_input, of_kernel = operands.split(",")
-        return of_input, of_kernel, output
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Channels are the axes of input and output that the kernel has too."""
-        of_input, of_kernel, output = self._labels()
-        if "." in of_kernel or not output:
-            return {}
-        sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
-        shapes = {}
-        for slot, labels in (("input_quant", of_input), ("output_quant", output)):
-            behind = labels.rpartition(".")[2]
-            first = next((at for at, label in enumerate(behind) if label in sizes), None)
-            if first is not None:
-                shapes[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
-        return shapes
+    def geometry(self) -> LayerGeometry:
+        """The axes of the kernel that the output does not have are summed over."""
+        return _of_equation(self.einsum_str, tuple(self.kernel_shape))
 
     def _check_features(self, inputs: Any) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
-        of_input, of_kernel, _ = self._labels()
+        of_input, of_kernel, _ = _labels(self.einsum_str)
         known = [len(label) for label in of_input.split("...")]
         if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
             raise WrongFeaturesError(
@@ -203,3 +165,31 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
         return PlacedContraction(equation.dimensions(), equation.permutation())
+
+
+def _labels(equation: str) -> tuple[str, str, str]:
+    """Split an equation into the labels of input, kernel and output."""
+    operands, _, output = equation.partition("->")
+    of_input, of_kernel = operands.split(",")
+    return of_input, of_kernel, output
+
+
+@cache
+def _of_equation(equation: str, kernel_shape: tuple[int, ...]) -> LayerGeometry:
+    of_input, of_kernel, output = _labels(equation)
+    behind = of_input.rpartition(".")[2]
+    summed = [label for label in of_kernel.replace(".", "") if label in behind and label not in output]
+    sizes = {} if "." in of_kernel or not output else dict(zip(of_kernel, kernel_shape, strict=True))
+    return LayerGeometry(
+        len(kernel_shape),
+        summed=kernel_axes_of(equation, kernel_shape),
+        input_axes=tuple(behind.index(label) - len(behind) for label in summed) or (-1,),
+        input_channels=_channels(behind, sizes),
+        output_channels=_channels(output.rpartition(".")[2], sizes),
+    )
+
+
+def _channels(labels: str, sizes: dict[str, int]) -> tuple[int, ...] | None:
+    """Return the sizes of the last axes, from the first on that the kernel has too; None without one."""
+    first = next((at for at, label in enumerate(labels) if label in sizes), None)
+    return None if first is None else tuple(sizes.get(label, 1) for label in labels[first:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Unpack, final
 
 import jax
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.keywords import QuantEmbedKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry, check_features
 from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -91,18 +92,9 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     @property
-    def weight_ndim(self) -> int:
-        """A table has rows and columns."""
-        return 2
-
-    @property
-    def output_channel_dim(self) -> int:
-        """The rows."""
-        return 0
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of the output."""
-        return {"output_quant": (self.features,)}
+    def geometry(self) -> LayerGeometry:
+        """A table has a channel for each row."""
+        return _of_table(self.features)
 
     def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
         """The products of a query with every row of the quantized table; `output_quant` is not for these.
@@ -147,6 +139,11 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         if on_integers(weight):
             moved["zero_point"] = looked_up(weight.zero_point)
         return weight.set(**moved)
+
+
+@cache
+def _of_table(features: int) -> LayerGeometry:
+    return LayerGeometry(2, channels=(0,), output_channels=(features,))
 
 
 def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> GroupwiseQuantTensor:

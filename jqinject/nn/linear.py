@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.base.dot_layer import (
     DEFAULT_WEIGHT,
-    PlacedContraction,
     QuantDotLayer,
     SchemeLike,
     by_scheme,
-    unsummed_axes,
 )
 from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -162,49 +161,32 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes of the kernel that are not summed over."""
-        return unsummed_axes(self)
-
-    @property
-    def weight_ndim(self) -> int:
-        """A kernel has the batch axes, and one each for input and output features."""
-        return len(self.batch_axis) + len(self.in_features) + len(self.out_features)
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The input features."""
-        return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
-
-    @property
-    def input_axes(self) -> tuple[int, ...]:
-        """Those of `axis`, in the order in which they lie."""
-        return tuple(sorted(self.axis))
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Output features are the last axes; input features too, unless `axis` says otherwise."""
-        shapes = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
-        last = tuple(range(-len(self.in_features), 0))
-        return shapes | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
-
-    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction:
-        ndim = len(shape)
-        # Flax goes by the order of the axes, not by that in which they are given.
-        axes = tuple(sorted(axis % ndim for axis in self.axis))
-        batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
-        numbers = (axes, self.summed_axes), (batch, tuple(range(len(batch))))
-        return PlacedContraction(Dimensions.of(ndim, self.weight_ndim, numbers))
-
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        if any(not -ndim <= axis < ndim for axis in self.axis):
-            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing: reported
-        axes = sorted(
-            self.axis, key=lambda axis: axis % ndim
-        )  # as Flax does, whatever order they are given in
-        return dict(zip(axes, self.in_features, strict=True))
+    def geometry(self) -> LayerGeometry:
+        """A kernel has the batch axes, then those of the input features, which are summed over."""
+        batch = tuple(self.batch_axis)
+        return _of_general(tuple(self.in_features), tuple(self.out_features), tuple(self.axis), batch)
 
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is None and self.dot_general_cls is None
+
+
+@cache
+def _of_general(
+    in_features: tuple[int, ...], out_features: tuple[int, ...], axis: tuple[int, ...], batch: tuple[int, ...]
+) -> LayerGeometry:
+    first = len(batch)
+    behind = first + len(in_features)
+    input_axes = tuple(sorted(axis))
+    ends_input = input_axes == tuple(range(-len(in_features), 0))
+    return LayerGeometry(
+        behind + len(out_features),
+        summed=tuple(range(first, behind)),
+        input_axes=input_axes,
+        batch_axes=batch,
+        features=in_features,
+        input_channels=in_features if ends_input else None,
+        output_channels=None if batch else out_features,
+    )
 
 
 @final

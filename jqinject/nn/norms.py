@@ -14,9 +14,9 @@ from jqinject.nn.base.keywords import (
     QuantLayerNormKeywords,
     QuantRMSNormKeywords,
 )
+from jqinject.nn.base.layer_geometry import check_features
 from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, hold_proxies, is_on, through
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 

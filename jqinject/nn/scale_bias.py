@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Self, Unpack, final
 
 import jax
@@ -13,8 +14,8 @@ from flax.typing import Dtype
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
 from jqinject.nn.base.keywords import QuantScaleBiasKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry, check_features
 from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, on_integers, reshape
@@ -123,16 +124,9 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         return layer
 
     @property
-    def weight_ndim(self) -> int:
-        """Channels alone."""
-        return 1
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Input and output have their features along `axis`, which is known where it counts from the end."""
-        if self.axis >= 0:
-            return {}
-        shape = (self.num_features, *(1,) * (-self.axis - 1))
-        return {"input_quant": shape, "output_quant": shape}
+    def geometry(self) -> LayerGeometry:
+        """A weight has channels alone; those of the input are known where `axis` counts from the end."""
+        return _of_channels(self.num_features, self.axis)
 
     def _check_features(self, inputs: Any) -> None:
         check_features(self, inputs, {self.axis: self.num_features}, argument="num_features")
@@ -159,3 +153,9 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         elif bias is not None:
             product = product + as_array(bias).astype(product.dtype).reshape(shape)
         return product.set(value=y)
+
+
+@cache
+def _of_channels(count: int, axis: int) -> LayerGeometry:
+    shape = (count, *(1,) * (-axis - 1)) if axis < 0 else None
+    return LayerGeometry(1, input_channels=shape, output_channels=shape)

@@ -23,6 +23,7 @@ from jqinject.nn.attention.attention_base import (
     attention,
 )
 from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
+from jqinject.nn.base.layer_geometry import check_features
 from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import (
     BIAS,
@@ -36,7 +37,6 @@ from jqinject.nn.base.slots import (
     is_on,
     through,
 )
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
 from jqinject.nn.linear import QuantLinearGeneral
 from jqinject.program import change_class

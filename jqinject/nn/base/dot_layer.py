@@ -25,6 +25,7 @@ from jqinject.dot.schemes.scheme_fits import check_features
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.inject import Binding
+from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.nn.base.weight_layer import LayerArrays, QuantWeightLayer
@@ -168,42 +169,41 @@ def _lies_as_bias(placed: PlacedContraction, scale: tuple[int, ...], weight: tup
     return varying == channels and places == sorted(places)
 
 
-@lru_cache(maxsize=64)
-def _last_with_first(ndim: int) -> PlacedContraction:
-    """The last axis of an input of `ndim` axes with the first of a matrix."""
-    return PlacedContraction(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
+@lru_cache(maxsize=1024)
+def _placed(geometry: LayerGeometry, ndim: int) -> PlacedContraction:
+    """The contraction that a geometry declares, of an input of `ndim` axes."""
+    # Flax contracts axes in the order in which they lie, not in that of its arguments.
+    axes, batch = (
+        tuple(sorted(axis % ndim for axis in axes)) for axes in (geometry.input_axes, geometry.batch_axes)
+    )
+    numbers = (axes, geometry.summed), (batch, tuple(range(len(batch))))
+    return PlacedContraction(Dimensions.of(ndim, geometry.ndim, numbers))
 
 
-def unsummed_axes(layer: QuantWeightLayer[Any]) -> int | tuple[int, ...]:
-    """The axes of a layer's weight that its contraction does not sum over; an int if there is one."""
-    channels = tuple(axis for axis in range(layer.weight_ndim) if axis not in layer.summed_axes)
-    return channels[0] if len(channels) == 1 else channels
+@lru_cache(maxsize=1024)
+def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
+    """Return the geometry of a matrix (in, out) that is contracted with the last axis of the input."""
+    return LayerGeometry(
+        2,
+        summed=(0,),
+        features=(in_features,),
+        input_channels=(in_features,),
+        output_channels=(out_features,),
+    )
 
 
 class QuantDotLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
-    By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
+    By default for a weight (in, out) and the last axis of the input.
     """
 
     out_features: Any
 
     @property
-    def weight_ndim(self) -> int:
-        """A matrix has two axes."""
-        return 2
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The input features."""
-        return (0,)
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of input and output."""
-        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
-
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        return {-1: self.weight_shape[0]}
+    def geometry(self) -> LayerGeometry:
+        """Those of a matrix (in, out) and the last axis of the input."""
+        return of_matrix(self.in_features, self.out_features)
 
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
@@ -212,7 +212,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
 
     def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
-        return _last_with_first(len(shape)) if shape else None
+        return _placed(self.geometry, len(shape)) if shape else None
 
     def _contract(
         self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any

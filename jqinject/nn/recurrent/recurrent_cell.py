@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
+from jqinject.nn.base.layer_geometry import check_features
 from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import (
     BIAS,
@@ -18,7 +19,6 @@ from jqinject.nn.base.slots import (
     split_overrides,
     through,
 )
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear import QuantLinear
 from jqinject.program import change_class

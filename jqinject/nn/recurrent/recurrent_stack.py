@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
+from jqinject.nn.base.layer_geometry import check_features
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import Slot
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.recurrent.recurrent_cell import QuantRecurrentCell
 from jqinject.quant_tensor import as_array, concatenate, on_integers
 
