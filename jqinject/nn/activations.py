@@ -48,7 +48,7 @@ class QuantActLayer(QuantLayer[Out]):
 
     def _init_quantizers(
         self,
-        arguments: dict[str, Any],
+        arguments: Mapping[str, Any],
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,

@@ -15,9 +15,9 @@ from flax import nnx
 from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
 from jqinject.nn.base.keywords import QuantConvKeywords
 from jqinject.nn.base.layer_geometry import LayerGeometry
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
 from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import (
     ContractionKind,
@@ -239,9 +239,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         scheme: SchemeLike = None,
         **more: Unpack[QuantConvKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     @property
     def geometry(self) -> LayerGeometry:

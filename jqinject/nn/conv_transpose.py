@@ -96,8 +96,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         contraction: ContractionKind = "auto",
         **more: Unpack[QuantConvTransposeKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     @property
     def geometry(self) -> LayerGeometry:

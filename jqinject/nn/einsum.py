@@ -14,15 +14,10 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.nn.base.dot_layer import (
-    DEFAULT_WEIGHT,
-    PlacedContraction,
-    QuantDotLayer,
-    SchemeLike,
-    by_scheme,
-)
+from jqinject.nn.base.dot_layer import PlacedContraction, QuantDotLayer
 from jqinject.nn.base.keywords import QuantEinsumKeywords
 from jqinject.nn.base.layer_geometry import LayerGeometry, WrongFeaturesError, check_features
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
 from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import QuantizerLike
@@ -104,9 +99,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         **more: Unpack[QuantEinsumKeywords],
     ) -> None:
         kernel_shape = tuple(kernel_shape)
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on quantized input, weight and bias, then the output quantizer.

@@ -88,8 +88,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantEmbedKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     @property
     def geometry(self) -> LayerGeometry:

@@ -9,14 +9,10 @@ from typing import Any, Unpack, final
 import jax
 from flax import nnx
 
-from jqinject.nn.base.dot_layer import (
-    DEFAULT_WEIGHT,
-    QuantDotLayer,
-    SchemeLike,
-    by_scheme,
-)
+from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
 from jqinject.nn.base.layer_geometry import LayerGeometry
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
 from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
@@ -89,9 +85,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         scheme: SchemeLike = None,
         **more: Unpack[QuantLinearKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -156,9 +150,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         scheme: SchemeLike = None,
         **more: Unpack[QuantLinearGeneralKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     @property
     def geometry(self) -> LayerGeometry:
@@ -254,8 +246,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
         contraction: ContractionKind = "auto",
         **more: Unpack[QuantLoRALinearKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)

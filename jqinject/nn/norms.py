@@ -42,15 +42,6 @@ class QuantNormLayer(QuantLayer[Out]):
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
-        """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
-
-        Args:
-            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
-                `input_quant`.
-            overrides: the user's further keywords.
-            return_quant_tensor: whether to return QuantTensors.
-            rngs: for quantizers that draw random numbers.
-        """
         stack, shapes = self._stack(), self._channel_shapes()
         axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
         offered = {} if axis_name is None else {"axis_name": axis_name}
@@ -153,8 +144,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantLayerNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -202,8 +192,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantRMSNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -256,8 +245,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantGroupNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -308,8 +296,7 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantBatchNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None

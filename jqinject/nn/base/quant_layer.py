@@ -222,6 +222,34 @@ class _QuantLayer(nnx.Module):
         if "__call__" not in vars(cls):
             cls.__call__ = cls.__call__  # `nnx.capture` wraps what a class itself defines
 
+    def _init_layer(self, arguments: Mapping[str, Any]) -> None:
+        """Make the layer of Flax, then the quantizers.
+
+        Args:
+            arguments: the `locals()` of `__init__`, whose further keywords are called `more`.
+        """
+        overrides = self._init_flax(arguments, arguments["more"])
+        returns = arguments.get("return_quant_tensor", False)
+        self._init_quantizers(arguments, overrides, returns, arguments["rngs"])
+
+    def _init_quantizers(
+        self,
+        arguments: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
+
+        Args:
+            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
+                `input_quant`.
+            overrides: the user's further keywords.
+            return_quant_tensor: whether to return QuantTensors.
+            rngs: for quantizers that draw random numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no quantizers")
+
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, returned: Any) -> Any:

@@ -16,6 +16,7 @@ from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
+from jqinject.nn.base.layer_schemes import by_scheme
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import (
     BIAS,
@@ -108,22 +109,19 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     returns_accumulator: ClassVar[bool] = True
     reads_input: ClassVar[bool] = False
 
+    def _init_layer(self, arguments: Mapping[str, Any]) -> None:
+        overrides = self._init_flax(arguments, arguments["more"])
+        rngs, returns = arguments["rngs"], arguments["return_quant_tensor"]
+        quantizers = by_scheme(self, arguments.get("scheme"), arguments, rngs)
+        self._init_quantizers(quantizers, overrides, returns, rngs)
+
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ) -> None:
-        """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
-
-        Args:
-            arguments: what the user gave for each slot, as in the `locals()` of `__init__`; `act_quant` is another
-                name of `input_quant`, and `contraction` is "auto" if it is missing.
-            overrides: the user's further keywords.
-            return_quant_tensor: whether to return QuantTensors.
-            rngs: for quantizers that draw random numbers.
-        """
         contraction = arguments.get("contraction", "auto")
         if contraction != "auto":
             checked_contraction(type(self).__name__, contraction)
