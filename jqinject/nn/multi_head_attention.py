@@ -11,17 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.attention import kv_cache
-from jqinject.nn.attention.attention_base import (
-    ATTN_OUTPUT_WEIGHTS,
-    IN_ATTENTION,
-    K_TRANSPOSED,
-    Q_SCALED,
-    SOFTMAX_INPUT,
-    AttentionCall,
-    V,
-    attention,
-)
+from jqinject.nn import kv_cache
 from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
 from jqinject.nn.base.layer_geometry import check_features
 from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
@@ -38,6 +28,16 @@ from jqinject.nn.base.slots import (
     through,
 )
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
+from jqinject.nn.dot_product_attention import (
+    ATTN_OUTPUT_WEIGHTS,
+    IN_ATTENTION,
+    K_TRANSPOSED,
+    Q_SCALED,
+    SOFTMAX_INPUT,
+    AttentionCall,
+    V,
+    attention,
+)
 from jqinject.nn.linear import QuantLinearGeneral
 from jqinject.program import change_class
 from jqinject.quant import QuantizerLike

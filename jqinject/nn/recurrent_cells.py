@@ -14,7 +14,7 @@ from jqinject.nn.base.keywords import (
     QuantSimpleCellKeywords,
 )
 from jqinject.nn.base.slots import Slot
-from jqinject.nn.recurrent.recurrent_cell import (
+from jqinject.nn.recurrent_cell import (
     CELL_STATE,
     GATE_ACC,
     SIGMOID,
