@@ -30,6 +30,7 @@ from jqinject.nn.base.weight_layer import (
 )
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
+from jqinject.proxy import GradQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, on_integers
 
@@ -40,9 +41,13 @@ class IntegerConvolution:
 
     Attributes:
         choice: the row of the table for input and kernel.
+        grad_quant: quantizer of the output's gradient, or None.
+        token: of the last call: its cotangent is the scale of the gradient; None for a gradient of floats.
     """
 
     choice: ChosenKernel
+    grad_quant: GradQuantProxyFromInjector | None = None
+    token: jax.Array | None = None
 
     def __call__(
         self,
@@ -62,7 +67,15 @@ class IntegerConvolution:
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
         left, right = self.choice.operands((lhs, rhs))
         left = replace(left, integers=self._integers(left.integers, lhs))
-        return with_sharding(integer_conv(convolution, left, right), out_sharding)
+        gradient = None
+        if self.grad_quant is not None and self.grad_quant.makes_integers:
+            out = jax.eval_shape(
+                partial(convolution.numbers, dtype=dtype), lhs, jnp.zeros(rhs.shape, lhs.dtype)
+            )
+            found = self.grad_quant.gradient_format(out)
+            gradient = None if found is None else found.in_one()
+        y, self.token = integer_conv(convolution, left, right, gradient)
+        return with_sharding(y, out_sharding)
 
     def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
@@ -93,21 +106,26 @@ class QuantConvLayer(QuantWeightLayer[Out]):
     mask: Any
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
-    ) -> tuple[jax.Array, None]:
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
         x, kernel, bias = arrays
         if isinstance(choice.rhs, FrozenParam):
             kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
+        convolution = IntegerConvolution(choice, grad_quant)
         view = ParameterView(
             self,
             {
                 "kernel": kernel,
                 "bias": bias,
                 "promote_dtype": partial(promoted, self.promote_dtype),
-                self.contraction_name: IntegerConvolution(choice),
+                self.contraction_name: convolution,
             },
         )
-        return self._parent_forward(view, x, out_sharding), None
+        return self._parent_forward(view, x, out_sharding), convolution.token
 
     def _placed(self, shape: tuple[int, ...]) -> Any:
         filters = Filters(None, self.geometry.channels[0], shifted=False)

@@ -261,8 +261,8 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)
 
-    def _contract(self, choice: Any, arrays: Any, grad_dtype: Any, out_sharding: Any) -> Any:
-        y, token = super()._contract(choice, arrays, grad_dtype, out_sharding)
+    def _contract(self, choice: Any, arrays: Any, grad_quant: Any, out_sharding: Any) -> Any:
+        y, token = super()._contract(choice, arrays, grad_quant, out_sharding)
         return y + self.lora(arrays[0]), token
 
 

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 
 from jqinject.dot import contraction_output
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.kernels.integer import are_sharded
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import LayerArrays, QuantWeightLayer
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
+from jqinject.proxy import GradQuantProxyFromInjector
 from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
@@ -55,13 +57,16 @@ class PlacedContraction:
         """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
         return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
 
+    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output of operands of these shapes."""
+        shape = self.dims.out_shape(lhs, rhs)
+        return shape if self.order is None else tuple(shape[axis] for axis in self.order)
+
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
-    def shape_of_bias(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the output, with 1 along the axes that the weight does not have: as a bias is added."""
-        shape = [1] * self.dims.out_ndim
-        for axis, place in self.of_weight.items():
-            shape[place] = weight_shape[axis]
-        return tuple(shape)
+    def shape_of_bias(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a bias is added: the output's, with 1 along the axes that the weight does not have."""
+        places = self.of_weight.values()
+        return tuple(size if place in places else 1 for place, size in enumerate(output))
 
 
 @lru_cache(maxsize=1024)
@@ -121,7 +126,11 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         return _placed(self.geometry, len(shape)) if shape else None
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         x, weight, bias = self.promote_dtype(arrays, dtype=self.dtype)
         placed = self._placed(x.shape)
@@ -129,12 +138,18 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         dims, order, sharding = placed.dims, placed.order, out_sharding
         if order is not None:
             sharding = before_transpose(asked(out_sharding, x, weight), order)
-        dtype, how = self.preferred_element_type or x.dtype, {"grad_dtype": grad_dtype}
-        y, token = contract_as(choice, dims, dtype, (x, weight), **how, out_sharding=sharding)
+        dtype = self.preferred_element_type or x.dtype
+        gradient = None
+        if grad_quant is not None:
+            shape = placed.out_shape(x.shape, choice.rhs.shape)
+            gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
+            if gradient is not None and (order is not None or are_sharded(x, weight)):
+                gradient = gradient.in_one()
+        y, token = contract_as(choice, dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding)
         if order is not None:
             y = with_sharding(y.transpose(order), out_sharding)
         if bias is not None:
-            y += jnp.reshape(bias, placed.shape_of_bias(choice.rhs.shape))
+            y += jnp.reshape(bias, placed.shape_of_bias(y.shape))
         return y, token
 
     # --- scales of bias and output
@@ -172,7 +187,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
                 "are not those of the output.\n  cure: one scale for the weight, or a bias quantizer with a scale of "
                 "its own (Int8BiasPerTensorFloatInternalScaling)"
             )
-        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(weight.shape))
+        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(placed.out_shape(x.shape, weight.shape)))
         return x, weight, of_bias.reshape(self.bias.shape)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
@@ -181,7 +196,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
             return y
         if bias is not None:
             whole = bias if on_integers(bias) else as_array(bias)
-            bias = whole.reshape(placed.shape_of_bias(self.weight_shape))
+            bias = whole.reshape(placed.shape_of_bias(y.shape))
         return contraction_output(
             y,
             x,

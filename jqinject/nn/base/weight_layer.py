@@ -30,7 +30,7 @@ from jqinject.nn.base.slots import (
     is_on,
     see,
 )
-from jqinject.proxy import LINKS, IntegerFormat, stack_of
+from jqinject.proxy import LINKS, GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -322,10 +322,11 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
         quantized = isinstance(weight, QuantTensor)
         # A shortcut past the table, whose rows for payloads need one that is kept.
-        floats = not stored and not (
+        integer_gradient = grad_quant is not None and grad_quant.makes_integers
+        floats = not (stored or integer_gradient) and not (
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
-        choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
+        choice = None if floats and self.contraction == "auto" else self._choice(x, weight, integer_gradient)
         kernel = "floats" if choice is None else choice.kernel
         # Where 8-bit floats are contracted, the arrays only receive the gradients.
         array_of = _CARRIER if kernel == "float8" and not self.reads_input else _VALUE
@@ -346,8 +347,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             parameters = {self.weight_name: arrays[1], "bias": arrays[2]}
             y, token = self._parent_forward(ParameterView(self, parameters), arrays[0], out_sharding), None
         else:
-            grad_dtype = grad_quant.q_dtype if kernel == "float8" and grad_quant is not None else None
-            y, token = self._contract(choice, arrays, grad_dtype, out_sharding)
+            y, token = self._contract(choice, arrays, grad_quant, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, token)
         if output_quant is not None and output_quant.is_quant_enabled:
@@ -356,42 +356,51 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         """The parent's forward, which contracts payloads by a kernel of the table.
 
         Args:
             choice: the kernel and the operands.
             arrays: input and weight, which receive the gradients, and the bias or None.
-            grad_dtype: dtype of the gradient's payload where 8-bit floats are contracted, or None.
+            grad_quant: quantizer of the output's gradient, or None.
             out_sharding: as for the parent.
 
         Returns:
-            (the output, the token for the scale of the gradient's payload, or None).
+            (the output, the token for the gradient's scale, or None).
 
         Raises:
             TypeError: the layer places no contraction (`_placed`), so no kernel was to be chosen.
         """
         raise TypeError(f"{type(self).__name__} contracts floats alone, got a kernel for {choice.kernel}")
 
-    def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
+    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel | None:
         """The row of the table for input and weight; None where the parent's function contracts floats in any case.
+
+        Args:
+            x, weight: the operands.
+            integer_gradient: whether the gradient of the output arrives as integers.
 
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked = self.contraction
+        asked, attributes = self.contraction, vars(self)
         if asked == "float":
             return None
-        if not self._contracts_as_flax():
+        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
             self._check_function(asked)
             return None
-        proxy, stored = vars(self).get("weight_quant"), isinstance(weight, FrozenParam)
+        proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
         operand = weight
         if not stored and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
         placed = self._placed(np.shape(x))
-        choice = choose(x, operand, None if placed is None else placed.dims, asked, rounded=False)
+        dims = None if placed is None else placed.dims
+        choice = choose(x, operand, dims, asked, rounded=False, gradient=integer_gradient)
         if asked not in ("auto", choice.numbers):
             weight = weight.quant_tensor() if stored else weight
             raise ValueError(
