@@ -124,7 +124,6 @@ from jqinject.core.state import LostStateWarning as LostStateWarning
 from jqinject.core.state import QuantParam as QuantParam
 from jqinject.core.state import QuantStat as QuantStat
 from jqinject.core.state import UncalibratedWarning as UncalibratedWarning
-from jqinject.core.state import warn_if_uncalibrated as warn_if_uncalibrated
 from jqinject.core.statistics.extremes import AbsMax as AbsMax
 from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2

@@ -10,10 +10,9 @@ import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
-from jqinject.core.state import LOOKED_AT
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.layer_links import PRE_TRANSFORM, check_range, transformed
+from jqinject.proxy.layer_links import CHECKED, PRE_TRANSFORM, check_range, transformed
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
@@ -86,7 +85,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         if self.tensor_quant is None or self.disable_quant:
             return x
         array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average and self not in LOOKED_AT:
+        if self.use_running_average and not hasattr(self, CHECKED):
             check_range(self, array)
         return self._quantized(array)
 
@@ -210,7 +209,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if not self.is_quant_enabled:
             return y
         y = check.float_input(y, "a gradient quantizer")
-        return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
+        return quantize_gradient_by(y, self, _gradient_quantized, token)
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
@@ -258,6 +257,10 @@ class GradQuantProxyFromInjector(FlowProxy):
                 "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, handed, quantizer)
+
+
+def _gradient_quantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> QuantTensor | jax.Array:
+    return proxy.quantize_gradient(g)
 
 
 @final

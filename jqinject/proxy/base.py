@@ -127,7 +127,7 @@ class QuantProxyFromInjector(Answers):
         check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
-        layer_links.LINKS[self] = layer_links.Links(layer)
+        self.note("links", layer_links.Links(layer))
 
     @property
     def training(self) -> bool:
@@ -296,8 +296,7 @@ class QuantProxyFromInjector(Answers):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        if not isinstance(result, Quantized):
-            result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
+        result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
         return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
     def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
@@ -321,19 +320,22 @@ class QuantProxyFromInjector(Answers):
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
-        quantizer, found = self.tensor_quant, None
+        quantizer, result = self.tensor_quant, None
         try:
             if self.record is not None:
-                found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
+                result = assembly.by_record(quantizer, self.record, x, self.use_running_average)
             elif (self.use_running_average or self.keeps_payload) and not more:
                 is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
                 if is_value and isinstance(x, jax.core.Tracer):
-                    found = traced_once(quantizer, x)
-                if found is None and isinstance(quantizer, Quantizer):
-                    found = quantizer(x, keep=True)
-            made = self._pack(quantizer(x, *more) if found is None else found)
-            plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
-            return made if plain else self._seen(made, x)
+                    result = traced_once(quantizer, x)
+                if result is None and isinstance(quantizer, Quantizer):
+                    result = quantizer(x, keep=True)
+            result = quantizer(x, *more) if result is None else result
+            if not isinstance(result, Quantized):
+                result = metadata.packable(result, quantizer, self.quant_metadata.signed)
+            tensor = result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
+            plain = not self.observing and self.quant_metadata.group_size is None
+            return tensor if plain and tensor.ndim == np.ndim(x) else self._seen(tensor, x)
         except Exception as error:
             metadata.note_quantizer(error, self)
             raise

@@ -107,10 +107,10 @@ class TensorFields(ArrayMethods):
         self._layout = self._levels = self._scale_dtype = self._carrier = None
 
     @classmethod
-    def _of(cls, *fields: Any, check: bool = False) -> Self:
+    def _of(cls, *fields: Any) -> Self:
         """Return a tensor without groups of fields that are not checked; the arguments are those of `_store`."""
         tensor = object.__new__(cls)
-        tensor._store(*fields, check=check)
+        tensor._store(*fields, check=False)
         return tensor
 
     @classmethod

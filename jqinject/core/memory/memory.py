@@ -227,10 +227,16 @@ class Memory(Component):
         if kind == "filled":
             return self._filled(x, task, made)
         if kind == "now":
-            return self._mapped(self.statistic(x, task))
-        if self.use_running_average or x.size == 0:
-            return self._settled()
-        return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
+            stat = self.statistic(x, task)
+            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+        if not (self.use_running_average or x.size == 0):  # evaluation changes no state
+            return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
+        record, rule = self.record.get_raw_value(), self.rule
+        if kind == "running":
+            return self._mapped(record["running_stats"])
+        collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
+        still_collecting = record["counter"] <= self.policy.limit
+        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     def statistic(self, x: Any, task: Task = None, active: jax.Array | None = None) -> jax.Array:
         """The statistic of `x`, or of the tracked parameters; zeros where it is not `active`."""
@@ -255,7 +261,6 @@ class Memory(Component):
         return check.statistic_shape(stat, self.shape, type(self).__name__, f"{self.of}_shape")
 
     def _mapped(self, stat: jax.Array) -> Number:
-        """A statistic, or its affine map."""
         if self.affine_rescaling is None:
             return Number(stat)
         return Number(stored=self.affine_rescaling(self._stored(stat)))
@@ -310,15 +315,6 @@ class Memory(Component):
         self.record.set_value({"counter": count, "buffer": held})
         self.value.set_value(learned)
         return Number(stat, learned, collecting)
-
-    def _settled(self) -> Number:
-        """The number in evaluation; changes no state."""
-        if self.policy.kind == "running":
-            return self._mapped(self.running_stats.get_value())
-        record, rule = self.record.get_raw_value(), self.rule
-        collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
-        still_collecting = record["counter"] <= self.policy.limit
-        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State
 

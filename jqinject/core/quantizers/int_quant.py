@@ -217,6 +217,16 @@ class _RoundedByIntQuant(Quantizer):
         grid = int_grid(rounds, bits())
         return grid, None if steps is None else steps(grid.bit_width)
 
+    def _quantize(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Quantized:
+        rounds = self.int_quant
+        in_view = not isinstance(rounds, IntQuant) or type(rounds.input_view_impl) is not Identity
+        if in_view or by_range(type(self.scaling_impl)):
+            return super()._quantize(x, scale, zero_point, ends, grid, keep)
+        value, payload = rounds.rounded(x, scale, zero_point, grid, keep)
+        return Quantized(value, scale, zero_point, grid, payload)
+
     def _round(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
     ) -> Rounded:
@@ -224,7 +234,7 @@ class _RoundedByIntQuant(Quantizer):
         if not isinstance(rounds, IntQuant):
             zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
             return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
-        if not getattr(scaling, "by_range", False):
+        if not by_range(type(scaling)):
             return rounds.rounded(x, scale, zero_point, grid, keep)
         # The gradient goes through the ends of the range.
         low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
@@ -286,7 +296,7 @@ class RescalingIntQuant(_RoundedByIntQuant):
     bit_width_impl: BitWidth
 
     def __post_init__(self) -> None:
-        if by_range(self.scaling_impl):
+        if by_range(type(self.scaling_impl)):
             self._numbers()  # refuses bits that no range has
 
     @property

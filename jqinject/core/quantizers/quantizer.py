@@ -122,8 +122,9 @@ class Quantized:
             bits, numbers = grid.bit_width, (self.value, self.scale, self.zero_point)
             if type(bits) is not int:
                 return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
-            plain = int_grid(bits, grid.signed)
-            return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
+            tensor = object.__new__(IntQuantTensor)
+            tensor._store(*numbers, int_grid(bits, grid.signed), training, self.payload)
+            return tensor
         if self.carrier is not None:
             return FloatQuantTensor.cast(self.carrier, self.payload, self.scale, grid, training)
         more = (self.payload, self.levels, self.scale_dtype)
@@ -249,7 +250,7 @@ class Quantizer(Component):
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
         finder: Any = (
-            self.scaling_impl if by_range(self.scaling_impl) else getattr(self, "zero_point_impl", None)
+            self.scaling_impl if by_range(type(self.scaling_impl)) else getattr(self, "zero_point_impl", None)
         )
         return finder is not None and getattr(finder, "has_zero_point", True)
 
@@ -275,7 +276,7 @@ class Quantizer(Component):
         x32, scaling = x.astype(jnp.float32), cast(Any, self.scaling_impl)
         grid, threshold = self._numbers()
         zero_point = ends = None
-        if getattr(scaling, "by_range", False):
+        if by_range(type(scaling)):
             bits = grid.bit_width if grid.is_integer else None
             scale, zero_point, ends = scaling.measure(x32, threshold, bits)
             ends = ends if scaling.clip_gradient else None
@@ -312,7 +313,7 @@ class Quantizer(Component):
     def freeze_range(self) -> None:
         """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
         scaling: Any = self.scaling_impl
-        if by_range(scaling):
+        if by_range(type(scaling)):
             grid, threshold = self._numbers()
             scaling.freeze(threshold, grid.bit_width if grid.is_integer else None)
 

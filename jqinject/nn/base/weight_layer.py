@@ -23,10 +23,9 @@ from jqinject.nn.base.slots import (
     hold_proxies,
     input_format,
     is_on,
-    see,
 )
 from jqinject.nn.base.weight_axes import WeightAxes, check_features
-from jqinject.proxy import LINKS, IntegerFormat, stack_of
+from jqinject.proxy import IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -183,8 +182,6 @@ class QuantWeightLayer(WeightAxes[Out]):
         held = getattr(self, self.weight_name)
         if isinstance(held, FrozenParam):
             return held.quant_tensor()
-        if self not in LINKS:
-            see(self)
         weight, proxy = held[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
@@ -254,8 +251,6 @@ class QuantWeightLayer(WeightAxes[Out]):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in LINKS:
-            see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
         )
