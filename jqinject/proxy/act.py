@@ -12,7 +12,7 @@ from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.layer_links import CHECKED, PRE_TRANSFORM, check_range, transformed
+from jqinject.proxy.layer_links import PRE_TRANSFORM, check_range, transformed
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
@@ -20,15 +20,8 @@ DEQUANT_MODES = ("output", "this_input", "other_input")
 
 
 class FlowProxy(QuantProxyFromInjector):
-    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare.
+    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    Attributes:
-        pre_transform: the transform; None without one.
-        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
-    """
-
-    pre_transform: Any = None
-    transform_axes: tuple[int, ...] = (-1,)
     reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
@@ -70,24 +63,7 @@ class ActQuantProxyFromInjector(FlowProxy):
     role = "activation"
     quantizes_activations = True
 
-    def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
-        """Quantize an activation.
-
-        Args:
-            x: float array, or a QuantTensor, whose value is then quantized anew.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
-            there is a `pre_transform`.
-        """
-        if self.pre_transform is not None:
-            x = transformed(self, as_array(x))
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average and not hasattr(self, CHECKED):
-            check_range(self, array)
-        return self._quantized(array)
+    __call__ = QuantProxyFromInjector._activation_quantized
 
     def quantize_transformed(self, x: jax.Array) -> Any:
         """Quantize an activation that has been through the `pre_transform`; the caller checks its range.

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.lean import known_zero
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import with_gradient_of

@@ -153,7 +153,7 @@ class Slot:
             return self
         attributes = vars(layer)
         proxy = attributes.get(self.name)
-        if isinstance(proxy, nnx.Module):
+        if isinstance(proxy, QuantProxyFromInjector):
             links = links_of(proxy)
             if links is None or links.layers[0]() is not layer:
                 links = complete(proxy, layer)
