@@ -97,33 +97,54 @@ class Ranked(Reduction):
             ranked = self._ranked(x)
             ends = zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, over) for end, rank in ends)
+        return self._counts(measured, self._hits(x, measured))
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How they change; what else was measured, behind them, stays."""
+        if self._rule != "first":
+            return self._shared_change(dx, x, measured, self._hits(x, measured), located)
+        fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
+        dx = self._ranked_change(dx, x)
+        return (*(ops.picked(dx, place, self.over) for place in located), *fixed)
+
+    def changed(self, dx: Tensors, x: Tensors, measured: Any) -> Any:
+        """See the base; which elements share the gradient is computed once."""
+        if self._rule == "first":
+            return super().changed(dx, x, measured)
+        hits = self._hits(x, measured)
+        return self._shared_change(dx, x, measured, hits, self._counts(measured, hits))
+
+    def _counts(self, measured: Any, hits: list[Any]) -> tuple[jax.Array, ...]:
+        """How many elements share the gradient of each end."""
+        over = self.over
         # Of the zeros that fill up a group, those that are near hit too.
         near = [
             (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
             for end in measured
         ]
         # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
-        hits = each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), self._hits(x, measured))
-        return tuple(map(over.sum, hits, near))
+        return tuple(
+            map(over.sum, each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
+        )
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How they change; what else was measured, behind them, stays."""
-        over, near = self.over, self._rule == "near"
-        if self.of_magnitude and (near or self.slope_at_zero):
-            dx = each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
-        elif self.of_magnitude:
-            dx = ops.change_of_magnitude(x, dx)
-        fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
-        if self._rule == "first":
-            return (*(ops.picked(dx, place, over) for place in located), *fixed)
+    def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
+        """The change of what is ranked."""
+        if not self.of_magnitude:
+            return dx
+        if self._rule == "near" or self.slope_at_zero:
+            return each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
+        return ops.change_of_magnitude(x, dx)
 
-        def changed(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
+    def _shared_change(self, dx: Tensors, x: Tensors, measured: Any, hits: list[Any], counts: Any) -> Any:
+        over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x)
+
+        def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
             weight = choose(end == 0, 0.5, 1.0) if near else 1.0
             moved = over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
             return moved * (weight / jnp.maximum(count, 1.0))
 
-        return tuple(map(changed, measured, self._hits(x, measured), located))
+        return tuple(map(change_of_end, measured, hits, counts))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
