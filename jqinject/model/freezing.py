@@ -13,17 +13,19 @@ from flax import nnx
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
-from jqinject.model.frozen_ops import frozen_kernel, op_of_weight, quantized_op, unfreeze_op
 from jqinject.model.frozen_weights import (
     check_parameters_freeze,
     check_unfreezes,
     freeze_weight,
+    frozen_kernel,
+    op_of_weight,
+    quantized_op,
     quantized_weights,
     restore_masters,
+    unfreeze_op,
 )
 from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.static_ranges import check_calibrated
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, check_calibrated, dotted
 from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete

@@ -1,16 +1,19 @@
-"""An index of a model: every Variable under every path, and every proxy with the layers that hold it."""
+"""An index of a model: every Variable under every path, every proxy with its layers, and its static ranges."""
 
+from __future__ import annotations
+
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
-from jqinject.core.state import RecordPart, state_parts
+from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat, StaticRange
+from jqinject.core.state import CURE, UNSEEN, RecordPart, state_parts
 from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
@@ -251,3 +254,44 @@ def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:
 def dotted(path: tuple[Any, ...]) -> str:
     """A path as text."""
     return ".".join(map(str, path)) or "the model itself"
+
+
+SHOWN = 8
+
+
+def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
+    """The outermost modules that may hold static ranges (quantizers, quantized ops, lone components), by first path."""
+    return {dotted(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
+
+
+def _is_static_range(node: Any) -> bool:
+    # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
+    return issubclass(type(node), StaticRange)
+
+
+def uncalibrated(index: ModelIndex) -> tuple[str, ...]:
+    """Paths of activation quantizers whose range never saw data; abstract and traced ones, unknown, are left out."""
+    return tuple(path for path, held in static_ranges(index).items() if held.has_range() is False)
+
+
+def check_calibrated(index: ModelIndex, name: str) -> None:
+    """Refuse ranges that never saw data.
+
+    Args:
+        index: of an NNX module.
+        name: the calling function's name, for the error text.
+
+    Raises:
+        ValueError: there are some; it names them.
+    """
+    paths = uncalibrated(index)
+    if paths:
+        raise ValueError(
+            f"{name}: {listed(paths)}: of each, {UNSEEN}.\n  cure: {CURE}; or {name}(..., allow_uncalibrated=True)"
+        )
+
+
+def listed(paths: tuple[str, ...]) -> str:
+    """Paths for a message; only the first few if there are many."""
+    more = len(paths) - SHOWN
+    return ", ".join(itertools.islice(paths, SHOWN)) + (f" and {more} more" if more > 0 else "")

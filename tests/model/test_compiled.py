@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject
 from jqinject import Rule, compiled, freeze, quantize, quantized_cache
-from jqinject.model.serving.held_state import unchanged_inputs
-from jqinject.model.serving.small_arrays import SMALL, PackedArrays
+from jqinject.model.serving.held_state import SMALL, PackedArrays, unchanged_inputs
 from jqinject.nn import QuantLinear
 from jqinject.program.jaxpr import Body
 from jqinject.quant import Int8ActPerTensorFloat, Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat

@@ -15,7 +15,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject.dot import QDotGeneral
 from jqinject.model.inspect.layer_numbers import Clipped, histogram
-from jqinject.model.inspect.page.svg_charts import _place
+from jqinject.model.inspect.page import _place
 from jqinject.nn import QuantCheckpoint, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant.aqt import config_v4
 

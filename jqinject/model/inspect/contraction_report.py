@@ -11,17 +11,16 @@ from flax import nnx
 
 from jqinject.core._protocols import number_format
 from jqinject.dot.tensors.choice import NOT_KEPT
-from jqinject.model.frozen_ops import op_of_weight, quantized_op
+from jqinject.model.frozen_weights import op_of_weight, quantized_op
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.coverage_rows import ActivationContraction
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.program_contractions import CountedContraction, program_of
-from jqinject.model.inspect.training.training_bytes import checked_optimizer, training_bytes
+from jqinject.model.inspect.training_bytes import checked_optimizer, training_bytes
 from jqinject.model.inspect.weight_numbers import note_of_transform
-from jqinject.model.static_ranges import uncalibrated
-from jqinject.model.walk import ModelIndex, PlainArray
+from jqinject.model.walk import ModelIndex, PlainArray, uncalibrated
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import cut_in_place

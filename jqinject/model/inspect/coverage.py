@@ -112,7 +112,7 @@ class Coverage:
         return "\n".join([*lines, *(wrapped(line, hang="  ") for line in self.summary)])
 
     def _repr_html_(self) -> str:
-        from jqinject.model.inspect.page.report_page import coverage_fragment
+        from jqinject.model.inspect.page import coverage_fragment
 
         return coverage_fragment(self)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.weight_flow import TracedContraction
 from jqinject.model.inspect.weight_numbers import ModelWeight, ModelWeights
-from jqinject.model.quantizing.counterparts import COUNTERPARTS
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
-from jqinject.model.quantizing.rules import Rule
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, WeightUse, operation_of
 

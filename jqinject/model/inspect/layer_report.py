@@ -10,9 +10,9 @@ from typing import Any
 
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerReport, plain
-from jqinject.model.inspect.page.report_page import fragment, page
+from jqinject.model.inspect.page import fragment, page
 from jqinject.model.inspect.report_table import as_rich, as_text
-from jqinject.model.inspect.training.training_bytes import TrainingBytes
+from jqinject.model.inspect.training_bytes import TrainingBytes
 
 WEIGHTS = ("kernel", "embedding")
 

@@ -26,10 +26,8 @@ from jqinject.model.inspect.layer_numbers import (
     saturation,
 )
 from jqinject.model.inspect.sensitivity import SensitivityRuns
-from jqinject.model.running.recorder import Recorder
-from jqinject.model.running.switching import quantized_layers, switchable
-from jqinject.model.static_ranges import listed
-from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.model.inspect.switching import Recorder, quantized_layers, switchable
+from jqinject.model.walk import ModelIndex, Path, dotted, listed
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array, is_concrete

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.model.running.recorder import Recorder, clipped_fields
+from jqinject.model.inspect.switching import Recorder, clipped_fields
 from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
 from jqinject.quant_tensor import is_quantized
 

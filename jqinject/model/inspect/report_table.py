@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jqinject.model.inspect.coverage_rows import Covered
 from jqinject.model.inspect.layer_numbers import LayerReport
-from jqinject.model.inspect.training.training_bytes import TrainingBytes
+from jqinject.model.inspect.training_bytes import TrainingBytes
 from jqinject.terminal import blocks, columns, table, wrapped
 
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")

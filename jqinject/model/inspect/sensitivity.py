@@ -18,8 +18,7 @@ from jqinject.model.inspect.observed_sites import (
     SiteRun,
     Sites,
 )
-from jqinject.model.running.recorder import Listener, Recorder
-from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
+from jqinject.model.inspect.switching import PARTS, Listener, QuantizedLayer, Recorder, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantEmbed
 from jqinject.ops.processes import on_host

@@ -17,7 +17,7 @@ from jqinject.core import Frozen
 from jqinject.core._protocols import block_width, number_format
 from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
-from jqinject.model.frozen_ops import op_of_weight, quantized_op
+from jqinject.model.frozen_weights import op_of_weight, quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Program

@@ -15,28 +15,31 @@ from jqinject.model.frozen_weights import freeze_weight, parameter_sites, quanti
 from jqinject.model.lora.adapter_plan import (
     PlannedAdapter,
     Rank,
+    Start,
+    Update,
+    check_numbers,
+    check_rules,
+    check_update,
     checked_rank,
     dense_update,
     factor_of_update,
     nearest_factors,
     new_adapter,
     plan_adapters,
-)
-from jqinject.model.lora.checks import (
-    Start,
-    Update,
-    check_numbers,
-    check_rules,
-    check_update,
     refuse_adapted,
     refuse_bias_quantizers,
 )
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
-from jqinject.model.quantizing.plan import check_operations
 from jqinject.model.quantizing.quantize_model import quantize_program
-from jqinject.model.quantizing.rule_policy import PlannedSites, RulePolicy, plan_sites
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
+from jqinject.model.quantizing.rule_policy import (
+    Methods,
+    PlannedSites,
+    RulePolicy,
+    call_with,
+    plan_sites,
+    traced_calls,
+)
+from jqinject.model.quantizing.rules import Rule, check_operations, checked_rules
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.frozen.freeze_layer import frozen_param

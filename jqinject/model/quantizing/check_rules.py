@@ -13,7 +13,6 @@ from flax import nnx
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.inspect.coverage import coverage_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
-from jqinject.model.quantizing.plan import LayerRule, idle_rules, nearest_pattern
 from jqinject.model.quantizing.rule_policy import (
     NO_SITES,
     OURS,
@@ -22,7 +21,7 @@ from jqinject.model.quantizing.rule_policy import (
     needs_inputs,
     plan_sites,
 )
-from jqinject.model.quantizing.rules import Rule
+from jqinject.model.quantizing.rules import LayerRule, Rule, idle_rules, nearest_pattern
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import HELD, Call, QuantizedProgram
 

@@ -1,4 +1,4 @@
-"""`quantize`: makes a quantized model from a float one, by rules."""
+"""`quantize` makes a quantized model from a float one, by rules; `initialize` completes schemes written by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
+from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
 from jqinject.model.caches import check_cache_quantizer
-from jqinject.model.frozen_ops import op_slot
+from jqinject.model.frozen_weights import op_slot
 from jqinject.model.quantizing.check_rules import (
     asked_bytes,
     check_rules,
@@ -20,22 +21,25 @@ from jqinject.model.quantizing.check_rules import (
     reached_paths,
     warn_of_low_coverage,
 )
-from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
-from jqinject.model.quantizing.plan import (
-    LayerRule,
-    check_operations,
-    plan_layers,
-)
 from jqinject.model.quantizing.rule_policy import (
+    Methods,
     PlannedSites,
     RulePolicy,
+    call_with,
     held_at,
+    traced_calls,
+    unstored_weights,
 )
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.scheme_rules import unstored_weights
-from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
-from jqinject.model.running.watched_call import watch_call
+from jqinject.model.quantizing.rules import (
+    LayerRule,
+    Rule,
+    check_operations,
+    checked_rules,
+    counterpart_of,
+    plan_layers,
+)
+from jqinject.model.quantizing.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.dot_layer import features_of, stack_of_layer
 from jqinject.nn.base.scheme_op import scheme_op
@@ -49,6 +53,7 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
+from jqinject.program.tracing.trace import node_at
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -351,3 +356,66 @@ def _take(layer: Any, made: Any) -> None:
     change_class(layer, type(made))
     for name, held in added.items():
         setattr(layer, name, copies.get(name, held))
+
+
+Path = tuple[Any, ...]
+
+
+def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
+    """Make the state of every `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` of a model, in place.
+
+    Such a module that was written by hand, `nnx.Linear(..., dot_general=QDotGeneral(scheme))`, does not know the shapes
+    of its operands. If its scheme keeps state (learned scales, running ranges, amax histories), this is called once,
+    before an optimizer is made or a checkpoint loaded. The model's call is traced for shapes, and nothing is computed.
+    Layers of `jqinject.nn` and models that `quantize` returns are complete, and a second call changes nothing.
+
+    Args:
+        model: an NNX module.
+        args, kwargs: of its call: arrays, or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+        TypeError: `model` is not an NNX module.
+        ValueError: a stack of layers (built under `nnx.vmap`), which is completed under `nnx.vmap` too.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import QDotGeneral
+        >>> from jqinject.quant import Fp8DelayedTraining
+        >>> model = nnx.Linear(8, 4, dot_general=QDotGeneral(Fp8DelayedTraining), rngs=nnx.Rngs(0))
+        >>> initialize(model, jnp.ones((1, 8)))
+        >>> model.dot_general.fprop_lhs.quant.scale()
+        Array(1., dtype=float32)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
+    graphdef, state = nnx.split(model, graph=True)
+    recorders: dict[Path, AxesRecorder] = {}
+
+    def call(state: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        copy = nnx.merge(graphdef, state)
+        for path, contraction in _contractions(copy).items():
+            # Static, so that copies of the copy, in transformations, have it too.
+            contraction.recorder = recorders[path] = AxesRecorder()
+        copy(*args, **kwargs)
+
+    jax.eval_shape(call, state, args, kwargs)
+    contractions = _contractions(model)
+    stacked = [path for path, recorder in recorders.items() if recorder.axes and _is_stacked(model, path)]
+    if stacked:
+        raise ValueError(
+            f"initialize: {'.'.join(map(str, stacked[0]))} belongs to a stack of layers, each of which has a state of "
+            "its own.\n  cure: nnx.vmap(lambda layers, x: jqinject.initialize(layers, x), in_axes=(0, None))(layers, x)"
+        )
+    for path, recorder in recorders.items():
+        contractions[path].complete(recorder.axes)
+
+
+def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
+    nodes = nnx.iter_modules(model, graph=True)
+    return {tuple(path): node for path, node in nodes if isinstance(node, Contraction)}
+
+
+def _is_stacked(model: nnx.Module, path: Path) -> bool:
+    """Whether the layer that holds a contraction is a stack of layers."""
+    layer = node_at(model, path[:-1])
+    return op_slot(layer) is not None and bool(stack_of_layer(layer))

@@ -10,15 +10,26 @@ from flax import nnx
 
 from jqinject.core import StaticRange
 from jqinject.model.inspect.coverage import Coverage, coverage_of
-from jqinject.model.inspect.page.html_table import framed, row_of
+from jqinject.model.inspect.page import framed, row_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
-from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.quantize_model import planned_model, quantize_layer
-from jqinject.model.quantizing.rule_policy import NO_SITES, RulePolicy, held_at, plan_sites
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.traced_calls import Methods, traced_calls
-from jqinject.model.static_ranges import static_ranges, uncalibrated
-from jqinject.model.walk import ModelIndex
+from jqinject.model.quantizing.rule_policy import (
+    NO_SITES,
+    Methods,
+    RulePolicy,
+    held_at,
+    plan_sites,
+    traced_calls,
+)
+from jqinject.model.quantizing.rules import (
+    LayerRule,
+    Rule,
+    check_operations,
+    checked_rules,
+    idle_rules,
+    plan_layers,
+)
+from jqinject.model.walk import ModelIndex, static_ranges, uncalibrated
 from jqinject.program import HELD, Call, QuantizedProgram, Site
 from jqinject.terminal import table, wrapped
 

@@ -1,14 +1,23 @@
-"""Flattens a user's state to a mapping from paths to values."""
+"""A user's state as a mapping from paths to values, and what is wrong with these."""
 
+from __future__ import annotations
+
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.walk import ModelIndex, Path
+from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.number import DISTANCE
+from jqinject.core.state import kind_of
+from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
 
 LIST = "a list of numbers"
@@ -98,3 +107,202 @@ def problem_of(value: Any, held: Any) -> str | None:
 
 def _is_float(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+@runtime_checkable
+class HasCheckpointDefaults(Protocol):
+    """A component whose variables depend on each other: a loaded scale, say, means that calibration is over."""
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
+    """The entries, with those of each component completed by it.
+
+    Args:
+        index: of the model that is loaded into.
+        entries: path -> array.
+
+    Returns:
+        The entries to check and write.
+    """
+    result = dict(entries)
+    for path, component in _components(index):
+        own = {p: result[p] for p in result if p[: len(path)] == path and len(p) > len(path)}
+        if not own:
+            continue
+        named = {".".join(p[len(path) :]): value for p, value in own.items()}
+        finished = component.complete_state(named)
+        for p in own:
+            del result[p]
+        for name, value in finished.items():
+            added = (*path, *name.split("."))
+            given = any(value is entry for entry in own.values())
+            result[added] = value if given else _stacked(value, index.by_path.get(added))
+    return result
+
+
+def _stacked(value: Any, target: VariableEntry | None) -> Any:
+    """A value that a component adds for one layer, repeated for every layer of a stack."""
+    array = jnp.asarray(value)
+    shape = array.shape if target is None else target.variable.get_value().shape
+    return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
+
+
+def _components(index: ModelIndex) -> list[tuple[Path, HasCheckpointDefaults]]:
+    found: dict[int, tuple[Path, HasCheckpointDefaults]] = {}
+    for path, node in index.places:
+        # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
+        if issubclass(type(node), HasCheckpointDefaults):
+            found.setdefault(id(node), (path, cast(HasCheckpointDefaults, node)))
+    # Inner components first, so that outer ones see their completed entries.
+    return sorted(found.values(), key=lambda item: -len(item[0]))
+
+
+# The names under which components store scales and zero points.
+LEARNED = "value"
+RECORD = "record"
+COLLECTED = ("buffer", "running_stats")
+OF_SCALES = (LEARNED, *COLLECTED)
+COUNTERS = ("counter", "count", "countdown")
+
+
+def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
+    """The components that store scales, and how these are restricted."""
+    for path, node in index.places:
+        if isinstance(node, Memory) and node.rule is not DISTANCE:
+            yield path, node.rule.restrict_scaling_impl
+
+
+def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
+    """Errors of entries that no model can have stored: nan, inf; counters, statistics, variances below 0; scales of 0.
+
+    A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there. A running statistic
+    may be 0, that of zeros.
+
+    Args:
+        index: of the model that is loaded into.
+        entries: path -> array, with the shapes and dtypes that the model needs.
+    """
+    scales, divisors = set(_scales(index)), set(_divisors(index))
+    variances = {(*path, "var") for path, node in index.places if isinstance(node, nnx.BatchNorm)}
+    found = []
+    for path, value in entries.items():
+        variable = index.by_path[path].variable
+        if path in variances and _least(value) < 0:
+            found.append(
+                f"{dotted(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
+            )
+        if not issubclass(kind_of(variable), QuantParam | QuantStat):
+            continue
+        # Other statistics may be nan until they have seen data.
+        if not _is_finite(value) and (
+            issubclass(kind_of(variable), QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
+        ):
+            found.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
+        elif path[-1] in COUNTERS and _least(value) < 0:
+            found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
+        elif path in scales and _least(value) < 0:
+            found.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
+        elif (path in divisors or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
+            found.append(f"{dotted(path)}: is a scale, and no scale is 0")
+        elif path[-1] == "amax_history" and not _least(value) >= 0:
+            found.append(
+                f"{dotted(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
+            )
+    return found
+
+
+def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
+    """The entries that hold nan or inf."""
+    return [path for path, value in entries.items() if not _is_finite(value)]
+
+
+def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Path]:
+    """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
+    learned = {
+        (*path, LEARNED)
+        for path, restriction in _scalings(index)
+        if isinstance(restriction, FloatRestrictValue)
+    }
+    return [
+        path
+        for path, value in entries.items()
+        if path in learned
+        and issubclass(kind_of(index.by_path[path].variable), QuantParam)
+        and _least(value) < 0
+    ]
+
+
+def _scales(index: ModelIndex) -> Iterator[Path]:
+    """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
+    for path, restriction in _scalings(index):
+        whole = isinstance(restriction, IntRestrictValue)
+        if whole or isinstance(restriction, FloatRestrictValue):
+            yield from ((*path, RECORD, name) for name in COLLECTED)
+        if whole:
+            yield (*path, LEARNED)
+
+
+def _divisors(index: ModelIndex) -> Iterator[Path]:
+    """Paths of stored scales that are bounded away from 0 before they are stored, and not stored as logarithms."""
+    for path, restriction in _scalings(index):
+        if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
+            yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
+
+
+def _is_finite(value: Any) -> bool:
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
+
+
+def _least(value: Any) -> float:
+    return float(jnp.min(jnp.asarray(value))) if np.size(value) else 0.0
+
+
+def transformed_inputs(index: ModelIndex, entries: Mapping[Path, Any]) -> tuple[str, ...]:
+    """The quantizers whose transform a loaded float state knows nothing of; none if the state holds quantizers.
+
+    A state without any number of a quantizer, for a model that has some, is taken for a float model's.
+
+    Args:
+        index: of the model.
+        entries: of the state, by path.
+    """
+    by_path = index.by_path
+    of_quantizers = any(by_path[path].in_quantizer for path in entries)
+    if of_quantizers or not any(entry.in_quantizer for entry in index.variables):
+        return ()
+    return tuple(_with_transform(index))
+
+
+def warn_of_transforms(found: tuple[str, ...]) -> None:
+    """Warn that float weights were loaded into a model that keeps others.
+
+    Args:
+        found: see `transformed_inputs`.
+    """
+    if found:
+        shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+        warnings.warn(
+            "load_state: the state holds weights and no quantizers, as a float model's does, and this model's weights "
+            f"are stored for transforms of their inputs: {shown}. With other weights it computes something else.\n"
+            "  cure: the recipe that made this model, on a float model with that state; or a state of this model",
+            UserWarning,
+            4,
+        )
+
+
+def _with_transform(index: ModelIndex) -> Iterator[str]:
+    for path, node in index.places:
+        if isinstance(node, QuantWeightLayer):
+            if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:
+                yield dotted((*path, "input_quant"))
+        elif isinstance(node, OpQuantizers):
+            for name, proxy in node.held.items():
+                stem, _, side = name.rpartition("_")
+                other = f"{stem}_{'lhs' if side == 'rhs' else 'rhs'}"
+                # Of a product of two activations both operands are transformed, and no weight.
+                alone = side in ("lhs", "rhs") and other not in node.held
+                if alone and vars(proxy).get("pre_transform") is not None:
+                    yield name

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import jax
@@ -11,19 +15,69 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
 from jqinject.model.frozen_weights import freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
-from jqinject.model.state.freed_memory import FreedMemory
-from jqinject.model.state.loading import proxies_beside
-from jqinject.model.state.low_bits import LowBits
-from jqinject.model.state.reassembly import reassemble_held
+from jqinject.model.state.loading import proxies_beside, reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.freeze_layer import frozen_param
 from jqinject.nn.frozen.from_host import numbers_from_host
+from jqinject.proxy import stack_of
+
+STEP = 2**20  # bytes
+
+
+class FreedMemory:
+    """What was freed since it was last handed back to the system.
+
+    The C library keeps freed memory for later, in holes between what lives on, such as that of a float array beside the
+    integers made from it. glibc hands it back when it is asked to; others are left alone.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """Count what was freed, and hand it back once it is `STEP` bytes.
+
+        Args:
+            size: bytes.
+        """
+        self.size += size
+        trim = _malloc_trim()
+        if self.size >= STEP and trim is not None:
+            self.size = 0
+            trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's `malloc_trim`; None elsewhere."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class LowBits:
+    """Numbers that `load_frozen` stores as they are, in the place of a float array.
+
+    Attributes:
+        shape: of the parameter.
+        make: from the layer or the site that holds the parameter, and the number of axes in front along which it is a
+            stack, to what is stored and its form.
+    """
+
+    shape: tuple[int, ...]
+    make: Callable[[Any, int], tuple[Mapping[str, Any], FrozenForm]]
+
+    def frozen(self, layer: Any) -> FrozenParam:
+        """What is stored in the weight's place of a layer or a site."""
+        numbers, form = self.make(layer, len(stack_of((layer,))))
+        return FrozenParam.holding(numbers, form, layer.weight.get_metadata())
+
 
 Model = TypeVar("Model", bound=nnx.Module)
 

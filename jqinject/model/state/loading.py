@@ -1,7 +1,7 @@
-"""`load_state`: loads weights into a model and re-assembles its quantizers."""
+"""`load_state` loads weights into a model and re-assembles its quantizers; `reassemble` does only the second."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
@@ -12,23 +12,146 @@ from flax import nnx
 from jqinject.dot import FrozenParam, is_low_bit_cache
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.state.checkpoint_defaults import with_checkpoint_defaults
 from jqinject.model.state.checkpoint_entries import (
     LIST,
     flat_entries,
     in_pieces,
     nested_path,
+    never_right,
+    not_finite,
     problem_of,
+    read_by_magnitude,
+    transformed_inputs,
     unwrapped,
+    warn_of_transforms,
+    with_checkpoint_defaults,
 )
-from jqinject.model.state.reassembly import reassemble_held
-from jqinject.model.state.reports import LoadReport
-from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
-from jqinject.model.state.transformed_weights import transformed_inputs, warn_of_transforms
 from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
+
+
+@dataclass(frozen=True)
+class ReassemblyReport:
+    """What re-assembly did.
+
+    Attributes:
+        reassembled: paths of the re-assembled proxies.
+        replaced: those whose quantizer is a new object, because its structure, shapes or dtypes changed: optimizers,
+            `nnx.view`s and `nnx.cached_partial`s made before must be recreated.
+    """
+
+    reassembled: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        lines = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
+        if self.replaced:
+            lines.append(
+                f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views "
+                f"and cached_partials again): {', '.join(self.replaced)}"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class LoadReport(ReassemblyReport):
+    """What `load_state` did.
+
+    Attributes:
+        loaded: paths that were written from the state.
+        missing: paths that the state does not hold, except those of quantizers that were re-assembled or kept.
+        base: instead, if the state holds adapters alone: what they lie beside, which stays as it is.
+        cast: path -> "dtype -> dtype" for floats of another width.
+        not_finite: paths of loaded weights that hold nan or inf.
+        kept: paths of activation and gradient quantizers of the layers whose weights were loaded. They do not depend on
+            weights, and keep what they learned and collected if the state holds nothing for them.
+        below_zero: paths of learned scales below 0, whose magnitude counts.
+        transformed: quantizers with a transform before them, for which weights are stored, if the state holds no
+            quantizers and so knows nothing of it.
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+    cast: dict[str, str] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    below_zero: tuple[str, ...] = ()
+    transformed: tuple[str, ...] = ()
+
+    def _lines(self) -> list[str]:
+        lines = [f"loaded {_count(self.loaded, 'variable')}"]
+        if self.missing:
+            lines.append(f"not in the state: {', '.join(self.missing)}")
+        if self.base:
+            lines.append(
+                f"the state holds adapters alone: kept {_count(self.base, 'variable')} of their base"
+            )
+        if self.cast:
+            lines.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
+        if self.not_finite:
+            lines.append(f"nan or inf in: {', '.join(self.not_finite)}")
+        if self.below_zero:
+            lines.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
+        if self.transformed:
+            lines.append(f"weights are stored for transforms of inputs here: {', '.join(self.transformed)}")
+        lines += super()._lines()
+        if self.kept:
+            lines.append(
+                f"kept {_count(self.kept, 'quantizer')} that no weight decides: {', '.join(self.kept)}"
+            )
+        return lines
+
+
+def _count(items: tuple[str, ...], what: str) -> str:
+    return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"
+
+
+def reassemble(model: Any) -> ReassemblyReport:
+    """Re-assemble every quantizer of a model, from the layers that hold it.
+
+    For use after writing weights by other means than `load_state` (`nnx.update`, in-place writes). The layers are found
+    by walking the model, so this also works for clones, copies, unpickled and merged models. A quantizer of the same
+    structure keeps its Variables and takes the new values; learned scales and statistics start afresh.
+
+    Args:
+        model: a module; shared quantizers are found wherever they are held.
+
+    Returns:
+        A report.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(8, 4, rngs=nnx.Rngs(0))
+        >>> fc.kernel[...] = jnp.ones((8, 4))
+        >>> reassemble(fc).reassembled
+        ('weight_quant',)
+    """
+    return reassemble_held(ModelIndex(model).proxies)
+
+
+def reassemble_held(held: Iterable[Holders]) -> ReassemblyReport:
+    """Re-assemble the given proxies, each from the layers that hold it."""
+    done, replaced = [], []
+    for entry in held:
+        path = dotted(entry.paths[0])
+        done.append(path)
+        try:
+            other = entry.proxy.init_tensor_quant(*entry.layers)
+        except Exception as error:
+            error.add_note(f"while re-assembling {path}")
+            raise
+        if other:
+            replaced.append(path)
+    return ReassemblyReport(tuple(done), tuple(replaced))
+
 
 SHOWN = 50
 COMMITTED = ("record", "scale")
@@ -271,11 +394,11 @@ def _other_forms(state: Any, index: ModelIndex) -> list[str]:
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
     problems = []
     for path, form in _forms(index).items():
-        for field in fields(form):
-            there, here = (getattr(x, field.name) for x in (source.get(path, form), form))
+        for entry in fields(form):
+            there, here = (getattr(x, entry.name) for x in (source.get(path, form), form))
             if there != here:
                 problems.append(
-                    f"{dotted(path)}: is frozen with {field.name}={there}, the model needs {here}"
+                    f"{dotted(path)}: is frozen with {entry.name}={there}, the model needs {here}"
                 )
     return problems
 
