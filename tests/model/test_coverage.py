@@ -123,7 +123,7 @@ def test_scores_in_low_bits() -> None:
     scores = Rule(op="dot_general", lhs_quant=Int8ActPerTensorFloat, rhs_quant=Int8ActPerTensorFloat)
     found = coverage(quantize(Mixed(), [W8A8, scores], inputs=(X,)), X)
     (row,) = found.activations
-    assert (row.lhs, row.rhs, row.is_low_bit) == ("int8", "int8", True)
+    assert (row.input, row.weight, row.is_low_bit) == ("int8", "int8", True)
 
 
 def test_each_weight_that_is_not_reached_says_why() -> None:
@@ -378,7 +378,7 @@ def test_numbers_of_a_table_are_quantized_live_and_frozen(freezing: Any) -> None
         }
         assert {row.weight.partition(" in ")[0] for row in found.weights} == {"4-bit table"}
         assert (found.matrices, found.quantized_matrices, found.share_of_bytes) == (3, 3, 1.0)
-        assert sum(size.low_bytes for size in found.sizes) == (8 * 32 + 32 * 4 + 4 * 32) // 2
+        assert sum(low for _, low in found.sizes.values()) == (8 * 32 + 32 * 4 + 4 * 32) // 2
 
 
 def test_a_model_without_matrices_has_no_share_of_them() -> None:

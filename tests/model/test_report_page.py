@@ -215,7 +215,7 @@ def test_it_shows_the_bits_that_quantizers_make():
     expected = {
         "embed": "int3",
         "first": "int8 x int3",
-        "second": "float x int4 in 8s",
+        "second": "float x int4 in groups of 8",
         "plain": "",
         "own": "float x 4-bit table",
     }

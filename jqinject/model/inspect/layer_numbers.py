@@ -276,36 +276,6 @@ class LayerNumbers:
     histories: tuple[History, ...] = ()
 
 
-@dataclass(frozen=True)
-class LayerReport:
-    """The report's entry for one layer.
-
-    Attributes:
-        path: the layer's path in the model.
-        layer: its class.
-        contraction: "int", "fp8", "fp4" or "float", as in the compiled program; "none" if it has none there.
-        program: dtypes of the operands and of the output, in XLA's notation.
-        weight_bytes: of its weight, with scales and zero points.
-        note: why quantized numbers are contracted as floats, or why they are not quantized; whether the weight's groups
-            cross its shards.
-        operations: multiply-accumulates of its contractions for these inputs, over all calls; 0 if it is not called. A
-            loop body counts once per iteration (once if the trip count is unknown); of several branches, the one with
-            the most counts.
-        formats: the numbers that quantizers make of its input and of its weight, as in "int8 x int4"; "" for neither.
-        numbers: its quantization error; None in a report without numbers, or if the layer is not quantized.
-    """
-
-    path: str
-    layer: str
-    contraction: str
-    program: str
-    weight_bytes: int
-    note: str = ""
-    operations: int = 0
-    formats: str = ""
-    numbers: LayerNumbers | None = None
-
-
 def plain(found: Any) -> Any:
     """A dataclass as dicts, lists, strings and numbers that JSON supports; inf, -inf and nan become their names."""
     if dataclasses.is_dataclass(found) and not isinstance(found, type):

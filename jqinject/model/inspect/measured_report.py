@@ -15,6 +15,7 @@ from flax import nnx
 from jqinject.core import QuantStat
 from jqinject.core._protocols import grid_of, has_zero_point, number_format, scale_dtype
 from jqinject.core.component import InnerModule
+from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.frozen_weights import restore_masters, without_masters
 from jqinject.model.inspect.layer_numbers import (
     Clipped,
@@ -78,16 +79,17 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
 
     Raises:
         TypeError: an input or a Variable of the model is not a concrete array.
-        ValueError: frozen layers or parameters whose float numbers are gone; without `reference`, weights in whose
+        ValueError: without `reference`, frozen layers or parameters whose float numbers are gone, and weights in whose
             place are the numbers that a solver chose.
     """
-    gone = without_masters(ModelIndex(model))
-    if gone:
+    frozen = without_masters(ModelIndex(model)) if reference is None else {}
+    if frozen:
         raise ValueError(
             "report(numbers=True) compares with the float model, and the float weights "
-            f"{listed(tuple(map(dotted, gone)))} are gone: frozen.\n"
+            f"{listed(tuple(map(dotted, frozen)))} are gone: frozen.\n"
             "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
-            "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True)"
+            "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True); or "
+            "reference=float_model"
         )
     for (_, place, *_), leaf in jax.tree_util.tree_leaves_with_path((call.args, call.kwargs)):
         if _abstract(leaf):
@@ -131,7 +133,7 @@ def measure(
         model: in evaluation mode; not changed.
         call: of it, with arrays.
         sites: see `SensitivityRuns`.
-        reference: has the float weights in whose place are those that a solver chose.
+        reference: has the float weights in whose place are frozen ones, or those that a solver chose.
     """
     model = _with_float_parameters(model)
     if reference is not None:
@@ -161,10 +163,14 @@ def measure(
 
 
 def _with_float_parameters(model: nnx.Module) -> nnx.Module:
-    """The model with the float parameters that were kept beside frozen ones; in evaluation it is the same function."""
+    """The model with float parameters for frozen ones: those kept, or the stored values on committed scales.
+
+    In evaluation it is the same function.
+    """
     if not ModelIndex(model).frozen_parameters:
         return model
     copy = nnx.clone(model, graph=True)
+    unfreeze_from_payload(ModelIndex(copy))
     restore_masters(ModelIndex(copy))
     copy.eval()
     return copy

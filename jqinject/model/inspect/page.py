@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 
-from jqinject.model.inspect.coverage_rows import Covered, WeightSize
-from jqinject.model.inspect.layer_numbers import Histogram, History, LayerReport
-from jqinject.model.inspect.report_table import RIGHT, ReportRows, decibels, head, legend, notes, rows
+from jqinject.model.inspect.coverage import LEGEND, Coverage
+from jqinject.model.inspect.layer_numbers import Histogram, History
+from jqinject.model.inspect.report import RIGHT, ContractionReport, decibels
+from jqinject.model.inspect.site_table import SiteRow
 
 STYLE = """
 .jqinject { color-scheme: light dark; --line: #8885; --soft: #8882; --bar: #4878a8; --out: #c8502f; --dim: #666;
@@ -183,7 +184,7 @@ def _figure(title: str, about: str, drawing: Sequence[str]) -> str:
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def tiles(report: ReportRows) -> str:
+def tiles(report: ContractionReport) -> str:
     """The numbers of the model: noise of its output, bytes before and after, coverage."""
     found = []
     if report.output_sqnr_db is not None:
@@ -191,17 +192,13 @@ def tiles(report: ReportRows) -> str:
     return _tiles([*found, *_of_coverage(report.coverage)])
 
 
-def coverage_tiles(covered: Covered) -> str:
+def coverage_tiles(covered: Coverage) -> str:
     """The numbers of a coverage."""
     return _tiles(_of_coverage(covered))
 
 
-def _of_coverage(covered: Covered | None) -> list[tuple[str, str]]:
-    if covered is None:
-        return []
-    before, after = (
-        sum(getattr(size, name) for size in covered.sizes) for name in ("float_bytes", "low_bytes")
-    )
+def _of_coverage(covered: Coverage) -> list[tuple[str, str]]:
+    before, after = (sum(sizes[place] for sizes in covered.sizes.values()) for place in (0, 1))
     share = covered.share_of_operations
     return [
         (f"{in_units(before)} → {in_units(after)}", "weights before and after, scales aside"),
@@ -220,13 +217,13 @@ def _tiles(found: list[tuple[str, str]]) -> str:
     return f'<div class="tiles">{inside}</div>\n'
 
 
-def costs(report: ReportRows) -> str:
+def costs(report: ContractionReport) -> str:
     """A bar for each layer: its noise in the model's output, the costliest first; without numbers its bytes."""
     sizes = _by_layer(report)
     measured = report.output_sqnr_db is not None
     noise = {entry.path: _noise(entry) for entry in report.layers} if measured else {}
     known = {path: part for path, part in noise.items() if part is not None}
-    shown = known if measured else {path: float(size.low_bytes) for path, size in sizes.items()}
+    shown = known if measured else {path: float(low) for path, (_, low) in sizes.items()}
     if not shown:
         return ""
     worst = max((part for part in shown.values() if math.isfinite(part)), default=0.0) or 1.0
@@ -244,8 +241,8 @@ def costs(report: ReportRows) -> str:
     return f'<h2>What every layer costs</h2><div class="costs">{head}{rows}</div>\n'
 
 
-def _row(path: str, part: float, label: str, size: WeightSize | None) -> str:
-    bytes_ = "" if size is None else f"{in_units(size.float_bytes)} → {in_units(size.low_bytes)}"
+def _row(path: str, part: float, label: str, size: tuple[int, int] | None) -> str:
+    bytes_ = "" if size is None else " → ".join(map(in_units, size))
     return (
         f"<div>{escape(path) or 'the model'}</div>"
         f'<div class="track"><div class="fill" style="width: {part:.2%}"></div></div>'
@@ -253,13 +250,13 @@ def _row(path: str, part: float, label: str, size: WeightSize | None) -> str:
     )
 
 
-def _label(entry: LayerReport | None, measured: bool) -> str:
+def _label(entry: SiteRow | None, measured: bool) -> str:
     if not measured or entry is None or entry.numbers is None:
         return ""
     return decibels(entry.numbers.only_quantized)
 
 
-def _noise(entry: LayerReport) -> float | None:
+def _noise(entry: SiteRow) -> float | None:
     """The power of the output's noise if only this layer is quantized, against the signal's."""
     ratio = None if entry.numbers is None else entry.numbers.only_quantized
     if ratio is None:
@@ -267,16 +264,10 @@ def _noise(entry: LayerReport) -> float | None:
     return math.inf if math.isnan(ratio) or ratio == -math.inf else 10 ** (-ratio / 10)
 
 
-def _by_layer(report: ReportRows) -> Mapping[str, WeightSize]:
-    """The size of the weight of each entry: of a layer, of its kernel."""
-    if report.coverage is None:
-        return {}
-    paths = {entry.path for entry in report.layers}
-    found: dict[str, WeightSize] = {}
-    for size in report.coverage.sizes:
-        above = size.parameter.rpartition(".")[0]
-        found[size.parameter if size.parameter in paths or above not in paths else above] = size
-    return found
+def _by_layer(report: ContractionReport) -> dict[str, tuple[int, int]]:
+    """The sizes of the weight of each row: of a layer, of its kernel."""
+    paths = {row.parameter: row.path for row in report.coverage.rows}
+    return {paths[parameter]: sizes for parameter, sizes in report.coverage.sizes.items()}
 
 
 def in_units(count: float) -> str:
@@ -292,7 +283,7 @@ def in_units(count: float) -> str:
     return f"{count:.0f} {UNITS[0]}" if place == 0 else f"{count:.1f} {UNITS[place]}"
 
 
-def page(report: ReportRows) -> str:
+def page(report: ContractionReport) -> str:
     """The whole page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
@@ -302,30 +293,34 @@ def page(report: ReportRows) -> str:
     )
 
 
-def fragment(report: ReportRows, title: str = "") -> str:
+def fragment(report: ContractionReport, title: str = "") -> str:
     """The report as a part of a page, or of a notebook.
 
     Args:
         report: the report.
         title: HTML that comes first.
     """
-    terms = "".join(
-        f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n"
-        for name, text in legend(report)
-    )
+    terms = _terms(report.legend())
     sections = "".join(_section(entry) for entry in report.layers)
     charts = f"<h2>Numbers and their ranges</h2>\n{sections}" if sections else ""
-    beneath = "".join(f"<p>{escape(note)}</p>\n" for note in notes(report))
+    beneath = "".join(f"<p>{escape(note)}</p>\n" for note in report.notes())
     return (
         f'<div class="jqinject"><style>{STYLE}</style>\n{title}{tiles(report)}{costs(report)}'
         f"<h2>All layers</h2>\n{_table(report)}{beneath}<dl>\n{terms}</dl>\n{charts}</div>\n"
     )
 
 
-def _table(report: ReportRows) -> str:
+def _terms(legend: Sequence[tuple[str, str]]) -> str:
+    """A legend, as the inside of a list of terms."""
+    return "".join(
+        f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n" for name, text in legend
+    )
+
+
+def _table(report: ContractionReport) -> str:
     """A row for each layer, and below it its note, over all columns."""
-    names = head(report)[:-1]
-    *entries, totals = rows(report)
+    names = report.head()[:-1]
+    *entries, totals = report.table()
     body = [row_of(names, row[:-1], RIGHT, below=_note(row[-1], len(names))) for row in entries]
     return framed(names, [*body, row_of(names, totals[:-1], RIGHT, kind=' class="total"')], RIGHT)
 
@@ -334,7 +329,7 @@ def _note(text: str, columns: int) -> str:
     return f'<tr class="note"><td colspan="{columns}">{escape(text)}</td></tr>' if text else ""
 
 
-def _section(entry: LayerReport) -> str:
+def _section(entry: SiteRow) -> str:
     """The charts of a layer; empty without measured numbers."""
     if entry.numbers is None:
         return ""
@@ -409,13 +404,14 @@ def in_words(slot: str, name: str) -> str:
     return f"{TENSORS.get(tensor, tensor)}: {words}{of}"
 
 
-def coverage_fragment(covered: Covered) -> str:
+def coverage_fragment(covered: Coverage) -> str:
     """A coverage as a part of a page, or of a notebook."""
     beneath = "".join(f"<p>{escape(line)}</p>\n" for line in covered.summary[1:])
+    terms = _terms(LEGEND)
     names, rows = covered.table()
     right = names[-1:]
     body = framed(names, [row_of(names, row, right) for row in rows], right) if rows else ""
     return (
         f'<div class="jqinject"><style>{STYLE}</style>\n{coverage_tiles(covered)}'
-        f"{body and '<h2>Contractions</h2>'}{body}{beneath}</div>\n"
+        f"{body and '<h2>Contractions</h2>'}{body}{beneath}<dl>\n{terms}</dl>\n</div>\n"
     )

@@ -227,7 +227,7 @@ def warn_of_low_coverage(
         return
     found = coverage_of(model, calls, rules)
     missed = [one for one in found.missed if is_asked(one.parameter, rules)]
-    if here >= HALF * (here + sum(one.nbytes for one in missed)):
+    if here >= HALF * (here + sum(row.float_bytes for row in missed)):
         return  # the others are only added or multiplied
     shown = "".join(f"\n    {one.parameter} ({one.size:,} numbers): {one.why}" for one in missed[:SHOWN])
     more = f"\n    and {len(missed) - SHOWN} more" if len(missed) > SHOWN else ""
