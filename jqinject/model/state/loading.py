@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam, is_low_bit_cache
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
@@ -231,17 +232,38 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
 
 
 def _committed_as(state: Any, model: Any, index: ModelIndex) -> ModelIndex:
-    """The model, those of whose quantizers are committed for which the state has committed scales."""
+    """Prepare the quantizers that the state has more of than the model, and return the model's index.
+
+    Weight quantizers are committed for which the state has committed scales; averaged ranges become constants, without
+    numbers yet, where the state has constants, as that of a model has that was calibrated before it was frozen.
+    """
     ends = {path[:-1] if path[-1:] == ("value",) else path for path in flat_entries(state)}
-    found = False
-    for held in index.proxies:
-        scales = [(*path, *COMMITTED) for path in held.paths]
-        proxy = held.proxy
+    changed = False
+    for holders in index.proxies:
+        proxy = holders.proxy
         of_weights = isinstance(proxy, WeightQuantProxyFromInjector)
-        if of_weights and not proxy.committed and any(path in ends for path in scales):
-            proxy.commit(*held.layers)
-            found = True
-    return ModelIndex(model) if found else index
+        if of_weights and not proxy.committed and any((*path, *COMMITTED) in ends for path in holders.paths):
+            proxy.commit(*holders.layers)
+            changed = True
+    for path, node in index.places:
+        if isinstance(node, Quantizer) and (*path, "scaling_impl", *COMMITTED) in ends:
+            changed |= _make_constant(node)
+    return ModelIndex(model) if changed else index
+
+
+def _make_constant(quantizer: Quantizer) -> bool:
+    """Freeze the averaged range of a quantizer as one whose numbers are unknown yet; False if it has none."""
+    scaling = quantizer.scaling_impl
+    if not isinstance(scaling, RangeScaling) or scaling.record is not None or scaling.averaging_impl is None:
+        return False
+    average = scaling.averaging_impl.record
+    numbers = average.get_raw_value()
+    average.set_value(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), numbers))
+    try:
+        quantizer.freeze_range()
+    finally:
+        average.set_value(numbers)
+    return True
 
 
 def _refuse(problems: list[str]) -> None:
@@ -442,17 +464,19 @@ def _is_abstract(entry: VariableEntry) -> bool:
 
 
 def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
-    """Run `load`; if it raises, put everything back."""
-    values = [(found.variable, found.variable.get_value()) for found in index.variables]
-    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in index.proxies]
+    """Run `load`; if it raises, restore everything."""
+    values = [(entry.variable, entry.variable.get_value()) for entry in index.variables]
+    ranges = (node for _, node in index.places if isinstance(node, RangeScaling))
+    changing = [*(holders.proxy for holders in index.proxies), *ranges]
+    before = [(module, dict(vars(module))) for module in changing]
     try:
         return load()
     except Exception:
         for variable, value in values:
             if variable.get_value() is not value:
                 variable.set_value(value)
-        for proxy, attributes in quantizers:
-            for name in vars(proxy).keys() - attributes.keys():
-                delattr(proxy, name)
-            vars(proxy).update(attributes)
+        for module, attributes in before:
+            for name in vars(module).keys() - attributes.keys():
+                delattr(module, name)
+            vars(module).update(attributes)
         raise
