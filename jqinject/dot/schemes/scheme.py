@@ -276,9 +276,9 @@ def _name_of(scheme: Any) -> str:
 
 
 def _check_names(injector: Any) -> None:
-    known = frozenset((*OPERANDS, *OTHERS))
+    names = frozenset((*OPERANDS, *OTHERS))
     check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
-    check_declarations(injector, known=known)
+    check_declarations(injector, also_requested=names)
 
 
 def _operand(injector: Any, operand: str, name: str) -> Operand:
