@@ -325,11 +325,11 @@ def _take_over(
             missed.append(path)
             continue
         new = flat_parts(nnx.state(theirs[path], (QuantStat, QuantParam)))
-        held = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
+        variables = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
         changed = False
         for name, variable in new:
-            changed |= not np.array_equal(on_host(held[name].get_value()), on_host(variable.get_value()))
-            held[name].set_value(variable.get_value())
+            changed |= not np.array_equal(on_host(variables[name].get_value()), on_host(variable.get_value()))
+            variables[name].set_value(variable.get_value())
         if has_range or changed:
             reached.append(path)
     return tuple(reached), tuple(missed)

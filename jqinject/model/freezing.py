@@ -152,8 +152,8 @@ def _is_quantized(module: Any) -> bool:
 def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
-    known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
-    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
+    concrete = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
+    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, concrete, strict=True)]
     wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
     if wrong:
         paths = {id(module): dotted(path) for path, module in reversed(index.places) if id(module) in wrong}

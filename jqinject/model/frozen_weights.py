@@ -78,8 +78,8 @@ OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool, Callable[[Any], in
 
 def op_slot(layer: Any) -> tuple[str, type] | None:
     """The attribute of a Flax layer that can hold a quantized op, and the op's class; None for other modules."""
-    found = OPS.get(type(layer))
-    return None if found is None else found[:2]
+    entry = OPS.get(type(layer))
+    return None if entry is None else entry[:2]
 
 
 def quantized_op(layer: Any) -> OpOfLayer | None:
@@ -127,15 +127,15 @@ def is_frozen_op(layer: Any) -> bool:
 def _stand_in(layer: Any, kind: type) -> Any:
     """A layer with the same attributes, but for the kernel and the op."""
     op, kernel = quantized_op(layer), layer.kernel
-    found = object.__new__(kind)
-    vars(found).update(vars(layer))
+    stand_in = object.__new__(kind)
+    vars(stand_in).update(vars(layer))
     if op is not None and isinstance(kernel, FrozenParam):
         # Flax reads the kernel, casts it and hands it to the op: what comes out of that says the dtype.
-        vars(found)["kernel"] = unallocated(kernel.shape, kernel.dtype)
-        vars(found)["promote_dtype"] = partial(promoted, layer.promote_dtype)
-        vars(found)["mask"] = None  # of a convolution: it is in the numbers
-        vars(found)[op.name] = _with_kernel(op.module, kernel, 2 if op.name == "einsum_op" else 1)
-    return found
+        vars(stand_in)["kernel"] = unallocated(kernel.shape, kernel.dtype)
+        vars(stand_in)["promote_dtype"] = partial(promoted, layer.promote_dtype)
+        vars(stand_in)["mask"] = None  # of a convolution: it is in the numbers
+        vars(stand_in)[op.name] = _with_kernel(op.module, kernel, 2 if op.name == "einsum_op" else 1)
+    return stand_in
 
 
 def _with_kernel(op: Any, kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
@@ -270,9 +270,9 @@ def check_unfreezes(index: ModelIndex) -> None:
     Raises:
         ValueError: names the weights.
     """
-    gone = without_masters(index)
-    if gone:
-        shown = ", ".join(map(dotted, gone))
+    lost = without_masters(index)
+    if lost:
+        shown = ", ".join(map(dotted, lost))
         raise ValueError(
             f"the float numbers of {shown} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"
@@ -281,13 +281,13 @@ def check_unfreezes(index: ModelIndex) -> None:
 
 def without_masters(index: ModelIndex) -> dict[Path, FrozenParam]:
     """The frozen weights whose float numbers were not kept, each under its first path."""
-    kept = {id(frozen) for _, frozen in _kept(index)}
-    gone = {
+    restorable = {id(frozen) for _, frozen in _kept(index)}
+    lost = {
         id(node): (path, node)
         for path, node in reversed(index.places)
-        if isinstance(node, FrozenParam) and id(node) not in kept
+        if isinstance(node, FrozenParam) and id(node) not in restorable
     }
-    return dict(reversed(gone.values()))
+    return dict(reversed(lost.values()))
 
 
 def restore_masters(index: ModelIndex) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.dot.tensors.choice import NOT_KEPT
 from jqinject.model.frozen_weights import op_of_weight
 from jqinject.model.inspect.model_weights import note_of_transform
-from jqinject.model.inspect.site_table import SiteRow, SiteTable
+from jqinject.model.inspect.site_table import SiteRow, SiteTable, joined
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -31,12 +31,10 @@ def note_of_layer(path: str, layer: Any, kinds: Sequence[str], sites: SiteTable)
         sites: the site table of the model, of one call.
     """
     ours = isinstance(layer, QuantWeightLayer)
-    return _joined(
-        (
-            _why_float(path, layer, kinds, sites),
-            _crossing(layer) if ours else "",
-            note_of_transform(layer.input_quant) if ours else "",
-        )
+    return joined(
+        _why_float(path, layer, kinds, sites),
+        _crossing(layer) if ours else "",
+        note_of_transform(layer.input_quant) if ours else "",
     )
 
 
@@ -55,11 +53,7 @@ def note_of_parameter(uses: Sequence[SiteRow], kinds: Sequence[str]) -> str:
             if any(not row.input for row in contracted)
             else "contracted dequantized, somewhere at least: the operands have no payloads in common there"
         )
-    return _joined((note, *(row.note for row in uses)))
-
-
-def _joined(notes: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, notes)))
+    return joined(note, *(row.note for row in uses))
 
 
 def _why_float(path: str, layer: Any, kinds: Sequence[str], sites: SiteTable) -> str:
@@ -103,8 +97,10 @@ def _why_ours(path: str, layer: QuantWeightLayer, sites: SiteTable) -> str:
     if form is not None and in_groups:
         return f"{form} with a scale for each group: runs dequantized"
     if form is not None:
-        known = form.dtype in CONTRACTED
-        return f"no 8-bit floats: {NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
+        has_units = form.dtype in CONTRACTED
+        return (
+            f"no 8-bit floats: {NO_UNITS}" if has_units else f"no backend contracts {form}: runs dequantized"
+        )
     if in_groups and layer.contraction == "auto":
         return "a scale for each group: contracted dequantized, or group by group as integers with contraction='int'"
     reason = sites.calls[0].running.reasons.get(path, "")

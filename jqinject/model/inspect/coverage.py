@@ -124,10 +124,12 @@ class Coverage:
         if not self.matrices:
             return "coverage: no matrix is contracted or looked up"
         share = self.share_of_operations
-        known = "multiply-adds unknown" if share is None else f"{share:.1%} of the multiply-adds in low bits"
+        counted = (
+            "multiply-adds unknown" if share is None else f"{share:.1%} of the multiply-adds in low bits"
+        )
         return (
             f"coverage: {self.quantized_matrices} of {self.matrices} matrices quantized, "
-            f"{self.share_of_bytes:.1%} of the weight bytes, {known}"
+            f"{self.share_of_bytes:.1%} of the weight bytes, {counted}"
         )
 
     @property

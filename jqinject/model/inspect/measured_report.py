@@ -52,12 +52,12 @@ class Measured:
     output_sqnr_db: float
 
 
-def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
+def sqnr_db(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> float:
     """`10 log10(sum(y**2) / sum((y - q)**2))` over all elements of some arrays, in decibels.
 
     Args:
         reference: y, float64.
-        found: q, of the same shapes.
+        quantized: q, of the same shapes.
 
     Returns:
         inf if they are equal, -inf if only y is 0, nan if there is a nan or both have an inf.
@@ -68,7 +68,7 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
     """
     with np.errstate(all="ignore"):
         signal = sum(float(np.sum(np.square(y))) for y in reference)
-        noise = sum(float(np.sum(np.square(y - q))) for y, q in zip(reference, found, strict=True))
+        noise = sum(float(np.sum(np.square(y - q))) for y, q in zip(reference, quantized, strict=True))
     if noise == 0:
         return math.inf
     return -math.inf if signal == 0 else 10 * (math.log10(signal) - math.log10(noise))
@@ -150,7 +150,7 @@ def measure(
         except Exception as error:
             error.add_note(ADVICE)
             raise
-        found = {
+        entries = {
             entry: _numbers(
                 entry, _slots(model, nodes, runs, entry), in_float, quantized, switched.get(entry)
             )
@@ -159,7 +159,7 @@ def measure(
     finally:
         in_float.clear()
         quantized.clear()
-    return Measured(found, sqnr_db(floats, output))
+    return Measured(entries, sqnr_db(floats, output))
 
 
 def _with_float_parameters(model: nnx.Module) -> nnx.Module:
@@ -183,16 +183,20 @@ def _is_read(quantized: Recorder, entry: str) -> bool:
 
 def _slots(model: Any, nodes: Mapping[str, Any], runs: SensitivityRuns, entry: str) -> list[tuple[str, Any]]:
     """The quantizers of an entry, by slot."""
-    known = vars(model).get(HELD)
+    quantizers = vars(model).get(HELD)
     mine = runs.slots.get(entry, {}).items()
-    held = [(slot, known[site]) for site, slot in mine if site in tuple(known)] if known is not None else []
-    return [*vars(nodes[entry]).items(), *held] if entry in nodes else held
+    between = (
+        [(slot, quantizers[site]) for site, slot in mine if site in tuple(quantizers)]
+        if quantizers is not None
+        else []
+    )
+    return [*vars(nodes[entry]).items(), *between] if entry in nodes else between
 
 
 def _sensitivity(runs: SensitivityRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
     """The ratio of the output if only this entry is quantized, and if only this one is not."""
-    alone = runs.mixed({other: other == entry for other in runs.entries}, others=False)
-    without = runs.mixed({other: other != entry for other in runs.entries}, others=True)
+    alone = runs.mixed({name: name == entry for name in runs.entries}, others=False)
+    without = runs.mixed({name: name != entry for name in runs.entries}, others=True)
     return sqnr_db(reference, alone), sqnr_db(reference, without)
 
 
@@ -203,9 +207,9 @@ def _numbers(
     quantized: Recorder,
     switched: tuple[float, float] | None,
 ) -> LayerNumbers:
-    kept = histories_of(slots)
+    histories = histories_of(slots)
     if switched is None:
-        return LayerNumbers(calls=0, histories=kept)
+        return LayerNumbers(calls=0, histories=histories)
     outputs, there = in_float.of(path, "float"), quantized.of(path, "quantized")
     parts = {part: _clipped(quantized, path, part) for part in ("weight", "input", "output")}
     isolated = accumulated = None
@@ -227,7 +231,7 @@ def _numbers(
             input=histogram(parts["input"]),
             output=histogram(parts["output"]),
         ),
-        histories=kept,
+        histories=histories,
     )
 
 

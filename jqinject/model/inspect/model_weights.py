@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jqinject.core import Frozen
+from jqinject.core import Frozen, QuantParam, QuantStat
 from jqinject.core._protocols import block_width, number_format
 from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
@@ -228,6 +228,24 @@ class ModelWeights:
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
         return note_of_transform(self.held.get(site) if site else own)
 
+    def range_of_loop(self, site: str, steps: int) -> str:
+        """What a report says of the range of an operand inside a loop; "" where each step has its own, or none is kept.
+
+        Args:
+            site: of the operand, if it is quantized between operations.
+            steps: how many there are.
+        """
+        proxy = self.held.get(site)
+        keeps = isinstance(proxy, QuantProxyFromInjector) and bool(nnx.state(proxy, (QuantStat, QuantParam)))
+        if steps == 1 or not keeps or site in self._stacks:
+            return ""
+        return f"the {steps} steps of a loop share one input range, the largest of each batch"
+
+    @property
+    def _stacks(self) -> Mapping[str, int]:
+        """Of the quantizers of tensors in loops over stacked layers, the number of leading axes, by name."""
+        return {} if self.quantizers is None else dict(self.quantizers.stacks)
+
     def grid_at(self, site: str, operand: int = 0) -> OperandGrid | None:
         """The grid of what a site between operations quantizes; "quantized" if it came so from a layer.
 
@@ -241,8 +259,7 @@ class ModelWeights:
             return OperandGrid("quantized")
         quantizer = self.held.get(site)
         if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
-            stacks = {} if self.quantizers is None else dict(self.quantizers.stacks)
-            return self.grid_from(quantizer, stacked=stacks.get(site, 0))
+            return self.grid_from(quantizer, stacked=self._stacks.get(site, 0))
         return _of_scheme(quantizer, operand)
 
     def note_sites(self, sites: Iterable[Site]) -> None:
@@ -291,8 +308,8 @@ def _grid(
     groups = "" if group_size is None else f" in groups of {group_size}"
     if width > 1:
         groups = f" in blocks of {group_size} x {width}"
-    known = float(bits) if isinstance(bits, int | float) else None
-    return OperandGrid(text + groups, known, form, group_size)
+    constant = float(bits) if isinstance(bits, int | float) else None
+    return OperandGrid(text + groups, constant, form, group_size)
 
 
 def _of_scheme(op: Any, operand: int) -> OperandGrid | None:

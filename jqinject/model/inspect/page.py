@@ -186,10 +186,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def tiles(report: ContractionReport) -> str:
     """The numbers of the model: noise of its output, bytes before and after, coverage."""
-    found = []
+    numbers = []
     if report.output_sqnr_db is not None:
-        found.append((f"{decibels(report.output_sqnr_db)} dB", "signal to noise of the model's output"))
-    return _tiles([*found, *_of_coverage(report.coverage)])
+        numbers.append((f"{decibels(report.output_sqnr_db)} dB", "signal to noise of the model's output"))
+    return _tiles([*numbers, *_of_coverage(report.coverage)])
 
 
 def coverage_tiles(covered: Coverage) -> str:
@@ -210,9 +210,9 @@ def _of_coverage(covered: Coverage) -> list[tuple[str, str]]:
     ]
 
 
-def _tiles(found: list[tuple[str, str]]) -> str:
+def _tiles(entries: list[tuple[str, str]]) -> str:
     inside = "".join(
-        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in found
+        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in entries
     )
     return f'<div class="tiles">{inside}</div>\n'
 
@@ -222,8 +222,8 @@ def costs(report: ContractionReport) -> str:
     sizes = _by_layer(report)
     measured = report.output_sqnr_db is not None
     noise = {entry.path: _noise(entry) for entry in report.layers} if measured else {}
-    known = {path: part for path, part in noise.items() if part is not None}
-    shown = known if measured else {path: float(low) for path, (_, low) in sizes.items()}
+    finite = {path: part for path, part in noise.items() if part is not None}
+    shown = finite if measured else {path: float(low) for path, (_, low) in sizes.items()}
     if not shown:
         return ""
     worst = max((part for part in shown.values() if math.isfinite(part)), default=0.0) or 1.0
@@ -333,14 +333,14 @@ def _section(entry: SiteRow) -> str:
     """The charts of a layer; empty without measured numbers."""
     if entry.numbers is None:
         return ""
-    found = entry.numbers.histograms
-    parts = (("weight", found.weight), ("input", found.input), ("output", found.output))
+    histograms = entry.numbers.histograms
+    parts = (("weight", histograms.weight), ("input", histograms.input), ("output", histograms.output))
     drawn = [histogram_chart(name, part) for name, part in parts if part is not None]
-    kept = [_history(history) for history in entry.numbers.histories]
+    histories = [_history(history) for history in entry.numbers.histories]
     calls = f"{entry.numbers.calls} call{'' if entry.numbers.calls == 1 else 's'}"
     return (
         f'<section><h2>{escape(entry.path) or "the model"}</h2><p class="dim">{escape(entry.layer)}, {calls}</p>'
-        f'<div class="charts">{"".join([*drawn, *kept])}</div></section>\n'
+        f'<div class="charts">{"".join([*drawn, *histories])}</div></section>\n'
     )
 
 

@@ -73,8 +73,8 @@ class SiteRow:
         program: dtypes of operands and output in the compiled program, in XLA's notation; "" outside of reports.
         why: the weight is not quantized here; "" if it is.
         rule: that would quantize it; "" if no rule would.
-        note: why quantized operands are contracted as floats, what an operand goes through before it is quantized, and
-            whether groups cross shards.
+        note: why quantized operands are contracted as floats, what an operand goes through before it is quantized,
+            whether the steps of a loop share its range, and whether groups cross shards.
         shape: of the weight; None if it is no array of the model.
         float_bytes: of the weight in floats.
         weight_bytes: of the weight as it is stored, with scales and zero points.
@@ -201,13 +201,18 @@ class SiteTable:
         grid = weights.grid_of(name) if self._is_reached(contraction, name, use) else None
         operation = contraction.operation if use is None else use.operation
         low = grid is not None and grid.is_low
-        other, kind, note = None, "none", ""
+        operand, kind, note = None, "none", ""
         if contraction.operation != "take":
-            other = self._other_grid(name, use)
+            operand = self._other_grid(name, use)
             kinds = call.kinds.get(name, frozenset())
             kind = " and ".join(sorted(kinds)) or "float"
-            low = low and ((kinds <= {"int", "fp8"} and bool(kinds)) or (other is not None and other.is_low))
-            note = weights.transform_of_input(name, "" if use is None else use.beside)
+            low = low and (
+                (kinds <= {"int", "fp8"} and bool(kinds)) or (operand is not None and operand.is_low)
+            )
+            site = "" if use is None else use.beside
+            note = joined(
+                weights.transform_of_input(name, site), weights.range_of_loop(site, contraction.steps)
+            )
         weight = weights.all.get(name)
         why = ""
         if grid is None:
@@ -216,8 +221,8 @@ class SiteTable:
             self._row(name, grid, why, operation),
             name=contraction.path or operation if use is None else use.name,
             operation=operation,
-            input=_text(other),
-            formats=formats_of(operation, _text(other), _text(grid)),
+            input=_text(operand),
+            formats=formats_of(operation, _text(operand), _text(grid)),
             contraction=kind,
             note=note,
             operations=contraction.operations,
@@ -275,7 +280,7 @@ class SiteTable:
             weight=_text(right),
             input=_text(left),
             formats=formats_of(operation, _text(left), _text(right)),
-            note="; ".join(dict.fromkeys(filter(None, notes))),
+            note=joined(*notes),
             operations=contraction.operations,
             is_low_bit=left is not None and right is not None and left.is_low and right.is_low,
         )
@@ -295,6 +300,11 @@ def formats_of(operation: str, input: str, weight: str) -> str:
     if not (input or weight):
         return ""
     return weight if operation == "take" else f"{input or 'float'} x {weight or 'float'}"
+
+
+def joined(*notes: str) -> str:
+    """Several notes as one."""
+    return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
 def _text(grid: OperandGrid | None) -> str:

@@ -46,21 +46,21 @@ class Recorder:
     def _keep(self, key: tuple[str, str], order: int, *arrays: Any) -> None:
         self._kept[key].append((order, tuple(map(np.asarray, arrays))))
 
-    def finish(self, *given: Any) -> None:
+    def finish(self, *arguments: Any) -> None:
         """Wait for the started programs; afterwards every process holds all their records.
 
         Args:
-            given: pytrees of the programs' arguments.
+            arguments: pytrees of the programs' arguments.
         """
         jax.effects_barrier()
-        if spans_processes(given):
+        if spans_processes(arguments):
             # If a program spans several processes, only one is called back, with whole arrays.
             self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
 
     def of(self, layer: str, what: str) -> list[Arrays]:
         """The kept arrays, float64, once the program has run."""
-        kept = sorted(self._kept[layer, what], key=lambda entry: entry[0])
-        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in kept]
+        records = sorted(self._kept[layer, what], key=lambda entry: entry[0])
+        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in records]
 
     def calls(self, layer: str, what: str) -> int:
         """The number of records."""
@@ -83,28 +83,28 @@ class Listener:
 
     def __call__(self, x: Any, *more: Any) -> Any:
         """Call the proxy and record; weights that depend on the format of their input are called with it."""
-        made = self._proxy(x, *more)
+        quantized = self._proxy(x, *more)
         if self._proxy.is_quant_enabled:
-            self._note(*clipped_fields(self._proxy, as_array(x), made))
-        return made
+            self._note(*clipped_fields(self._proxy, as_array(x), quantized))
+        return quantized
 
 
-def clipped_fields(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
+def clipped_fields(proxy: Any, x: jax.Array, quantized: Any) -> tuple[Any, ...]:
     """The fields of `Clipped`: a quantizer's input, its output and its range.
 
     Args:
         proxy: the quantizer's; None if it is gone.
         x: the input.
-        made: the same quantized, a QuantTensor.
+        quantized: the same quantized, a QuantTensor.
     """
     if proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
         low, high = -1, 1
     else:
-        grid = made.grid
+        grid = quantized.grid
         if grid.is_integer and proxy is not None and proxy.is_narrow_range:
             grid = replace(grid, narrow_range=True)
         low, high = grid.bounds
-    return x, made.value, made.scale, made.zero_point, low, high
+    return x, quantized.value, quantized.scale, quantized.zero_point, low, high
 
 
 Call = Callable[[], Any]
@@ -159,29 +159,29 @@ class QuantizedLayer:
         if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
             return as_array(x)
         changes = _proxies(layer, dict.fromkeys(self.disabled, True))
-        held = vars(layer)
+        attributes = vars(layer)
         if isinstance(layer, QuantWeightLayer | QuantActLayer):
-            changes.append((held, "return_quant_tensor", False))
+            changes.append((attributes, "return_quant_tensor", False))
         if isinstance(layer, QuantWeightLayer):
-            changes.append((held, "contraction", "float"))
+            changes.append((attributes, "contraction", "float"))
         op = quantized_op(layer)
         if op is not None:
-            changes.append((held, op.name, PLAIN_OPS[op.name]))
+            changes.append((attributes, op.name, PLAIN_OPS[op.name]))
         with changed(changes):
             return as_array(call())
 
 
 def quantized_layers(model: nnx.Module) -> dict[str, Any]:
     """The layers of a model that quantize in the forward pass: path -> layer."""
-    found = ((".".join(map(str, path)), node) for path, node in nnx.iter_modules(model))
-    return {path: node for path, node in found if _quantizes(node)}
+    modules = ((".".join(map(str, path)), node) for path, node in nnx.iter_modules(model))
+    return {path: node for path, node in modules if _quantizes(node)}
 
 
 def switchable(path: str, layer: Any) -> QuantizedLayer:
     """The description of a quantized layer in its current state."""
-    held = vars(layer)
-    disabled = {slot: held[slot].disable_quant for slot in SLOTS if held.get(slot) is not None}
-    return QuantizedLayer(path, disabled, _enabled(held.get("input_quant")))
+    attributes = vars(layer)
+    disabled = {slot: attributes[slot].disable_quant for slot in SLOTS if attributes.get(slot) is not None}
+    return QuantizedLayer(path, disabled, _enabled(attributes.get("input_quant")))
 
 
 def _quantizes(node: Any) -> bool:
@@ -208,14 +208,14 @@ def changed(changes: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
     This bypasses NNX, which refuses changes to a layer reached through the closure of a transformation. The old values
     are back before NNX looks at the layer again.
     """
-    before = [(held, name, held.get(name, _MISSING)) for held, name, _ in changes]
+    before = [(attributes, name, attributes.get(name, _MISSING)) for attributes, name, _ in changes]
     try:
-        for held, name, value in changes:
-            held[name] = value
+        for attributes, name, value in changes:
+            attributes[name] = value
         yield
     finally:
-        for held, name, value in reversed(before):
+        for attributes, name, value in reversed(before):
             if value is _MISSING:
-                held.pop(name, None)
+                attributes.pop(name, None)
             else:
-                held[name] = value
+                attributes[name] = value

@@ -69,18 +69,18 @@ def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[st
     readers = _readers(backward)
     types = itertools.zip_longest(forward.inputs, variables)
     sources = forward.run([_Source(size_of(x), variable) for x, variable in types], _viewed, _constant)
-    seen: set[_Source] = set()
-    found: dict[str, Residual] = {}
+    counted: set[_Source] = set()
+    residuals: dict[str, Residual] = {}
     for place, source in enumerate(sources):
-        if source is None or place not in readers or source in seen or not source.stored:
+        if source is None or place not in readers or source in counted or not source.stored:
             continue
-        seen.add(source)
-        before = found.get(readers[place], Residual(0, 0))
+        counted.add(source)
+        before = residuals.get(readers[place], Residual(0, 0))
         if source.variable is None:
-            found[readers[place]] = before._replace(kept=before.kept + source.size)
+            residuals[readers[place]] = before._replace(kept=before.kept + source.size)
         elif source.variable:
-            found[readers[place]] = before._replace(in_place=before.in_place + source.size)
-    return found
+            residuals[readers[place]] = before._replace(in_place=before.in_place + source.size)
+    return residuals
 
 
 def _constant(value: Any) -> _Source | None:
@@ -90,30 +90,30 @@ def _constant(value: Any) -> _Source | None:
 
 def _viewed(eqn: Equation, inputs: list[_Source | None]) -> list[_Source | None]:
     """The outputs of an operation: new arrays, unless it is a view, or a call that returns an input."""
-    given = [inputs[place] for place in eqn.variables]
-    if not given:
+    operands = [inputs[place] for place in eqn.variables]
+    if not operands:
         return [None] * len(eqn.outputs)
     if eqn.name in VIEWS:
-        return [given[0]] * len(eqn.outputs)
-    made: list[_Source | None] = [_Source(size_of(x)) for x in eqn.outputs]
+        return [operands[0]] * len(eqn.outputs)
+    arrays: list[_Source | None] = [_Source(size_of(x)) for x in eqn.outputs]
     if eqn.call is None or eqn.name == "remat2":
-        return made
+        return arrays
     inside = eqn.call.run(inputs, _viewed, _constant)
-    return [x if x is None or x in inputs else new for x, new in zip(inside, made, strict=True)]
+    return [x if x is None or x in inputs else new for x, new in zip(inside, arrays, strict=True)]
 
 
 def _readers(backward: Body) -> dict[int, str]:
     """Inputs of a backward pass that its outputs depend on -> the site of the first operation that reads them."""
-    found: dict[int, str] = {}
+    sites: dict[int, str] = {}
 
     def read(eqn: Equation, inputs: list[int | None]) -> list[int | None]:
         for place in inputs:
             if place is not None:
-                found[place] = found.get(place) or _site(eqn, [x == place for x in inputs])
+                sites[place] = sites.get(place) or _site(eqn, [x == place for x in inputs])
         return [None] * len(eqn.outputs)
 
     returned = backward.used().run(range(len(backward.inputs)), read, lambda value: None)
-    return {**{place: "" for place in returned if place is not None}, **found}
+    return {**{place: "" for place in returned if place is not None}, **sites}
 
 
 def _site(eqn: Equation, reads: list[bool]) -> str:
@@ -211,21 +211,21 @@ class TrainingBytes:
     @property
     def kept(self) -> int:
         """Of all sites."""
-        return sum(one.kept for one in self.residuals)
+        return sum(row.kept for row in self.residuals)
 
     @property
     def float_kept(self) -> int | None:
         """Of all sites; None if weights are frozen."""
-        known = [one.float_kept for one in self.residuals if one.float_kept is not None]
-        return sum(known) if len(known) == len(self.residuals) else None
+        counts = [row.float_kept for row in self.residuals if row.float_kept is not None]
+        return sum(counts) if len(counts) == len(self.residuals) else None
 
     @property
     def ratio(self) -> float | None:
         """See `SiteResiduals.ratio`, of all sites."""
-        if any(one.ratio is None for one in self.residuals):
+        if any(row.ratio is None for row in self.residuals):
             return None
-        read = sum(one.kept + one.in_place for one in self.residuals)
-        return _ratio(read, sum((one.float_kept or 0) + (one.float_in_place or 0) for one in self.residuals))
+        read = sum(row.kept + row.in_place for row in self.residuals)
+        return _ratio(read, sum((row.float_kept or 0) + (row.float_in_place or 0) for row in self.residuals))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -235,20 +235,20 @@ class TrainingBytes:
             f"{self.optimizer:,} ({self.float_optimizer:,} in float), kept for the backward pass "
             f"{_beside(self.kept, self.float_kept, self.ratio)}",
             *(
-                f"kept by {one.site or 'the model itself'}: {_beside(one.kept, one.float_kept, one.ratio)}"
-                for one in self.residuals
+                f"kept by {row.site or 'the model itself'}: {_beside(row.kept, row.float_kept, row.ratio)}"
+                for row in self.residuals
             ),
         )
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else math.inf if part else 1.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else math.inf if part else 1.0
 
 
-def _beside(kept: int, in_float: int | None, ratio: float | None) -> str:
+def _beside(count: int, in_float: int | None, ratio: float | None) -> str:
     if in_float is None:
-        return f"{kept:,}"
-    return f"{kept:,} ({in_float:,} in float; {ratio:.3f} of what float reads)"
+        return f"{count:,}"
+    return f"{count:,} ({in_float:,} in float; {ratio:.3f} of what float reads)"
 
 
 def checked_optimizer(optimizer: Any) -> None:
@@ -295,10 +295,10 @@ def training_bytes(model: nnx.Module, call: Call, optimizer: Any, sites: Mapping
 def _row(
     site: str, quantized: Mapping[str, Residual], floating: Mapping[str, Residual] | None
 ) -> SiteResiduals:
-    found = quantized.get(site, Residual(0, 0))
+    residual = quantized.get(site, Residual(0, 0))
     if floating is None:
-        return SiteResiduals(site, *found)
-    return SiteResiduals(site, *found, *floating.get(site, Residual(0, 0)))
+        return SiteResiduals(site, *residual)
+    return SiteResiduals(site, *residual, *floating.get(site, Residual(0, 0)))
 
 
 def _trained(model: nnx.Module, optimizer: Any) -> Any:
@@ -315,16 +315,16 @@ def _name(wrt: Any) -> str:
 def _states(optimizer: Any, trained: Any) -> tuple[int, int]:
     """Bytes of an optimizer's states, and with all moments in float32."""
     if isinstance(optimizer, nnx.Optimizer):
-        held = nnx.as_pure(optimizer.opt_state)
+        states = nnx.as_pure(optimizer.opt_state)
     else:
-        held = jax.eval_shape(optimizer.init, nnx.as_pure(trained))
+        states = jax.eval_shape(optimizer.init, nnx.as_pure(trained))
     sizes = [leaf.size for leaf in jax.tree.leaves(trained)]
     low, moments = 0, 0
-    for moment in jax.tree.leaves(held, is_leaf=_is_moment):
+    for moment in jax.tree.leaves(states, is_leaf=_is_moment):
         if _is_moment(moment):
             low += _bytes(moment)
             moments += 1
-    plain = _bytes(held) - low
+    plain = _bytes(states) - low
     return low + plain, plain + FLOAT32 * sum(sizes) * moments
 
 
@@ -354,7 +354,7 @@ class _Steps:
         copy.train()
         layers = quantized_layers(copy)
         self.have_floats = not ModelIndex(copy).frozen_parameters
-        switches = {path: switchable(path, one) for path, one in layers.items()}
+        switches = {path: switchable(path, layer) for path, layer in layers.items()}
         leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
         self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]
         self._names = {name_in_scope(place): site for place, site in sites.items()}
@@ -371,7 +371,7 @@ class _Steps:
         Args:
             run: a method of `SensitivityRuns` that returns the outputs.
         """
-        made: list[Any] = []
+        traces: list[Any] = []
 
         def forward(trained: Any, rest: Any, arrays: Any) -> Any:
             def outputs(trained: Any) -> Any:
@@ -381,13 +381,13 @@ class _Steps:
 
             y, pull = jax.vjp(outputs, trained)
             kept, tree = jax.tree.flatten(pull)
-            made.append((tree, y))
+            traces.append((tree, y))
             return kept
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LostStateWarning)  # a traced step updates nothing
             program = Body.of(jax.make_jaxpr(forward)(self._trained, self._rest, self._runs.arrays))
-            tree, y = made[-1]
+            tree, y = traces[-1]
             if not y:
                 raise ValueError(
                     "report(optimizer=...) differentiates the model's outputs, and none is floating-point.\n"
@@ -395,14 +395,14 @@ class _Steps:
                 )
             count = len(program.outputs)
             backward = jax.make_jaxpr(
-                lambda *given: jax.tree.unflatten(tree, given[:count])(list(given[count:]))
+                lambda *arrays: jax.tree.unflatten(tree, arrays[:count])(list(arrays[count:]))
             )(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*program.outputs, *y)))
-        found: dict[str, Residual] = {}
+        residuals: dict[str, Residual] = {}
         for place, kept in by_site(program, Body.of(backward), self._variables()).items():
             site = self._site(self._names.get(place, place))
-            before = found.get(site, Residual(0, 0))
-            found[site] = Residual(before.kept + kept.kept, before.in_place + kept.in_place)
-        return found
+            before = residuals.get(site, Residual(0, 0))
+            residuals[site] = Residual(before.kept + kept.kept, before.in_place + kept.in_place)
+        return residuals
 
     def _site(self, path: str) -> str:
         """The outermost leaf that a module is, or is in; its own path outside of leaves."""
@@ -410,8 +410,14 @@ class _Steps:
 
     def _variables(self) -> list[bool]:
         """For each array of the model's variables, in the order of a program's inputs, whether it is a weight."""
-        held = jax.tree.leaves((self._trained, self._rest), is_leaf=lambda x: isinstance(x, nnx.Variable))
-        return [isinstance(one, nnx.Param | FrozenParam) for one in held for _ in jax.tree.leaves(one)]
+        variables = jax.tree.leaves(
+            (self._trained, self._rest), is_leaf=lambda x: isinstance(x, nnx.Variable)
+        )
+        return [
+            isinstance(variable, nnx.Param | FrozenParam)
+            for variable in variables
+            for _ in jax.tree.leaves(variable)
+        ]
 
 
 def _is_leaf(node: Any) -> bool:

@@ -73,34 +73,34 @@ def _roles(use: WeightUse) -> list[str]:
 
     Of an axis of size 1 the program does not tell; it is what the axis before it is, or the one after it.
     """
-    found = ["" if size == 1 and axis >= use.stacked else "batch" for axis, size in enumerate(use.shape)]
-    for axis in range(len(found)):
+    roles = ["" if size == 1 and axis >= use.stacked else "batch" for axis, size in enumerate(use.shape)]
+    for axis in range(len(roles)):
         if (axis in use.shared) != (axis in use.free):
-            found[axis] = "contracted" if axis in use.shared else "free"
-    if "" in found and "contracted" not in found:
-        found[found.index("")] = "contracted"
-    if "" in found and "free" not in found:
-        found[len(found) - 1 - found[::-1].index("")] = "free"
-    for axis, role in enumerate(found):
+            roles[axis] = "contracted" if axis in use.shared else "free"
+    if "" in roles and "contracted" not in roles:
+        roles[roles.index("")] = "contracted"
+    if "" in roles and "free" not in roles:
+        roles[len(roles) - 1 - roles[::-1].index("")] = "free"
+    for axis, role in enumerate(roles):
         if not role:
-            before = found[axis - 1] if axis else ""
-            found[axis] = before or next((role for role in found if role), "contracted")
-    return found
+            before = roles[axis - 1] if axis else ""
+            roles[axis] = before or next((role for role in roles if role), "contracted")
+    return roles
 
 
-def plan_adapters(found: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]:
+def plan_adapters(sites: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]:
     """The adapters of the parameters that rules take.
 
     Raises:
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
     """
     by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
-    for use in found.uses:
+    for use in sites.uses:
         by_path.setdefault(use.weight_path, []).append(use)
     planned, candidates, matched = [], [], set()
     for path, uses in by_path.items():
         contractions = tuple(use for use in uses if use.operation != "take")
-        if not any((path, use.operation) in found.taken for use in contractions):
+        if not any((path, use.operation) in sites.taken for use in contractions):
             continue
         candidates.append(dotted(path))
         pattern = _pattern(rank, path)
@@ -125,7 +125,7 @@ def _pattern(rank: Rank, path: tuple[Any, ...]) -> str | None:
 
 
 def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
-    known = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
+    names = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
     if not candidates:
         return (
             "lora: the rules take no parameter that the model contracts, so there is nothing to adapt.\n"
@@ -136,7 +136,7 @@ def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
     ]
     return (
         f"lora: no parameter that is contracted and taken by a rule matches the ranks' {', '.join(hints)}.\n"
-        f"  parameters here: {known}\n  cure: mend the pattern, a regular expression for the whole path"
+        f"  parameters here: {names}\n  cure: mend the pattern, a regular expression for the whole path"
     )
 
 
@@ -150,8 +150,8 @@ def checked_rank(rank: Any) -> Rank:
     if isinstance(rank, Mapping):
         if not rank:
             raise ValueError("lora: rank={} names no parameter.\n  cure: rank=8, or rank={'.*attn.*': 8}")
-        for pattern, given in rank.items():
-            _check_one(given, f"rank[{pattern!r}]")
+        for pattern, value in rank.items():
+            _check_one(value, f"rank[{pattern!r}]")
         return dict(rank)
     _check_one(rank, "rank")
     return rank
@@ -230,20 +230,20 @@ def _placed(factor: jax.Array, variable: Any, axes: Iterable[int | None]) -> nnx
         axes: the parameter's axis of each of its axes; None for the rank.
     """
     axes = tuple(axes)
-    held = variable.get_raw_value()
-    sharding = getattr(held, "sharding", None)
+    array = variable.get_raw_value()
+    sharding = getattr(array, "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and isinstance(factor, jax.Array):
         spec = jax.sharding.PartitionSpec(*_along(tuple(sharding.spec), axes))
         factor = jax.device_put(factor, sharding.update(spec=spec))
     metadata = variable.get_metadata()
     named = {name: _along(metadata[name], axes) for name in PER_AXIS if metadata.get(name) is not None}
-    kept = {"mesh": metadata["mesh"]} if named and metadata.get("mesh") is not None else {}
-    return nnx.LoRAParam(factor, **named, **kept)
+    on_mesh = {"mesh": metadata["mesh"]} if named and metadata.get("mesh") is not None else {}
+    return nnx.LoRAParam(factor, **named, **on_mesh)
 
 
 def _along(names: Any, axes: Sequence[int | None]) -> Any:
-    given = tuple(names)
-    return tuple(given[axis] if axis is not None and axis < len(given) else None for axis in axes)
+    entries = tuple(names)
+    return tuple(entries[axis] if axis is not None and axis < len(entries) else None for axis in axes)
 
 
 def nearest_factors(
@@ -284,8 +284,8 @@ def _cut(factor: jax.Array, rank: int, axis: int) -> jax.Array:
 
 def dense_update(adapter: Adapter, shape: tuple[int, ...]) -> jax.Array:
     """The update of an adapter as an array in the shape of its parameter, float32."""
-    found = adapter.low_rank()
-    update = found.scale * (found.a.astype(jnp.float32) * found.b.astype(jnp.float32)).sum(-1)
+    product = adapter.low_rank()
+    update = product.scale * (product.a.astype(jnp.float32) * product.b.astype(jnp.float32)).sum(-1)
     return jnp.broadcast_to(update, shape)
 
 
@@ -353,15 +353,15 @@ def _listed(paths: list[str]) -> str:
     return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
 
 
-def check_rules(rules: tuple[Rule, ...], found: PlannedSites, bases: Mapping[str, PlannedParameter]) -> None:
+def check_rules(rules: tuple[Rule, ...], sites: PlannedSites, bases: Mapping[str, PlannedParameter]) -> None:
     """Refuse rules that take nothing, and quantizers that are proxies."""
-    idle = idle_rules(rules, (), found.used)
+    idle = idle_rules(rules, (), sites.used)
     if idle:
-        known = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
+        weights = dict.fromkeys(dotted(use.weight_path) for use in sites.uses)
         shown = "\n".join(f"    {rules[index]}" for index in idle)
         raise ValueError(
             f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  weights here: {_listed(list(known)) or 'none'}\n  cure: mend the path or the order"
+            f"  weights here: {_listed(list(weights)) or 'none'}\n  cure: mend the path or the order"
         )
     shared = [name for name, base in bases.items() if isinstance(base.quantizer, QuantProxyFromInjector)]
     if shared:

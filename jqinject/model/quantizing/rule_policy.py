@@ -83,8 +83,8 @@ def by_scheme(scheme: Any, operation: str, weight_path: tuple[Any, ...]) -> Choi
 def unstored_weights(sites: Iterable[Site]) -> tuple[tuple[str, str], ...]:
     """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
     within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
-    known = {dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within}
-    return tuple((name, why) for name, why in known.items() if why)
+    reasons = {dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within}
+    return tuple((name, why) for name, why in reasons.items() if why)
 
 
 SLOTS_OF_CHOICE = {
@@ -271,9 +271,9 @@ NO_SITES = PlannedSites({}, (), frozenset(), {})
 def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
     watching = _Watching(policy)
-    found = find_sites(model, watching, calls)
+    sites = find_sites(model, watching, calls)
     used, taken = frozenset(watching.used), frozenset(watching.taken)
-    return PlannedSites(found.sites, found.uses, used, watching.caches, taken, found.same)
+    return PlannedSites(sites.sites, sites.uses, used, watching.caches, taken, sites.same)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
@@ -298,9 +298,9 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         )
     declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
     kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
-    wanted = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
-    what = "a gradient" if wanted is GradQuantProxyFromInjector else "an activation"
-    roles = (wanted.role, QuantProxyFromInjector.role)
+    expected = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
+    what = "a gradient" if expected is GradQuantProxyFromInjector else "an activation"
+    roles = (expected.role, QuantProxyFromInjector.role)
     if kind is not None and kind.role not in roles and not site.is_weight:
         raise TypeError(
             f"{site.name} is {what}, and {declared.base.__name__} is not for these: its proxy is a "
@@ -308,7 +308,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
             f"{'Int8DynamicGradPerTensorFloat' if what == 'a gradient' else 'Int8ActPerTensorMinMax'}"
         )
     axes = site.overrides.get("channelwise_axes", ())
-    return wanted(
+    return expected(
         declared.base,
         Operand(site),
         overrides=declared.overrides,
@@ -374,11 +374,11 @@ def traced_calls(model: Any, call: Call | None, methods: Methods | None, caller:
         ValueError: the model has no such method; a method is given twice.
     """
     calls: dict[str, Call] = {} if call is None else {CALL: call}
-    for given, arguments in (methods or {}).items():
-        method = checked_method(model, given, caller)
+    for named, arguments in (methods or {}).items():
+        method = checked_method(model, named, caller)
         if not isinstance(method, str) or not callable(getattr(type(model), method, None)):
             raise TypeError(
-                f"{caller}: methods are those of {type(model).__name__}, by name, and {given!r:.80} is not a method of "
+                f"{caller}: methods are those of {type(model).__name__}, by name, and {named!r:.80} is not a method of "
                 "this class.\n  cure: write it as a method of the class; a module's own call is reached through the "
                 "method that calls it"
             )
@@ -392,10 +392,10 @@ def traced_calls(model: Any, call: Call | None, methods: Methods | None, caller:
     return tuple(calls.values())
 
 
-def _arguments(given: Any, said: str, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(given, Mapping | tuple | list | jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+def _arguments(arguments: Any, said: str, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(arguments, Mapping | tuple | list | jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         raise TypeError(
-            f"{said}, got {type(given).__name__}.\n"
+            f"{said}, got {type(arguments).__name__}.\n"
             f"  cure: {name}x, an array; {name}(x, y), several; {name}{{'x': x}}, by keyword"
         )
-    return arguments_of(given)
+    return arguments_of(arguments)

@@ -184,7 +184,7 @@ class Rule:
         share: bool = False,
         **overrides: Unpack[RuleKeywords],
     ) -> None:
-        given = (
+        quantizers = (
             weight_quant,
             bias_quant,
             input_quant,
@@ -195,7 +195,7 @@ class Rule:
             cache_quant,
         )
         names = (op,) if isinstance(op, str) else op
-        if scheme is not None and (contraction != "auto" or any(q is not None for q in given)):
+        if scheme is not None and (contraction != "auto" or any(q is not None for q in quantizers)):
             raise ValueError(
                 "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
                 "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
@@ -214,11 +214,11 @@ class Rule:
         self._set(
             path=path,
             op=None if names is None else tuple(names),
-            quantizers=tuple((s, q) for s, q in zip(SLOTS, given, strict=True) if q is not None),
+            quantizers=tuple((s, q) for s, q in zip(SLOTS, quantizers, strict=True) if q is not None),
             contraction=contraction,
             scheme=scheme,
             share=share,
-            overrides=tuple(_checked_overrides(overrides, given).items()),
+            overrides=tuple(_checked_overrides(overrides, quantizers).items()),
             pattern=_compiled(path),
         )
 
@@ -271,20 +271,20 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
         ValueError: no rule.
     """
     if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
-        found: tuple[Any, ...] = (rules,)
+        checked: tuple[Any, ...] = (rules,)
     else:
-        found = tuple(rules)
-    for rule in found:
+        checked = tuple(rules)
+    for rule in checked:
         if not isinstance(rule, Rule):
             raise TypeError(
                 f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}.\n"
                 "  cure: jqinject.Rule(weight_quant=...), a list of such, or jqinject.odml.OdmlQat()"
             )
-    if not found:
+    if not checked:
         raise ValueError(
             "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
         )
-    return found
+    return checked
 
 
 def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
@@ -305,7 +305,7 @@ def _compiled(path: Any) -> re.Pattern[str]:
         ) from None
 
 
-def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> Mapping[str, Any]:
+def _checked_overrides(overrides: Mapping[str, Any], quantizers: tuple[Any, ...]) -> Mapping[str, Any]:
     for name in overrides:
         if not name.startswith(PREFIXES):
             start = name.partition("_")[0]
@@ -315,7 +315,7 @@ def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> 
                 f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
             )
         slot = next(s for s, prefix in zip(SLOTS, PREFIXES, strict=True) if name.startswith(prefix))
-        if given[SLOTS.index(slot)] is None:
+        if quantizers[SLOTS.index(slot)] is None:
             raise TypeError(
                 f"Rule: {name!r} changes a quantizer that is not there, as {slot} is None.\n"
                 f"  cure: {slot}=... in the same rule"
@@ -388,11 +388,11 @@ def check_operations(rules: Iterable[Rule]) -> None:
     Raises:
         ValueError: such a name; the message suggests the nearest.
     """
-    known = (*known_operations(), *LAYER_NAMES)
+    names = (*known_operations(), *LAYER_NAMES)
     for rule in rules:
         for name in rule.op or ():
-            if name not in known:
-                hint = did_you_mean(name, known)
+            if name not in names:
+                hint = did_you_mean(name, names)
                 raise ValueError(
                     f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
                     f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
@@ -414,15 +414,15 @@ def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
         >>> print(nearest_pattern(Rule("up"), ["layers.0.up", "layers.0.down"]))
         : its path must match the whole of a layer's path, and 'up' only matches a part of 'layers.0.up'; write '.*up'
     """
-    known = [] if rule.op is not None else list(paths)
-    if any(rule.matches(path) for path in known):
+    candidates = [] if rule.op is not None else list(paths)
+    if any(rule.matches(path) for path in candidates):
         return ""
     written = rule.path
-    whole = ": its path must match the whole of a layer's path, and "
+    explanation = ": its path must match the whole of a layer's path, and "
     for pattern in (f".*{written}", f"{written}.*", f".*{written}.*"):
-        found = next((path for path in known if matches_path(pattern, path)), None)
-        if found is not None:
-            return f"{whole}{written!r} only matches a part of {found!r}; write {pattern!r}"
+        match = next((path for path in candidates if matches_path(pattern, path)), None)
+        if match is not None:
+            return f"{explanation}{written!r} only matches a part of {match!r}; write {pattern!r}"
     slashes = "/" in written
-    hint = did_you_mean(written, [path.replace(".", "/") if slashes else path for path in known])
-    return f"{whole}{written!r} matches none{'; ' + hint if hint else ''}" if known else ""
+    hint = did_you_mean(written, [path.replace(".", "/") if slashes else path for path in candidates])
+    return f"{explanation}{written!r} matches none{'; ' + hint if hint else ''}" if candidates else ""

@@ -66,12 +66,12 @@ class Signature(NamedTuple):
                 "arrays.\n  cure: the same arguments in the same places; jqinject.compiled(model, ...) once more for "
                 "another way to call the model"
             )
-        for place, (own, known) in enumerate(zip(self.kinds, first.kinds, strict=True)):
-            if own != known:
-                other = "another dtype" if own[0] != known[0] else "another number of axes"
+        for place, (own, first_kind) in enumerate(zip(self.kinds, first.kinds, strict=True)):
+            if own != first_kind:
+                difference = "another dtype" if own[0] != first_kind[0] else "another number of axes"
                 raise TypeError(
                     f"compiled: got {self._in_words(place)}, and the model was compiled for {first._in_words(place)}: "
-                    f"{other if own[2] == known[2] else 'a cache of another kind'}.\n"
+                    f"{difference if own[2] == first_kind[2] else 'a cache of another kind'}.\n"
                     f"  cure: give what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
                 )
 
@@ -103,15 +103,15 @@ def places_of(model: Any, call: Call, donate: Collection[str]) -> ArgumentPlaces
         ValueError: `donate` names none of them, or a flag.
     """
     names = call.names(model)
-    given: list[tuple[str, Any]] = [*zip(names, call.args, strict=True), *call.kwargs.items()]
-    static = {name for name, argument in given if _is_flag(name, argument)}
-    known = [name for name, _ in given]
+    arguments: list[tuple[str, Any]] = [*zip(names, call.args, strict=True), *call.kwargs.items()]
+    static = {name for name, argument in arguments if _is_flag(name, argument)}
+    known_names = [name for name, _ in arguments]
     for name in donate:
-        if name not in known or name in static:
-            hint = did_you_mean(name, known)
+        if name not in known_names or name in static:
+            hint = did_you_mean(name, known_names)
             raise ValueError(
                 f"compiled: donate={name!r} is {'a flag' if name in static else 'not an argument of this call'}"
-                f"{'; ' + hint if hint else ''}.\n  cure: one of {', '.join(n for n in known if n not in static)}"
+                f"{'; ' + hint if hint else ''}.\n  cure: one of {', '.join(n for n in known_names if n not in static)}"
             )
 
     def numbers(chosen: Collection[str]) -> tuple[int, ...]:
@@ -291,11 +291,11 @@ class CompiledModel(Generic[Model]):
         Raises:
             ValueError: it is not, or has arrays of other shapes or dtypes; nothing is changed then.
         """
-        held = self._layout.arrays(model)
-        self._layout.check_same(held, HeldArrays(self._read, self._changing))
-        if any(new is not old for new, old in zip(held.read, self._read, strict=True)):
-            self._packed = PackedArrays.of(held.read)
-        self._read, self._changing = held
+        arrays = self._layout.arrays(model)
+        self._layout.check_same(arrays, HeldArrays(self._read, self._changing))
+        if any(new is not old for new, old in zip(arrays.read, self._read, strict=True)):
+            self._packed = PackedArrays.of(arrays.read)
+        self._read, self._changing = arrays
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -327,9 +327,9 @@ class CompiledModel(Generic[Model]):
         if self._signatures:
             signature.check_like(self._signatures[0])
         if not self._prepared:
-            known = "; ".join(self.programs)
+            prepared = "; ".join(self.programs)
             raise ValueError(
-                f"compiled: ({signature}) was not prepared, and shapes='given'. It is compiled for: {known}.\n"
+                f"compiled: ({signature}) was not prepared, and shapes='given'. It is compiled for: {prepared}.\n"
                 "  cure: answer.prepare(...) for these sizes, before answering; or shapes='any'"
             )
         if len(self._signatures) == MANY:
@@ -341,7 +341,7 @@ class CompiledModel(Generic[Model]):
                 stacklevel=2,
             )
 
-    def _program(self, call: Call, held: HeldArrays) -> Body:
+    def _program(self, call: Call, state: HeldArrays) -> Body:
         """The program of a call, with all state among its inputs and its outputs."""
 
         def run(read: Any, changing: Any, arrays: Any) -> Any:
@@ -349,10 +349,10 @@ class CompiledModel(Generic[Model]):
             call.frame.filled(arrays, ())(model)
             return self._layout.leaves(model)
 
-        return Body.of(jax.make_jaxpr(run)(held.read, held.changing, call.arrays))
+        return Body.of(jax.make_jaxpr(run)(state.read, state.changing, call.arrays))
 
 
 def _shardings(changing: Any) -> Any:
     """Caches that lie on several devices stay as they lie; the rest is left to the compiler."""
-    kept = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
-    return (None, tuple(kept)) if any(one is not None for one in kept) else None
+    shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
+    return (None, tuple(shardings)) if any(sharding is not None for sharding in shardings) else None

@@ -80,9 +80,9 @@ class StateLayout:
         changing, read = (tuple(jax.tree.leaves(state)) for state in states)
         return HeldArrays(tuple(map(_on_device, read)), tuple(map(jnp.array, changing)))
 
-    def model(self, held: HeldArrays) -> Any:
+    def model(self, arrays: HeldArrays) -> Any:
         """A model with these arrays, or with those of a trace."""
-        parts = zip(self._trees, (held.changing, held.read), strict=True)
+        parts = zip(self._trees, (arrays.changing, arrays.read), strict=True)
         return nnx.merge(self._graphdef, *(jax.tree.unflatten(tree, leaves) for tree, leaves in parts))
 
     def changed(self, model: Any, before: HeldArrays) -> tuple[Arrays, tuple[int, ...]]:
@@ -130,10 +130,10 @@ class StateLayout:
             [*old.read, *old.changing],
             strict=True,
         )
-        for path, own, known in named:
-            if _kind(own) != _kind(known):
+        for path, own, compiled in named:
+            if _kind(own) != _kind(compiled):
                 raise ValueError(
-                    f"update: {path} is {_kind(own)}, and was compiled as {_kind(known)}.\n"
+                    f"update: {path} is {_kind(own)}, and was compiled as {_kind(compiled)}.\n"
                     "  cure: a model of the same sizes; or jqinject.compiled(model, ...) of this one"
                 )
 
@@ -163,8 +163,8 @@ class StateLayout:
         return nnx.split(model, self._may_change, ..., graph=True)
 
     def _may_change(self, path: Any, node: Any) -> bool:
-        held = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-        return is_low_bit_cache(held) or bool(self._chosen(path, node))
+        value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
+        return is_low_bit_cache(value) or bool(self._chosen(path, node))
 
 
 ARRAYS = (jax.Array, np.ndarray)
@@ -237,7 +237,7 @@ def _passed(equation: Equation, inputs: list[Number]) -> list[Number]:
         return _of_while(equation.loop, inputs)
     if equation.branches:
         outputs = zip(*(_run(branch, inputs[1:]) for branch in equation.branches), strict=True)
-        return [each[0] if len(set(each)) == 1 else None for each in outputs]
+        return [numbers[0] if len(set(numbers)) == 1 else None for numbers in outputs]
     body, count = equation.body, len(equation.outputs)
     return [None] * count if body is None or len(body.outputs) != count else _run(body, inputs)
 
@@ -269,12 +269,12 @@ class PackedPlaces:
 
     Attributes:
         flat: for each flat array, the numbers of the arrays in it, in order.
-        whole: the numbers of the arrays that are not packed.
+        unpacked: the numbers of the arrays that are not packed.
         shapes: of all arrays.
     """
 
     flat: tuple[tuple[int, ...], ...]
-    whole: tuple[int, ...]
+    unpacked: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -286,8 +286,8 @@ class PackedPlaces:
                 alike[x.dtype, x.sharding, x.committed].append(number)
         flat = tuple(tuple(numbers) for numbers in alike.values() if len(numbers) > 1)
         packed = {number for numbers in flat for number in numbers}
-        whole = tuple(number for number in range(len(arrays)) if number not in packed)
-        return cls(flat, whole, tuple(x.shape for x in arrays))
+        unpacked = tuple(number for number in range(len(arrays)) if number not in packed)
+        return cls(flat, unpacked, tuple(x.shape for x in arrays))
 
 
 @jax.tree_util.register_dataclass
@@ -297,7 +297,7 @@ class PackedArrays:
 
     Attributes:
         flat: the flat arrays.
-        whole: the other arrays as they are.
+        unpacked: the other arrays as they are.
         places: where the arrays lie.
 
     Example:
@@ -307,7 +307,7 @@ class PackedArrays:
     """
 
     flat: tuple[Any, ...]
-    whole: tuple[Any, ...]
+    unpacked: tuple[Any, ...]
     places: PackedPlaces = field(metadata={"static": True})
 
     @classmethod
@@ -319,19 +319,19 @@ class PackedArrays:
         """
         places = PackedPlaces.of(arrays)
         flat = tuple(_joined([arrays[at] for at in numbers]) for numbers in places.flat)
-        return cls(flat, tuple(arrays[at] for at in places.whole), places)
+        return cls(flat, tuple(arrays[at] for at in places.unpacked), places)
 
     def arrays(self) -> tuple[Any, ...]:
         """The arrays, in their order."""
-        places, found = self.places, {}
-        found.update(zip(places.whole, self.whole, strict=True))
+        places, by_number = self.places, {}
+        by_number.update(zip(places.unpacked, self.unpacked, strict=True))
         for flat, numbers in zip(self.flat, places.flat, strict=True):
             start = 0
             for at in numbers:
                 end = start + math.prod(places.shapes[at])
-                found[at] = jax.lax.slice(flat, (start,), (end,)).reshape(places.shapes[at])
+                by_number[at] = jax.lax.slice(flat, (start,), (end,)).reshape(places.shapes[at])
                 start = end
-        return tuple(found[at] for at in range(len(places.shapes)))
+        return tuple(by_number[at] for at in range(len(places.shapes)))
 
 
 @jax.jit

@@ -33,7 +33,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
         TypeError: it is none of these.
     """
     if isinstance(state, nnx.Module):
-        return {found.path: found.variable.get_value() for found in ModelIndex(state).variables}
+        return {entry.path: entry.variable.get_value() for entry in ModelIndex(state).variables}
     if not isinstance(state, Mapping):
         raise TypeError(
             "load_state takes an nnx.State, a nested dict of arrays or a module, "
@@ -56,20 +56,20 @@ def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, node
 
 
-def in_pieces(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, str]:
+def in_pieces(entries: Mapping[Path, Any], paths: set[Path]) -> dict[Path, str]:
     """Variables that a state holds as a list of numbers or a mapping instead of one array, with a description.
 
     Args:
         entries: from `flat_entries`.
-        known: the model's paths.
+        paths: the model's paths.
     """
-    found: dict[Path, str] = {}
+    pieces: dict[Path, str] = {}
     for path in entries:
-        whole = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in known), None)
-        if path not in known and whole is not None:
-            inside = path[len(whole)]
-            found.setdefault(whole, LIST if inside.isdigit() else f"a mapping with {inside!r}")
-    return found
+        parent = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in paths), None)
+        if path not in paths and parent is not None:
+            inside = path[len(parent)]
+            pieces.setdefault(parent, LIST if inside.isdigit() else f"a mapping with {inside!r}")
+    return pieces
 
 
 def nested_path(path: Path) -> Path:
@@ -77,32 +77,34 @@ def nested_path(path: Path) -> Path:
     return tuple(name for key in path for name in key.replace("/", ".").split(".") if name)
 
 
-def unwrapped(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, Any]:
+def unwrapped(entries: Mapping[Path, Any], paths: set[Path]) -> dict[Path, Any]:
     """Entries with `{"value": ...}` unwrapped: Orbax restores Variables this way without a target."""
 
     def unwrap(path: Path) -> Path:
         places = [at for at in (len(path) - 1, len(path) - 2) if at >= 0 and path[at] == "value"]
         shorter = (path[:at] + path[at + 1 :] for at in places)
-        return path if path in known else next((found for found in shorter if found in known), path)
+        return (
+            path if path in paths else next((candidate for candidate in shorter if candidate in paths), path)
+        )
 
     return {unwrap(path): value for path, value in entries.items()}
 
 
-def problem_of(value: Any, held: Any) -> str | None:
+def problem_of(value: Any, target: Any) -> str | None:
     """Why a value cannot replace the one held; None if it can."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is not an array: got {type(value).__name__}"
     if not is_concrete(value):
         return "is a tracer: call load_state outside of jit"
     shape = np.shape(value)
-    if shape != held.shape:
-        return f"has shape {shape}, the model needs {tuple(held.shape)}"
-    given = getattr(value, "dtype", None)
-    if given is None or given == held.dtype:
+    if shape != target.shape:
+        return f"has shape {shape}, the model needs {tuple(target.shape)}"
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or dtype == target.dtype:
         return None
-    if _is_float(given) and _is_float(held.dtype):
+    if _is_float(dtype) and _is_float(target.dtype):
         return None
-    return f"has dtype {given}, the model needs {held.dtype}"
+    return f"has dtype {dtype}, the model needs {target.dtype}"
 
 
 def _is_float(dtype: Any) -> bool:
@@ -137,8 +139,8 @@ def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dic
             del result[p]
         for name, value in finished.items():
             added = (*path, *name.split("."))
-            given = any(value is entry for entry in own.values())
-            result[added] = value if given else _stacked(value, index.by_path.get(added))
+            is_own = any(value is entry for entry in own.values())
+            result[added] = value if is_own else _stacked(value, index.by_path.get(added))
     return result
 
 
@@ -150,13 +152,13 @@ def _stacked(value: Any, target: VariableEntry | None) -> Any:
 
 
 def _components(index: ModelIndex) -> list[tuple[Path, HasCheckpointDefaults]]:
-    found: dict[int, tuple[Path, HasCheckpointDefaults]] = {}
+    components: dict[int, tuple[Path, HasCheckpointDefaults]] = {}
     for path, node in index.places:
         # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
         if issubclass(type(node), HasCheckpointDefaults):
-            found.setdefault(id(node), (path, cast(HasCheckpointDefaults, node)))
+            components.setdefault(id(node), (path, cast(HasCheckpointDefaults, node)))
     # Inner components first, so that outer ones see their completed entries.
-    return sorted(found.values(), key=lambda item: -len(item[0]))
+    return sorted(components.values(), key=lambda item: -len(item[0]))
 
 
 # The names under which components store scales and zero points.
@@ -186,11 +188,11 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
     """
     scales, divisors = set(_scales(index)), set(_divisors(index))
     variances = {(*path, "var") for path, node in index.places if isinstance(node, nnx.BatchNorm)}
-    found = []
+    problems = []
     for path, value in entries.items():
         variable = index.by_path[path].variable
         if path in variances and _least(value) < 0:
-            found.append(
+            problems.append(
                 f"{dotted(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
             )
         if not issubclass(kind_of(variable), QuantParam | QuantStat):
@@ -199,18 +201,18 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
         if not _is_finite(value) and (
             issubclass(kind_of(variable), QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
         ):
-            found.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
+            problems.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
         elif path[-1] in COUNTERS and _least(value) < 0:
-            found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
+            problems.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
         elif path in scales and _least(value) < 0:
-            found.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
+            problems.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
         elif (path in divisors or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
-            found.append(f"{dotted(path)}: is a scale, and no scale is 0")
+            problems.append(f"{dotted(path)}: is a scale, and no scale is 0")
         elif path[-1] == "amax_history" and not _least(value) >= 0:
-            found.append(
+            problems.append(
                 f"{dotted(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
             )
-    return found
+    return problems
 
 
 def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
@@ -237,10 +239,10 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
 def _scales(index: ModelIndex) -> Iterator[Path]:
     """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
     for path, restriction in _scalings(index):
-        whole = isinstance(restriction, IntRestrictValue)
-        if whole or isinstance(restriction, FloatRestrictValue):
+        integral = isinstance(restriction, IntRestrictValue)
+        if integral or isinstance(restriction, FloatRestrictValue):
             yield from ((*path, RECORD, name) for name in COLLECTED)
-        if whole:
+        if integral:
             yield (*path, LEARNED)
 
 
@@ -276,14 +278,14 @@ def transformed_inputs(index: ModelIndex, entries: Mapping[Path, Any]) -> tuple[
     return tuple(_with_transform(index))
 
 
-def warn_of_transforms(found: tuple[str, ...]) -> None:
+def warn_of_transforms(transformed: tuple[str, ...]) -> None:
     """Warn that float weights were loaded into a model that keeps others.
 
     Args:
-        found: see `transformed_inputs`.
+        transformed: see `transformed_inputs`.
     """
-    if found:
-        shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+    if transformed:
+        shown = ", ".join(transformed[:8]) + (", ..." if len(transformed) > 8 else "")
         warnings.warn(
             "load_state: the state holds weights and no quantizers, as a float model's does, and this model's weights "
             f"are stored for transforms of their inputs: {shown}. With other weights it computes something else.\n"
@@ -301,8 +303,8 @@ def _with_transform(index: ModelIndex) -> Iterator[str]:
         elif isinstance(node, OpQuantizers):
             for name, proxy in node.held.items():
                 stem, _, side = name.rpartition("_")
-                other = f"{stem}_{'lhs' if side == 'rhs' else 'rhs'}"
+                twin = f"{stem}_{'lhs' if side == 'rhs' else 'rhs'}"
                 # Of a product of two activations both operands are transformed, and no weight.
-                alone = side in ("lhs", "rhs") and other not in node.held
+                alone = side in ("lhs", "rhs") and twin not in node.held
                 if alone and vars(proxy).get("pre_transform") is not None:
                     yield name

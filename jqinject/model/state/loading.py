@@ -138,18 +138,18 @@ def reassemble(model: Any) -> ReassemblyReport:
     return reassemble_held(ModelIndex(model).proxies)
 
 
-def reassemble_held(held: Iterable[Holders]) -> ReassemblyReport:
+def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
     """Re-assemble the given proxies, each from the layers that hold it."""
     done, replaced = [], []
-    for entry in held:
+    for entry in holders:
         path = dotted(entry.paths[0])
         done.append(path)
         try:
-            other = entry.proxy.init_tensor_quant(*entry.layers)
+            is_new = entry.proxy.init_tensor_quant(*entry.layers)
         except Exception as error:
             error.add_note(f"while re-assembling {path}")
             raise
-        if other:
+        if is_new:
             replaced.append(path)
     return ReassemblyReport(tuple(done), tuple(replaced))
 
@@ -208,24 +208,24 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     """
     index = ModelIndex(model)
     _refuse_traced(index.variables)
-    found = _all_or_nothing(
+    report = _all_or_nothing(
         index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
     )
-    warn_of_transforms(found.transformed)
-    return found
+    warn_of_transforms(report.transformed)
+    return report
 
 
 def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
     by_path = index.by_path
-    given = unwrapped(flat_entries(state), set(by_path))
-    _refuse(_ill_formed(given, by_path))
-    entries = with_checkpoint_defaults(index, given)
+    flat = unwrapped(flat_entries(state), set(by_path))
+    _refuse(_ill_formed(flat, by_path))
+    entries = with_checkpoint_defaults(index, flat)
     if _holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
     absent = _absent(entries, index.variables, missing)
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path), *_other_forms(state, index)])
-    said = {path: value for path, value in entries.items() if path in given}
+    said = {path: value for path, value in entries.items() if path in flat}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
     transformed = transformed_inputs(index, entries)
     return replace(_load(model, entries, index), transformed=transformed)
@@ -288,9 +288,11 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
     for path, value in weights.items():
         write(by_path[path].variable, value)
-    beside = proxies_beside(index, [by_path[path].variable for path in weights])
-    report = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
-    kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
+    affected = proxies_beside(index, [by_path[path].variable for path in weights])
+    report = reassemble_held(holders for holders in affected if holders.proxy.depends_on_layers())
+    unchanged = tuple(
+        dotted(holders.paths[0]) for holders in affected if not holders.proxy.depends_on_layers()
+    )
     # Re-assembly may have replaced Variables.
     after = ModelIndex(model) if report.replaced else index
     now = after.by_path
@@ -307,9 +309,9 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
                 )
             write(now[path].variable, value)
     absent = tuple(
-        dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
+        dotted(entry.path) for entry in index.variables if not any(path in entries for path in entry.paths)
     )
-    absent = _but_of(absent, (*report.reassembled, *kept))
+    absent = _but_of(absent, (*report.reassembled, *unchanged))
     of_adapters = _holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
@@ -318,7 +320,7 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
         base=absent if of_adapters else (),
         cast=cast,
         not_finite=tuple(dotted(path) for path in not_finite(weights)),
-        kept=kept,
+        kept=unchanged,
         below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
     )
 
@@ -333,9 +335,9 @@ def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [
-        held
-        for held in index.proxies
-        if any(id(child) in written for layer in held.layers for child in _own(layer))
+        holders
+        for holders in index.proxies
+        if any(id(child) in written for layer in holders.layers for child in _own(layer))
     ]
 
 
@@ -406,8 +408,8 @@ def _cure_of(entry: VariableEntry) -> str:
 
 
 def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
-    known = ((path, value) for path, value in entries.items() if path in by_path)
-    reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in known)
+    fitting = ((path, value) for path, value in entries.items() if path in by_path)
+    reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in fitting)
     return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
 
 
@@ -417,11 +419,9 @@ def _other_forms(state: Any, index: ModelIndex) -> list[str]:
     problems = []
     for path, form in _forms(index).items():
         for entry in fields(form):
-            there, here = (getattr(x, entry.name) for x in (source.get(path, form), form))
-            if there != here:
-                problems.append(
-                    f"{dotted(path)}: is frozen with {entry.name}={there}, the model needs {here}"
-                )
+            there, own = (getattr(x, entry.name) for x in (source.get(path, form), form))
+            if there != own:
+                problems.append(f"{dotted(path)}: is frozen with {entry.name}={there}, the model needs {own}")
     return problems
 
 
@@ -433,7 +433,7 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
     """Shared Variables that the state holds under several paths with different numbers."""
     problems = []
     for path, value in entries.items():
-        first = next(other for other in by_path[path].paths if other in entries)
+        first = next(alias for alias in by_path[path].paths if alias in entries)
         if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
             problems.append(
                 f"{dotted(path)}: is the same variable as {dotted(first)}, which the state gives other numbers"
@@ -442,19 +442,19 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
 
 
 def _refuse_traced(targets: list[VariableEntry]) -> None:
-    for found in targets:
-        held = found.variable.get_value()
-        if is_low_bit_cache(held):
+    for entry in targets:
+        value = entry.variable.get_value()
+        if is_low_bit_cache(value):
             raise ValueError(
-                f"load_state: {dotted(found.path)} holds a cache in low bits, which is not loaded.\n"
+                f"load_state: {dotted(entry.path)} holds a cache in low bits, which is not loaded.\n"
                 "  cure: load the model before jqinject.quantized_cache(model); nnx.update(model, state) puts a whole "
                 "state back"
             )
-        if _is_abstract(found):
+        if _is_abstract(entry):
             continue
-        if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):
+        if not isinstance(value, jax.Array | np.ndarray) or not is_concrete(value):
             raise ValueError(
-                f"load_state writes arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
+                f"load_state writes arrays, and {dotted(entry.path)} holds {type(value).__name__}.\n"
                 "  cure: call it outside of jit and of the function that eval_shape traces"
             )
 
