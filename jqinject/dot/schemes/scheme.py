@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.core import check as kinds
-from jqinject.core.quantizers.quantizer import delay_steps
+from jqinject.core.quantizers.delay import delay_steps
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.operand_table import operand_table
 from jqinject.dot.schemes.product_transforms import SIGNS, check_signs, check_transforms, check_whole
@@ -174,7 +174,7 @@ class SchemeSpec:
         injector = scheme.injector if isinstance(scheme, Binding) else scheme
         name = _name_of(scheme)
         check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
-        check_declarations(injector, known=frozenset((*OPERANDS, *OTHERS)))
+        check_declarations(injector, also_requested=frozenset((*OPERANDS, *OTHERS)))
         declared = {key: getattr(injector, key) for key in (*OPERANDS, *OTHERS)}
         operands = tuple((operand, _operand(declared[operand], operand, name)) for operand in OPERANDS)
         check_transforms(dict(operands), PRODUCTS, name)
