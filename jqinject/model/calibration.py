@@ -13,7 +13,6 @@ from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
-from jqinject.model.running.watched_call import unwatch_call
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
@@ -113,7 +112,6 @@ def calibrate(
             "  cure: quantize a model that was built for real, and load its weights"
         )
     copy = nnx.clone(model, graph=True)
-    unwatch_call(copy)  # `_check_not_lost` refuses what the call would only warn of
     observers = _prepare(copy, quantized)
     step = compiled_call(_run)
     count, called = 0, None

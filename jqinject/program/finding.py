@@ -156,20 +156,17 @@ def sites_of_program(
     return FoundSites(run.sites, run.uses, run.products, run.adapted, {}, run.occurrences)
 
 
-def throws_away(
-    model: Any, policy: Policy, calls: Iterable[Call], *, mark_all: bool = True
-) -> tuple[str, ...]:
+def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
     """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
 
     Args:
         model: a quantized NNX module; it is traced, not run.
         policy: which says which modules are layers.
         calls: of different methods.
-        mark_all: also state that the calls would leave as it is, in the mode that the model is in.
     """
     found: set[str] = set()
     for call in calls:
-        program = trace(model, call, policy.is_leaf, HELD, mark_all=mark_all)
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
         interpreter = Interpreter(policy, Finder())
 
         def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:

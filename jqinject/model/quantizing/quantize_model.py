@@ -35,7 +35,6 @@ from jqinject.model.quantizing.rule_policy import (
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.scheme_rules import unstored_weights
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
-from jqinject.model.running.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.dot_layer import features_of, stack_of_layer
 from jqinject.nn.base.scheme_op import scheme_op
@@ -201,8 +200,6 @@ def _quantized(
     outside = found.sites or any(use.quantizer is not None for use in found.uses)
     if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
         quantize_program(model, policy, found, calls, rngs)
-    elif not have_inputs(calls):
-        watch_call(model)
     return model
 
 
