@@ -41,6 +41,8 @@ LOOPS: Mapping[str, tuple[str, ...]] = {
 }
 # Primitives whose name depends on the version of JAX, or on how they are bound.
 SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": "copy"}
+LONGEST = 1000
+"""So many steps of a while loop are counted ahead; longer ones are of unknown length."""
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
 
@@ -54,10 +56,11 @@ class Equation:
         is_read: for each output, whether an equation of the body or the body's output reads it.
     """
 
-    __slots__ = ("_equation", "_inputs", "_outputs", "is_read", "name", "params")
+    __slots__ = ("_equation", "_inputs", "_outputs", "_steps", "is_read", "name", "params")
 
     def __init__(self, equation: Any, is_read: tuple[bool, ...] = ()) -> None:
         name = equation.primitive.name
+        self._steps: int | None = None
         self._equation, self._inputs, self._outputs = equation, equation.invars, equation.outvars
         self.name: str = SYNONYMS.get(name, name)
         self.params: Mapping[str, Any] = equation.params
@@ -153,7 +156,9 @@ class Equation:
 
     @property
     def scan(self) -> Scan | None:
-        """It as a `lax.scan`; None for any other operation."""
+        """It as a loop of known length: a `lax.scan`, or a while loop that counts from a literal; None for others."""
+        if self.name == "while":
+            return self._counted
         if self.name != "scan":
             return None
         params = self.params
@@ -167,11 +172,22 @@ class Equation:
 
     @property
     def loop(self) -> While | None:
-        """It as a `lax.while_loop`; None for any other operation."""
+        """It as a `lax.while_loop`, of whatever length; None for any other operation."""
         if self.name != "while":
             return None
         condition, body = (Body.of(self.params[name]) for name in LOOPS["while"])
         return While(condition, body, self.params["cond_nconsts"], self.params["body_nconsts"])
+
+    @property
+    def _counted(self) -> Scan | None:
+        """A while loop that counts at most `LONGEST` steps from literals; None for others."""
+        loop = self.loop
+        assert loop is not None, "asked of while loops"
+        if self._steps is None:
+            starts = [np.asarray(x.val) if isinstance(x, core.Literal) else None for x in self._inputs]
+            steps = loop.steps(starts)
+            self._steps = -1 if steps is None else steps
+        return None if self._steps < 0 else loop.as_scan(self._steps)
 
     @property
     def branches(self) -> list[Body]:
@@ -185,8 +201,8 @@ class Equation:
         A scan's body runs once per iteration, a kernel once per block, a part for each device once on each device that
         inputs are split over; others count once.
         """
-        if self.name == "scan":
-            return self.params["length"]
+        if self.scan is not None:
+            return self.scan.options["length"]
         if self.name == "pallas_call":
             return math.prod(size for size in self.params["grid_mapping"].grid if isinstance(size, int))
         if self.name == "shard_map":
@@ -352,6 +368,10 @@ class Body:
             for body in equation.bodies:
                 yield from body.everywhere()
 
+    def with_inputs(self, variables: Sequence[Any]) -> Body:
+        """It with further inputs in front, which nothing reads."""
+        return Body([*variables, *self._inputs], self._outputs, self.equations, self._constants)
+
     def with_equations(self, equations: Sequence[Equation]) -> Body:
         """It with some of its equations joined: see `matched`."""
         return Body(self._inputs, self._outputs, equations, self._constants)
@@ -408,7 +428,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class While:
-    """A loop of unknown length: its operands are constants of the condition, of the body, and carried values.
+    """A loop with a condition: its operands are constants of the condition, of the body, and carried values.
 
     Attributes:
         condition, body: from their constants and the carried values.
@@ -424,6 +444,42 @@ class While:
         """Constants of the condition, constants of the body, carried values."""
         first, last = self.condition_constants, self.condition_constants + self.constants
         return list(operands[:first]), list(operands[first:last]), list(operands[last:])
+
+    def steps(self, operands: Sequence[np.ndarray | None]) -> int | None:
+        """Count its steps; None if that takes a value that is None, or more than `LONGEST` steps.
+
+        Args:
+            operands: their values, as far as they are known; counters are scalars.
+        """
+        of_condition, of_body, carry = self.split(operands)
+        with jax.ensure_compile_time_eval():
+            for step in range(LONGEST):
+                (goes_on,) = _scalars(self.condition, [*of_condition, *carry])
+                if goes_on is None or not goes_on:
+                    return None if goes_on is None else step
+                carry = _scalars(self.body, [*of_body, *carry])
+        return None
+
+    def as_scan(self, steps: int) -> Scan:
+        """It as a scan without slices; constants of the condition are constants of the scan that nothing reads."""
+        unread = self.condition._inputs[: self.condition_constants]
+        body = self.body.with_inputs(unread)
+        options = {"reverse": False, "length": steps, "unroll": 1}
+        carries = len(self.body.inputs) - self.constants
+        return Scan(body, self.condition_constants + self.constants, carries, options)
+
+
+def _scalars(body: Body, inputs: Sequence[np.ndarray | None]) -> list[Any]:
+    """The outputs of a body that are scalars and depend on known scalars alone; None in the place of others."""
+
+    def rule(equation: Equation, values: list[Any]) -> list[Any]:
+        if any(x is None for x in values) or any(x.shape for x in equation.outputs):
+            return [None] * len(equation.outputs)
+        return equation.bind(values)
+
+    return body.run(
+        inputs, rule, lambda value: value if isinstance(value, np.ndarray) and not value.shape else None
+    )
 
 
 def settled(

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.program.cache_writes import check_caches_carried
 from jqinject.program.carrying import carried
 from jqinject.program.jaxpr import Body, Equation, Scan, settled
+from jqinject.program.loop_ranges import largest, restarted
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.parameters import parameter
@@ -36,7 +38,7 @@ def _rematerialized(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -
 
 def _scanned(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     scan = eqn.scan
-    assert scan is not None, "the table has it for scans"
+    assert scan is not None, "the table has it for loops of known length"
     constants, carry, xs = scan.split([parameter(run, x) for x in inputs])
     carries = scan.carries
     depends = _depending_carries(scan, constants, carry, xs)
@@ -62,13 +64,16 @@ def _scanned(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[
             (shared, of_steps), left = state
 
             def one(carried: Any, x: Any) -> Any:
-                (shared, left, now), (of_step, x) = carried, x
-                out, ((shared, of_step), left) = step(((shared, of_step), left), [*held, *now, *x])
+                (shared, is_first, left, now), (of_step, x) = carried, x
+                entering = restarted(before, shared)
+                out, ((after, of_step), left) = step(((entering, of_step), left), [*held, *now, *x])
                 check_caches_carried(carry, now, out)
-                return (shared, left, out[:carries]), (of_step, out[carries:])
+                shared = largest(is_first, shared, after)
+                return (shared, jnp.bool_(False), left, out[:carries]), (of_step, out[carries:])
 
-            (shared, left, end), (of_steps, stacked) = jax.lax.scan(
-                one, (shared, left, start), (of_steps, slices), **scan.options
+            before = shared
+            (shared, _, left, end), (of_steps, stacked) = jax.lax.scan(
+                one, (shared, jnp.bool_(True), left, start), (of_steps, slices), **scan.options
             )
             return [*end, *stacked], ((shared, of_steps), left)
 
@@ -189,6 +194,10 @@ def _settled(run: Any, out: Tracked, name: str) -> Tracked:
     return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
 
 
+def _while(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+    return (_scanned if eqn.scan else _unchanged_part)(run, eqn, inputs, path)
+
+
 def _unchanged_part(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
     run.kept.check_unchanged_part(eqn)
@@ -203,7 +212,7 @@ CALLS: dict[str, Callable[[Any, Equation, list[Tracked], str], list[Tracked]]] =
     "jit": _inlined,
     "remat2": _rematerialized,
     "scan": _scanned,
-    "while": _unchanged_part,
+    "while": _while,
     "cond": _unchanged_part,
     "one_device": _unchanged_part,
     "custom_jvp_call": _unchanged_part,
@@ -211,6 +220,8 @@ CALLS: dict[str, Callable[[Any, Equation, list[Tracked], str], list[Tracked]]] =
 }
 
 
-def runs_inside(name: str) -> bool:
-    """Whether quantizers reach the operations in a part of a program, given the name of the part's operation."""
-    return CALLS.get(name, _unchanged_part) is not _unchanged_part
+def runs_inside(eqn: Equation) -> bool:
+    """Whether quantizers reach the operations in a part of a program, given the part's equation."""
+    return CALLS.get(eqn.name, _unchanged_part) is not _unchanged_part and (
+        eqn.loop is None or eqn.scan is not None
+    )

@@ -44,7 +44,8 @@ class ContractedWeight:
         contraction: "int", "fp8" or "float", as the program contracts them now; "none" for a look-up.
         operations: multiply-adds, those in a loop as often as it runs; 0 for a look-up.
         is_low_bit: whether both operands have at most 8 bits; of a look-up, whether the weight has.
-        transform: what the other operand goes through before it is quantized; "" for nothing.
+        transform: what the other operand goes through before it is quantized, and whether the steps of a loop share its
+            range; "" for nothing.
     """
 
     parameter: str
@@ -189,6 +190,10 @@ def used_weight(
     low = number is not None and number.is_low
     if one.operation != "take":
         low = low and ((kinds <= {"int", "fp8"} and bool(kinds)) or (beside is not None and beside.is_low))
+    notes = []
+    if one.operation != "take":
+        site = "" if use is None else use.beside
+        notes = [weights.transform_of_input(name, site), weights.range_of_loop(site, one.steps)]
     return ContractedWeight(
         name,
         use.name if use is not None else one.path or one.operation,
@@ -198,9 +203,7 @@ def used_weight(
         contraction,
         one.operations,
         low,
-        ""
-        if one.operation == "take"
-        else weights.transform_of_input(name, "" if use is None else use.beside),
+        "; ".join(filter(None, notes)),
     )
 
 

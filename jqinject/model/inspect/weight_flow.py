@@ -121,6 +121,7 @@ class TracedContraction:
         times: how often it runs: a loop's body once per iteration (once if the trip count is unknown); of several
             branches, the one with the most multiply-adds.
         through: as in `Flow`, of the weight.
+        steps: how many steps the loops around it have, of those whose length is known; 1 outside of loops.
         inside: the operation that it is inside of and that quantizers do not reach into; "" if there is none.
     """
 
@@ -131,6 +132,7 @@ class TracedContraction:
     times: int
     through: str = ""
     inside: str = ""
+    steps: int = 1
 
     @property
     def operations(self) -> int:
@@ -156,13 +158,15 @@ class Place:
     path: str = ""
     times: int = 1
     inside: str = ""
+    steps: int = 1
 
     def within(self, equation: Equation) -> Place:
         """Inside a part of the program."""
         name = equation.name
         path = path_in(equation.scopes) or self.path
-        times = self.times * equation.times
-        return Place(path, times, self.inside or ("" if runs_inside(name) else name))
+        steps = self.steps * (equation.times if equation.scan else 1)
+        inside = self.inside or ("" if runs_inside(equation) else name)
+        return Place(path, self.times * equation.times, inside, steps)
 
 
 class WeightFlow:
@@ -199,10 +203,10 @@ class WeightFlow:
             return [_all(inputs)] * count
         if equation.branches:
             return self._branches(equation, inputs, place.within(equation))
-        if equation.loop:
-            return self._while(equation.loop, inputs, place.within(equation))
         if equation.scan:
             return self._scan(equation.scan, inputs, place.within(equation))
+        if equation.loop:
+            return self._while(equation.loop, inputs, place.within(equation))
         if name in OPAQUE:
             return [self._opaque(equation, inputs, place)] * count
         body = equation.body
@@ -248,7 +252,14 @@ class WeightFlow:
         operation = operation_of(equation.name).name
         self.found.append(
             TracedContraction(
-                equation, weight.sources, operation, path, place.times, weight.through, place.inside
+                equation,
+                weight.sources,
+                operation,
+                path,
+                place.times,
+                weight.through,
+                place.inside,
+                place.steps,
             )
         )
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import Frozen
+from jqinject.core import Frozen, QuantParam, QuantStat
 from jqinject.core._protocols import block_width, number_format
 from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
@@ -194,6 +194,19 @@ class ModelWeights:
         layer = self.nodes.get(tuple(name.split("."))[:-1])
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
         return note_of_transform(self.held.get(site) if site else own)
+
+    def range_of_loop(self, site: str, steps: int) -> str:
+        """What a report says of the range of an operand inside a loop; "" where each step has its own, or none is kept.
+
+        Args:
+            site: of the operand, if it is quantized between operations.
+            steps: how many there are.
+        """
+        proxy = self.held.get(site)
+        keeps = isinstance(proxy, QuantProxyFromInjector) and bool(nnx.state(proxy, (QuantStat, QuantParam)))
+        if steps == 1 or not keeps or site in self._stacks:
+            return ""
+        return f"the {steps} steps of a loop share one input range, the largest of each batch"
 
     def format_at(self, site: str) -> QuantizedFormat | None:
         """The numbers of what a site between operations quantizes; "quantized" if they came so from a layer."""
