@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
 from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
 from jqinject.program import change_class
-from jqinject.program.tracing.class_swap import ClassMixin, derived_class
+from jqinject.program.class_swap import ClassMixin, derived_class
 
 Axes = tuple[int, ...]
 

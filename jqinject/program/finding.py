@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jqinject.program.adapter import with_adapters
+from jqinject.program.call import CALL, Call
+from jqinject.program.class_swap import original_class
 from jqinject.program.interpreter import Interpreter
+from jqinject.program.kept_state import of_model
+from jqinject.program.moves import AxesInParameter
 from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.same_places import Occurrence, SiteNames, same_places
-from jqinject.program.tracing.call import CALL, Call
-from jqinject.program.tracing.class_swap import original_class
-from jqinject.program.tracing.kept_state import of_model
-from jqinject.program.tracing.trace import Program, trace
+from jqinject.program.trace import Program, trace
 from jqinject.program.tracked_value import Tracked, shape_of
-from jqinject.program.weights.adapter import with_adapters
-from jqinject.program.weights.moves import AxesInParameter
 
 HELD = "op_quant"
 Path = tuple[Any, ...]

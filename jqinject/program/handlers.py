@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.program.contractions import contraction
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
+from jqinject.program.parameters import follow
 from jqinject.program.policy import Choice
+from jqinject.program.quantizers import has_row_scales
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
-from jqinject.program.weights.contractions import contraction
-from jqinject.program.weights.parameters import follow
-from jqinject.program.weights.quantized_rows import has_row_scales
 
 
 def handle(

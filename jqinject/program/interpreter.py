@@ -13,7 +13,9 @@ from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
 from jqinject.program.jaxpr import Body, Equation, Function
+from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
+from jqinject.program.parameters import follow_stored, parameter
 from jqinject.program.policy import (
     NO_AXES,
     ActivationProduct,
@@ -26,10 +28,8 @@ from jqinject.program.policy import (
 )
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.same_places import PLAIN, Occurrence, SiteNames
-from jqinject.program.tracing.kept_state import MARK, KeptState
-from jqinject.program.tracing.scopes import BEGIN, END, path_in
+from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain
-from jqinject.program.weights.parameters import follow_stored, parameter
 
 
 class Interpreter:

@@ -41,8 +41,7 @@ LOOPS: Mapping[str, tuple[str, ...]] = {
 }
 # Primitives whose name depends on the version of JAX, or on how they are bound.
 SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": "copy"}
-LONGEST = 1000
-"""So many steps of a while loop are counted ahead; longer ones are of unknown length."""
+LONGEST = 1000  # steps of a while loop that are counted ahead
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
 
@@ -157,8 +156,12 @@ class Equation:
     @property
     def scan(self) -> Scan | None:
         """It as a loop of known length: a `lax.scan`, or a while loop that counts from a literal; None for others."""
-        if self.name == "while":
-            return self._counted
+        loop = self.loop
+        if loop is not None:
+            if self._steps is None:
+                starts = [np.asarray(x.val) if isinstance(x, core.Literal) else None for x in self._inputs]
+                self._steps = loop.steps(starts)
+            return loop.as_scan(self._steps) if self._steps >= 0 else None
         if self.name != "scan":
             return None
         params = self.params
@@ -177,17 +180,6 @@ class Equation:
             return None
         condition, body = (Body.of(self.params[name]) for name in LOOPS["while"])
         return While(condition, body, self.params["cond_nconsts"], self.params["body_nconsts"])
-
-    @property
-    def _counted(self) -> Scan | None:
-        """A while loop that counts at most `LONGEST` steps from literals; None for others."""
-        loop = self.loop
-        assert loop is not None, "asked of while loops"
-        if self._steps is None:
-            starts = [np.asarray(x.val) if isinstance(x, core.Literal) else None for x in self._inputs]
-            steps = loop.steps(starts)
-            self._steps = -1 if steps is None else steps
-        return None if self._steps < 0 else loop.as_scan(self._steps)
 
     @property
     def branches(self) -> list[Body]:
@@ -368,10 +360,6 @@ class Body:
             for body in equation.bodies:
                 yield from body.everywhere()
 
-    def with_inputs(self, variables: Sequence[Any]) -> Body:
-        """It with further inputs in front, which nothing reads."""
-        return Body([*variables, *self._inputs], self._outputs, self.equations, self._constants)
-
     def with_equations(self, equations: Sequence[Equation]) -> Body:
         """It with some of its equations joined: see `matched`."""
         return Body(self._inputs, self._outputs, equations, self._constants)
@@ -445,8 +433,8 @@ class While:
         first, last = self.condition_constants, self.condition_constants + self.constants
         return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 
-    def steps(self, operands: Sequence[np.ndarray | None]) -> int | None:
-        """Count its steps; None if that takes a value that is None, or more than `LONGEST` steps.
+    def steps(self, operands: Sequence[np.ndarray | None]) -> int:
+        """Count its steps; -1 if that takes a value that is None, or more than `LONGEST` steps.
 
         Args:
             operands: their values, as far as they are known; counters are scalars.
@@ -456,14 +444,14 @@ class While:
             for step in range(LONGEST):
                 (goes_on,) = _scalars(self.condition, [*of_condition, *carry])
                 if goes_on is None or not goes_on:
-                    return None if goes_on is None else step
+                    return -1 if goes_on is None else step
                 carry = _scalars(self.body, [*of_body, *carry])
-        return None
+        return -1
 
     def as_scan(self, steps: int) -> Scan:
         """It as a scan without slices; constants of the condition are constants of the scan that nothing reads."""
-        unread = self.condition._inputs[: self.condition_constants]
-        body = self.body.with_inputs(unread)
+        inputs = [*self.condition._inputs[: self.condition_constants], *self.body._inputs]
+        body = Body(inputs, self.body._outputs, self.body.equations, self.body._constants)
         options = {"reverse": False, "length": steps, "unroll": 1}
         carries = len(self.body.inputs) - self.constants
         return Scan(body, self.condition_constants + self.constants, carries, options)

@@ -11,16 +11,16 @@ from flax import nnx
 
 from jqinject.core.component import HiddenMethod, InnerModule
 from jqinject.core.state import RecordPart, flat_parts
+from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
+from jqinject.program.call import Call
+from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.finding import HELD, names_of, outputs_of
 from jqinject.program.interpreter import Interpreter
+from jqinject.program.parameters import dotted
 from jqinject.program.policy import CacheSite, Policy
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
-from jqinject.program.tracing.call import Call
-from jqinject.program.tracing.class_swap import ClassMixin, derived_class
-from jqinject.program.tracing.trace import node_at, trace
-from jqinject.program.weights.adapter import Adapter, dropout_name, with_adapters
-from jqinject.program.weights.parameters import dotted
+from jqinject.program.trace import node_at, trace
 
 Path = tuple[Any, ...]
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from jqinject.core import QuantParam, QuantStat
 from jqinject.dot import is_low_bit_cache
 from jqinject.program.cache_writes import check_caches_carried
-from jqinject.program.carrying import carried
 from jqinject.program.jaxpr import Body, Equation, Scan, settled
-from jqinject.program.loop_ranges import largest, restarted
+from jqinject.program.kept_state import strong
+from jqinject.program.parameters import parameter
 from jqinject.program.passing import closed_over, in_slices
+from jqinject.program.quantizers import Finder
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
-from jqinject.program.weights.parameters import parameter
 
 
 def _inlined(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -225,3 +227,179 @@ def runs_inside(eqn: Equation) -> bool:
     return CALLS.get(eqn.name, _unchanged_part) is not _unchanged_part and (
         eqn.loop is None or eqn.scan is not None
     )
+
+
+Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+Part = Callable[[Any, list[Tracked]], list[Tracked]]
+
+
+def carried(
+    run: Any,
+    body: Part,
+    inputs: list[Tracked],
+    wrap: Callable[[Step], Step],
+    inside: list[Tracked] | None = None,
+    constants: int = 0,
+    layers: int = 0,
+) -> list[Tracked]:
+    """Run a part of the program under a transformation that carries the quantizers' state.
+
+    State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
+    constant, every iteration leaves it to the next one.
+
+    Args:
+        run: the interpreter of what surrounds the part.
+        body: runs the part, given an interpreter and inputs.
+        inputs: the inputs.
+        wrap: transforms a function of state and values.
+        inside: the inputs as the part sees them, if they differ: the slices of a loop.
+        constants: how many inputs, from the first, are the same in every iteration of a loop.
+        layers: the length of a loop over stacked layers, which has a part of the quantizers' state for each step.
+    """
+    seen = [_at_home(x) for x in (inputs if inside is None else inside)]
+    if not run.quantizers.has_state() and all(x.state is None for x in inputs):
+        return _without_state(run, body, inputs, seen, wrap, layers)
+    finder = run.within(Finder(run.quantizers), layers=layers)
+    crossing: dict[str, int] = {}
+
+    def look(values: list[Any]) -> list[Any]:
+        here = _with_values(seen, values)
+        finder.kept.begin(here)
+        found = body(finder, here)
+        crossing.update(finder.kept.crossing(inputs, seen, found))
+        return [out.passed for out in found]
+
+    jax.eval_shape(look, [x.passed for x in seen])
+    stacked = {name for name, site in finder.sites.items() if layers and len(site.stack) > len(run.stack)}
+    looped = {text: place for text, place in crossing.items() if place < constants}
+    single = [text for text in crossing if text not in looped]
+    before, outputs = run.counts.copy(), []
+
+    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+        quantizers = run.quantizers.restored(state[0])
+        part = run.within(quantizers, before, layers)
+        here = _with_values(seen, values)
+        part.kept.begin(here)
+        for text, value in state[1].items():
+            part.kept.put(text, value)
+        outputs[:] = body(part, here)
+        left = {text: part.kept.value(text, seen[place]) for text, place in crossing.items()}
+        found = [*(out.passed for out in outputs), *(left[text] for text in single)]
+        return found, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
+
+    entering = {text: strong(inputs[place].array) for text, place in looped.items()}
+    start = (run.quantizers.state(finder.sites, stacked), entering)
+    values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
+    run.quantizers.update(state)
+    _adopt(run, finder)
+    places = {x.state.label: x.state.places for x in inputs if x.state is not None}
+    for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
+        run.kept.put(text, value, places[text])
+    # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
+    found = [
+        replace(x, low_rank=None, unrounded=None, chosen=None)
+        for x in _with_values(outputs, values[: len(outputs)])
+    ]
+    for x in found:
+        if x.state is not None and x.state.places is None:
+            x.state = x.state._replace(places=places.get(x.state.label))
+    return found
+
+
+def _without_state(
+    run: Any,
+    body: Part,
+    inputs: list[Tracked],
+    seen: list[Tracked],
+    wrap: Callable[[Step], Step],
+    layers: int,
+) -> list[Tracked]:
+    """As `carried`, where nothing has state: which sites there are need not be found out first."""
+    before, ran = run.counts.copy(), []
+
+    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+        part = run.within(run.quantizers, before, layers)
+        here = _with_values(seen, values)
+        part.kept.begin(here)
+        outputs = body(part, here)
+        ran[:] = [(part, outputs)]
+        return [out.passed for out in outputs], state
+
+    values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
+    ((part, outputs),) = ran
+    part.kept.crossing(inputs, seen, outputs)  # notes what is lost
+    _adopt(run, part)
+    return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
+
+
+def _adopt(run: Any, part: Any) -> None:
+    """Let an interpreter know what that of a part of its program has found."""
+    run.counts = part.counts
+    run.sites |= part.sites
+    run.uses += part.uses
+    run.products += part.products
+    run.occurrences += part.occurrences
+    run.adapted |= part.adapted
+
+
+def _at_home(x: Tracked) -> Tracked:
+    """An input of a part of the program, where it is the whole of its state."""
+    if x.state is None or x.state.places is None:
+        return x
+    return replace(x, state=x.state._replace(places=None), twins=x.twins)
+
+
+def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
+    return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
+
+
+LOWER_ENDS = ("sum_of_min", "low")
+
+
+def restarted(before: Any, state: Any) -> Any:
+    """Return the state of quantizers that a step begins with.
+
+    Args:
+        before: their state before the loop, whose ranges each step begins with.
+        state: their state after the step before it, whose random streams go on.
+    """
+
+    def begun(old: Any, new: Any) -> Any:
+        return new.replace(old.get_raw_value()) if _is_range(new) else new
+
+    return jax.tree.map(begun, before, state, is_leaf=_is_variable)
+
+
+def largest(is_first: jax.Array, widest: Any, state: Any) -> Any:
+    """Return the state of quantizers with the larger of two ranges each.
+
+    Args:
+        is_first: whether `state` is that of the first step, and `widest` that before the loop.
+        widest: their state with the largest ranges of the steps before.
+        state: their state after a step.
+    """
+
+    def joined(path: Any, old: Any, new: Any) -> Any:
+        if not _is_range(new):
+            return new
+        names = jax.tree_util.keystr(path, simple=True, separator=".")
+
+        def larger(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+            if any(key.key in LOWER_ENDS for key in path):
+                wider = new < old
+            else:
+                wider = jnp.abs(new) > jnp.abs(old) if "zero_point" in names else new > old
+            return jnp.where(is_first | wider, new, old)
+
+        value = jax.tree.map_with_path(larger, old.get_raw_value(), new.get_raw_value())
+        return new.replace(value)
+
+    return jax.tree.map_with_path(joined, widest, state, is_leaf=_is_variable)
+
+
+def _is_range(x: Any) -> bool:
+    return isinstance(x, QuantStat | QuantParam)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)

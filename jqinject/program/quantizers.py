@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import jax
 from flax import nnx
 
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
+from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
+from jqinject.program.operations import contraction_arguments, weight_last
+from jqinject.program.parameters import dotted
 from jqinject.program.policy import Site
-from jqinject.program.tracked_value import Tracked
-from jqinject.program.weights.equation_arguments import arguments_of, weight_last
-from jqinject.program.weights.parameters import dotted
-from jqinject.program.weights.quantized_rows import quantized_in_rows
-from jqinject.program.weights.weight_call import WeightCall
+from jqinject.program.tracked_value import Tracked, WeightCall
 from jqinject.proxy import check_range, transformed
+from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
+    is_quantized,
     on_integers,
     on_minifloats,
     on_table,
@@ -312,7 +315,7 @@ def contract_by(
         site, lhs, rhs, unrounded, rest: as for `Quantizers.contract`.
     """
     eqn, permutation = site.equation, None
-    arguments = arguments_of(eqn)
+    arguments = contraction_arguments(eqn)
     if site.weight == 0:
         lhs, rhs = rhs, lhs
         arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
@@ -357,3 +360,54 @@ def full_metadata(x: Any) -> Any:
         return x.moved(full_metadata(x.grouped), x.groups)
     has_scale = on_minifloats(x) or on_table(x)
     return x.set(scale=full_rank(x.scale, x.ndim)) if has_scale else as_array(x)
+
+
+def has_row_scales(quantizer: Any) -> bool:
+    """Whether an injector declares a scale for each row, the numbers along the last axis.
+
+    Example:
+        >>> from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8ActPerTensorFloat, Int8DynamicActPerRowFloat
+        >>> quantizers = Int8DynamicActPerRowAbsMax, Int8DynamicActPerRowFloat, Int8ActPerTensorFloat
+        >>> [has_row_scales(quantizer) for quantizer in quantizers]
+        [True, True, False]
+    """
+    if isinstance(quantizer, Binding):
+        return _declares_rows(quantizer)
+    return isinstance(quantizer, type) and _declares_rows(Binding(quantizer))
+
+
+@lru_cache(maxsize=256)
+def _declares_rows(binding: Binding) -> bool:
+    def said(name: str) -> Any:
+        try:
+            return binding.resolve(name) if binding.declares(name) else None
+        except DependencyError:  # made from what the injector does not declare
+            return None
+
+    if said("group_size") or chooses(said("scaling_per_output_type"), ScalingPerOutputType.GROUP):
+        return False
+    return said("shared_axes") == (-1,) or said("stats_reduce_dim") == -1
+
+
+def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: tuple[int, ...]) -> Any:
+    """An array quantized by a quantizer of rows, with one scale along some axes together.
+
+    Args:
+        quantize: the quantizer; it sees these axes as the last one.
+        x: the array.
+        rows: the axes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8DynamicActPerRowFloat
+        >>> proxy = QuantIdentity(Int8DynamicActPerRowFloat).act_quant
+        >>> quantized_in_rows(proxy, jnp.ones((2, 3, 4)), (0, 2)).scale.shape
+        (1, 3, 1)
+    """
+    labels = tuple(("x", axis) for axis in range(x.ndim))
+    found = quantized_along(quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True)
+    moved = in_order(found, labels) if is_quantized(found.tensor) else None
+    if moved is not None:
+        return moved
+    return as_array(found.tensor).transpose([found.axis(label) for label in labels])

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from jqinject.dot import LowBitCache
-from jqinject.program.weights.moves import AxesInParameter
+from jqinject.program.moves import AxesInParameter
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
-    from jqinject.program.weights.low_rank_product import LowRankProduct
-    from jqinject.program.weights.stored_numbers import StoredNumbers
+    from jqinject.program.low_rank_product import LowRankProduct
+    from jqinject.program.moved_weight import StoredNumbers
 
 
 class Origin(enum.Enum):
@@ -185,3 +185,38 @@ def shape_of(x: Tracked) -> tuple[int, ...]:
 def dtype_of(value: Any) -> Any:
     """The dtype of an array, a QuantTensor or a number."""
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
+
+
+class Heard(NamedTuple):
+    """What one quantizer of a contraction did.
+
+    Attributes:
+        part: "input" or "output".
+        site: its name.
+        x: what it was given.
+        made: what it made of it.
+    """
+
+    part: str
+    site: str
+    x: Any
+    made: Any
+
+
+@dataclass(frozen=True)
+class WeightCall:
+    """One contraction with a parameter, one look-up in it, or one contraction of two activations.
+
+    Attributes:
+        name: the parameter's path as text; of two activations, the operation's name.
+        module: path of the module that it is in.
+        quantized: runs it as the model's quantizers have it; to be called once.
+        floating: runs it on the float parameter, without quantizers: the output as an array.
+        heard: what its quantizers did, after `quantized`.
+    """
+
+    name: str
+    module: str
+    quantized: Callable[[], Tracked]
+    floating: Callable[[], Any]
+    heard: list[Heard] = field(default_factory=list)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,15 +11,13 @@ from flax import nnx
 
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
+from jqinject.program.call import Call, SplitCall
+from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.jaxpr import Body
-from jqinject.program.linen_parameters import dequantized_for_linen
-from jqinject.program.tracing.call import Call, SplitCall
-from jqinject.program.tracing.class_swap import change_class, original_class
-from jqinject.program.tracing.kept_state import KeptState, label
-from jqinject.program.tracing.scopes import scopes
-from jqinject.program.tracing.state_marks import STATE, state_marks
+from jqinject.program.kept_state import STATE, KeptState, label, state_marks
+from jqinject.program.parameters import dotted
+from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
-from jqinject.program.weights.parameters import dotted
 
 Path = tuple[Any, ...]
 
@@ -153,3 +152,36 @@ def node_at(root: Any, path: Path) -> Any:
         is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
         root = root[key] if is_item else getattr(root, key)
     return root
+
+
+@contextlib.contextmanager
+def dequantized_for_linen(model: Any) -> Iterator[None]:
+    """Let bridges to Linen hold dequantized parameters while a private copy of a model is called.
+
+    A bridge tells Linen's collections by the types of Variables, and knows `nnx.Param` alone. In a program each is one
+    equation that dequantizes, which the interpreter recognizes.
+
+    Args:
+        model: a private copy.
+    """
+    held = [
+        (container, key, frozen)
+        for _, module in nnx.iter_modules(model, graph=True)
+        if isinstance(module, nnx.bridge.ToNNX)
+        for container, key, frozen in _frozen_in(vars(module))
+    ]
+    for container, key, frozen in held:
+        container[key] = nnx.Param(frozen[...])
+    yield
+    for container, key, frozen in held:
+        container[key] = frozen
+
+
+def _frozen_in(container: Any) -> list[tuple[Any, Any, FrozenParam]]:
+    found: list[tuple[Any, Any, FrozenParam]] = []
+    for key, value in list(container.items()):
+        if isinstance(value, FrozenParam):
+            found.append((container, key, value))
+        elif isinstance(value, dict | nnx.Dict):
+            found += _frozen_in(value)
+    return found

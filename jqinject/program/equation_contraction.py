@@ -15,8 +15,8 @@ from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
+from jqinject.program.operations import contraction_arguments
 from jqinject.program.tracked_value import Tracked, dtype_of
-from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.quant_tensor import is_quantized
 
 
@@ -74,7 +74,7 @@ def _of_payloads(
     if name == "dot_general":
         where = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
     elif name == "conv_general_dilated":
-        where = Convolution.of(lhs.shape, rhs.shape, **arguments_of(eqn), dtype=np.dtype(dtype))
+        where = Convolution.of(lhs.shape, rhs.shape, **contraction_arguments(eqn), dtype=np.dtype(dtype))
     elif name == "ragged_dot_general" and plain:
         how["group_sizes"] = rest[0]
         if rest[0].ndim == 1:

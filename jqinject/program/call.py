@@ -17,7 +17,7 @@ from flax import nnx
 
 from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.tracing.class_swap import original_class
+from jqinject.program.class_swap import original_class
 
 CALL = "__call__"
 ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import NO_AXES, Choice, SummedAxes, other_axes
+from jqinject.program.quantizers import has_row_scales
 from jqinject.program.tracked_value import Tracked, shape_of
-from jqinject.program.weights.quantized_rows import has_row_scales
 from jqinject.proxy import transform_of
 
 Axes = tuple[int, ...]

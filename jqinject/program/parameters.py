@@ -8,13 +8,11 @@ from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
 from jqinject.program.jaxpr import Equation
+from jqinject.program.moved_weight import StoredNumbers, moved
+from jqinject.program.moves import MOVES, AxesInParameter, moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
-from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
-from jqinject.program.weights.moved_weight import moved
-from jqinject.program.weights.moves import MOVES, AxesInParameter, moves_of
-from jqinject.program.weights.stored_numbers import StoredNumbers
-from jqinject.program.weights.weight_call import Heard, WeightCall
+from jqinject.program.tracked_value import Heard, Origin, Tracked, WeightCall, plain, shape_of
 from jqinject.quant_tensor import is_quantized
 
 Evaluate = Callable[[list[Any]], list[Any]]

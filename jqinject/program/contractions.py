@@ -6,21 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jqinject.program.equation_contraction import Contracted, contracted
 from jqinject.program.jaxpr import Equation
+from jqinject.program.operand_quantizer import Wanted, check_turned, free_axes, summed_axes, wanted
 from jqinject.program.operations import Operation
-from jqinject.program.policy import ActivationProduct, Choice, Site
-from jqinject.program.tracing.scopes import weight_scope
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
-from jqinject.program.weights.equation_contraction import Contracted, contracted
-from jqinject.program.weights.operand_quantizer import Wanted, check_turned, free_axes, summed_axes, wanted
-from jqinject.program.weights.parameters import (
+from jqinject.program.parameters import (
     as_activation,
     dotted,
     name_of_quantizer,
     note_use,
     weight_among,
 )
-from jqinject.program.weights.weight_call import Heard, WeightCall
+from jqinject.program.policy import ActivationProduct, Choice, Site
+from jqinject.program.scopes import weight_scope
+from jqinject.program.tracked_value import Heard, Origin, Tracked, WeightCall, shape_of
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]

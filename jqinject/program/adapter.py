@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.component import InnerModule
-from jqinject.program.tracing.trace import Program
-from jqinject.program.weights.low_rank_product import LowRankProduct
-from jqinject.program.weights.low_rank_sum import low_rank_sum
-from jqinject.program.weights.parameters import dotted
+from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
+from jqinject.program.parameters import dotted
+from jqinject.program.trace import Program
 
 
 class Adapter(InnerModule):

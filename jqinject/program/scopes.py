@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.program.tracing.intercept import Around, intercept, release
+from jqinject.program.class_swap import Around, intercept, release
 
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
