@@ -32,13 +32,13 @@ from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation
 from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.operations import operation_of as operation_of
-from jqinject.program.parameters import dotted as dotted
 from jqinject.program.policy import ActivationProduct as ActivationProduct
 from jqinject.program.policy import CacheSite as CacheSite
 from jqinject.program.policy import Choice as Choice
 from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
+from jqinject.program.policy import dotted as dotted
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import AsWritten as AsWritten
 from jqinject.program.quantizers import Quantizers as Quantizers

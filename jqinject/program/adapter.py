@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule
 from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
-from jqinject.program.parameters import dotted
+from jqinject.program.policy import dotted
 from jqinject.program.trace import Program
 
 

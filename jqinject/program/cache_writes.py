@@ -22,6 +22,7 @@ from jqinject.program.jaxpr import Body, Equation
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
+from jqinject.program.run import Run
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.proxy import transform_of
 
@@ -35,7 +36,7 @@ def opened(x: Tracked) -> Tracked:
     return replace(_after(x, x.value.quant_tensor()), quantized=True)
 
 
-def written(run: Any, eqn: Equation, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
+def written(run: Run, eqn: Equation, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
     """The cache after an operation that writes into one; None for any other operation.
 
     Args:
@@ -68,7 +69,7 @@ def written(run: Any, eqn: Equation, inputs: Sequence[Tracked], path: str) -> li
 
 
 def _write(
-    run: Any,
+    run: Run,
     eqn: Equation,
     inputs: Sequence[Tracked],
     is_cache: list[bool],
@@ -90,7 +91,7 @@ def _write(
             f"it float, Rule({held.cache!r}), before the others"
         )
     site = Site(held.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=held.cache_ndim)
-    run.sites[site.name] = site
+    run.add(site)
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
     if not isinstance(held.value, LowBitCache) or isinstance(run.quantizers, Finder):
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]

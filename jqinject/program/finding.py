@@ -14,14 +14,12 @@ from jqinject.program.class_swap import original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import of_model
 from jqinject.program.moves import AxesInParameter
-from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
+from jqinject.program.policy import ActivationProduct, Occurrence, Path, Policy, Site, SiteNames, WeightUse
 from jqinject.program.quantizers import Finder, Quantizers
-from jqinject.program.same_places import Occurrence, SiteNames, same_places
 from jqinject.program.trace import Program, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 
 HELD = "op_quant"
-Path = tuple[Any, ...]
 
 
 class FoundSites(NamedTuple):
@@ -182,3 +180,70 @@ def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str,
 
 def _with_axes(x: Tracked) -> Tracked:
     return replace(x, axes=AxesInParameter.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
+
+
+def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site]]]) -> dict[str, str]:
+    """The sites of later programs that are those of earlier ones, by name.
+
+    A place that reads a parameter, or is a layer, is the same if its module, its operation and what it reads are, and
+    it is the n-th such place in both programs. Places beside one that is the same are the same if they are the same
+    operation of the same line of code. A site is not shared if it would have other axes of scales.
+
+    Args:
+        programs: the operations of each, in order, and its sites by name.
+    """
+    found: dict[str, str] = {}
+    known: list[tuple[Sequence[Occurrence], Mapping[str, Site]]] = []
+    for occurrences, sites in programs:
+        own = {one.name for one in occurrences}
+        for earlier, its_sites in known:
+            matches = {
+                occurrences[b].name: earlier[a].name for b, a in _matched(earlier, occurrences).items()
+            }
+            for name, site in sites.items():
+                whole = name in own
+                place, _, operand = (name, "", "") if whole else name.rpartition("_")
+                other = matches.get(place, "") + ("" if whole else f"_{operand}")
+                if name not in found and other in its_sites and _alike(site, its_sites[other]):
+                    found[name] = found.get(other, other)
+        known.append((occurrences, sites))
+    return {name: other for name, other in found.items() if name != other}
+
+
+def _alike(one: Site, other: Site) -> bool:
+    """Whether one quantizer serves both."""
+    known = [(x.quantizer, x.overrides, x.is_weight, len(x.shape), x.contraction) for x in (one, other)]
+    return known[0] == known[1]
+
+
+def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[int, int]:
+    """Index in the second program -> index of the same place in the first."""
+    numbered = _numbered(first)
+    anchors = {b: numbered[key] for key, b in _numbered(second).items() if key in numbered}
+    found, taken = dict(anchors), set(anchors.values())
+    for start, other in anchors.items():
+        for step in (1, -1):
+            b, a = start + step, other + step
+            while 0 <= b < len(second) and 0 <= a < len(first):
+                if b in found or a in taken or not _is_one_line(first[a], second[b]):
+                    break
+                found[b] = a
+                taken.add(a)
+                b, a = b + step, a + step
+    return found
+
+
+def _is_one_line(one: Occurrence, other: Occurrence) -> bool:
+    return not other.read and one[:3] == other[:3] and one.equation.line == other.equation.line
+
+
+def _numbered(program: Sequence[Occurrence]) -> dict[tuple[Any, ...], int]:
+    """Places that read something, with their number among those alike -> index."""
+    found: dict[tuple[Any, ...], int] = {}
+    for index, one in enumerate(program):
+        if one.read:
+            number = 0
+            while (*one[:3], number) in found:
+                number += 1
+            found[*one[:3], number] = index
+    return found

@@ -130,6 +130,11 @@ class Equation:
         return inside[0].function if len(inside) == 1 else None
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether it comes from under a `vmap` in its body."""
+        return "vmap(" in self.scopes
+
+    @property
     def is_einsum(self) -> bool:
         """Whether it is a `dot_general` that comes from `jnp.einsum`."""
         return self.name == "dot_general" and EINSUM.search(self.scopes) is not None

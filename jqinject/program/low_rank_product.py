@@ -17,7 +17,7 @@ from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
 from jqinject.program.operations import contraction_arguments
 
-Evaluate = Callable[[list[Any]], list[Any]]
+Evaluate = Callable[[list[Any]], list[Any]]  # as in `tracked_value`
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout", "lookup"])

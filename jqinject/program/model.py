@@ -17,8 +17,7 @@ from jqinject.program.call import Call
 from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.finding import HELD, names_of, outputs_of
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.parameters import dotted
-from jqinject.program.policy import CacheSite, Policy
+from jqinject.program.policy import CacheSite, Policy, dotted
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
 from jqinject.program.trace import node_at, trace
 

@@ -19,26 +19,27 @@ from jqinject.program.kept_state import strong
 from jqinject.program.parameters import parameter
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.quantizers import Finder
+from jqinject.program.run import Run
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 
 
-def _inlined(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     (body,) = eqn.bodies
     return run.run(body, inputs, path)
 
 
-def _rematerialized(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     (part,) = eqn.bodies
     options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
     passed = closed_over(inputs)
 
-    def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
+    def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
         return run.run(part, passed.inside(inside), path)
 
     return carried(run, body, passed.arrays, lambda step: jax.checkpoint(step, **options))
 
 
-def _scanned(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     scan = eqn.scan
     assert scan is not None, "the table has it for loops of known length"
     constants, carry, xs = scan.split([parameter(run, x) for x in inputs])
@@ -49,7 +50,7 @@ def _scanned(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[
     fixed, xs, consts = held.arrays, slices.arrays, len(held.arrays)
     inputs = [*fixed, *carry, *xs]
 
-    def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
+    def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
         now, each = inside[consts : consts + carries], inside[consts + carries :]
         entered = [*held.inside(inside[:consts]), *now, *slices.inside(each)]
         outputs = run.run(scan.body, entered, path)
@@ -191,16 +192,16 @@ def _slice(x: Tracked) -> Tracked:
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
-def _settled(run: Any, out: Tracked, name: str) -> Tracked:
+def _settled(run: Run, out: Tracked, name: str) -> Tracked:
     """An output of a loop's body: a pending quantizer is applied inside."""
     return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
 
 
-def _while(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _while(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     return (_scanned if eqn.scan else _unchanged_part)(run, eqn, inputs, path)
 
 
-def _unchanged_part(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _unchanged_part(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
     run.kept.check_unchanged_part(eqn)
     inputs = [parameter(run, x) for x in inputs]
@@ -210,7 +211,7 @@ def _unchanged_part(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -
     return outputs
 
 
-CALLS: dict[str, Callable[[Any, Equation, list[Tracked], str], list[Tracked]]] = {
+CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] = {
     "jit": _inlined,
     "remat2": _rematerialized,
     "scan": _scanned,
@@ -230,11 +231,11 @@ def runs_inside(eqn: Equation) -> bool:
 
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
-Part = Callable[[Any, list[Tracked]], list[Tracked]]
+Part = Callable[[Run, list[Tracked]], list[Tracked]]
 
 
 def carried(
-    run: Any,
+    run: Run,
     body: Part,
     inputs: list[Tracked],
     wrap: Callable[[Step], Step],
@@ -291,7 +292,7 @@ def carried(
     start = (run.quantizers.state(finder.sites, stacked), entering)
     values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
     run.quantizers.update(state)
-    _adopt(run, finder)
+    run.adopt(finder)
     places = {x.state.label: x.state.places for x in inputs if x.state is not None}
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
         run.kept.put(text, value, places[text])
@@ -307,7 +308,7 @@ def carried(
 
 
 def _without_state(
-    run: Any,
+    run: Run,
     body: Part,
     inputs: list[Tracked],
     seen: list[Tracked],
@@ -328,18 +329,8 @@ def _without_state(
     values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
     ((part, outputs),) = ran
     part.kept.crossing(inputs, seen, outputs)  # notes what is lost
-    _adopt(run, part)
+    run.adopt(part)
     return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
-
-
-def _adopt(run: Any, part: Any) -> None:
-    """Let an interpreter know what that of a part of its program has found."""
-    run.counts = part.counts
-    run.sites |= part.sites
-    run.uses += part.uses
-    run.products += part.products
-    run.occurrences += part.occurrences
-    run.adapted |= part.adapted
 
 
 def _at_home(x: Tracked) -> Tracked:

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import NO_AXES, Choice, SummedAxes, other_axes
 from jqinject.program.quantizers import has_row_scales
+from jqinject.program.run import Run
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.proxy import transform_of
 
 Axes = tuple[int, ...]
 
 
-class Wanted(NamedTuple):
+class OperandQuantizer(NamedTuple):
     """The quantizer of an operand.
 
     Attributes:
@@ -28,9 +29,9 @@ class Wanted(NamedTuple):
     overrides: Mapping[str, Any] = {}
 
 
-def wanted(
-    run: Any, x: Tracked, other: Tracked, choice: Choice | None, eqn: Equation, place: int
-) -> Wanted | None:
+def operand_quantizer(
+    run: Run, x: Tracked, other: Tracked, choice: Choice | None, eqn: Equation, place: int
+) -> OperandQuantizer | None:
     """The quantizer of an operand at a contraction; None if it is left as it is.
 
     Args:
@@ -52,24 +53,24 @@ def wanted(
     if x.is_weight:
         if choice.weight is None:
             return None
-        axes = run.policy.channel_axes(summed, ndim, is_weight=True)
-        return Wanted(choice.weight, overrides={"channelwise_axes": axes})
+        axes = run.policy.channel_axes(summed, ndim, True)
+        return OperandQuantizer(choice.weight, overrides={"channelwise_axes": axes})
     if not x.is_activation:
         return None
     if choice.dynamic:
         if choice.inputs is None or not other.is_weight:
             return None
-        axes = run.policy.channel_axes(summed, ndim, is_weight=False)
-        return Wanted(choice.inputs, overrides={"channelwise_axes": axes})
+        axes = run.policy.channel_axes(summed, ndim, False)
+        return OperandQuantizer(choice.inputs, overrides={"channelwise_axes": axes})
     declared = _declared(choice, x, other, place)
     if declared is None:
         return None
     rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
     transformed = transformed_axes(eqn, place) if transform_of(declared) is not None else ()
-    return Wanted(declared, SummedAxes(rows, transformed, turned and bool(transformed)))
+    return OperandQuantizer(declared, SummedAxes(rows, transformed, turned and bool(transformed)))
 
 
-def check_turned(run: Any, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
+def check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
     """Refuse a product of numbers that a cache holds transformed with others that are not.
 
     Args:

@@ -14,8 +14,7 @@ from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quant
 from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.operations import contraction_arguments, weight_last
-from jqinject.program.parameters import dotted
-from jqinject.program.policy import Site
+from jqinject.program.policy import Site, dotted
 from jqinject.program.tracked_value import Tracked, WeightCall
 from jqinject.proxy import check_range, transformed
 from jqinject.quant.enums import ScalingPerOutputType, chooses

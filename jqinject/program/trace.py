@@ -15,7 +15,7 @@ from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.jaxpr import Body
 from jqinject.program.kept_state import STATE, KeptState, label, state_marks
-from jqinject.program.parameters import dotted
+from jqinject.program.policy import dotted
 from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from jqinject.program.moved_weight import StoredNumbers
 
 
+Evaluate = Callable[[list[Any]], list[Any]]
+"""Runs an operation on arrays."""
+
+
 class Origin(enum.Enum):
     """Where a value comes from."""
 
