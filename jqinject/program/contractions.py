@@ -108,8 +108,10 @@ class _Contraction:
                 output = self._by_scheme(choice, operands)
             else:
                 numbers: ContractionKind = "auto" if choice is None else choice.contraction
-                grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{self.name}_grad"))
-                output = contracted(self.step.eqn, numbers, operands, self.rest, self.evaluate, grad_dtype)
+                y = self.step.eqn.outputs[0]
+                abstract = jax.ShapeDtypeStruct(y.shape, y.dtype)
+                gradient = run.quantizers.gradient_format(run.names.full(f"{self.name}_grad"), abstract)
+                output = contracted(self.step.eqn, numbers, operands, self.rest, self.evaluate, gradient)
         if choice is None or choice.grad is None:
             return self._updated(output.value)
         shape = tuple(output.value.shape)
