@@ -58,16 +58,16 @@ def original_class(kind: type) -> type:
 def _derived(kind: type, mixin: type[ClassMixin], methods: tuple[str, ...]) -> type:
     body = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     replaced = {name: mixin.method(kind, name) for name in methods}
-    made = {"_base_class": kind, "_made_from": (kind, mixin, methods)}
-    return _picklable(type(kind))(kind.__name__, (kind, mixin), body | replaced | made)
+    origin = {"_base_class": kind, "_made_from": (kind, mixin, methods)}
+    return _picklable(type(kind))(kind.__name__, (kind, mixin), body | replaced | origin)
 
 
 @functools.cache
 def _picklable(metaclass: Any) -> Any:
     """A metaclass whose classes are pickled as the arguments of `derived_class`."""
-    found = type(metaclass.__name__, (metaclass,), {})
-    copyreg.pickle(found, lambda made: (_derived, made._made_from))  # pyright: ignore[reportAttributeAccessIssue]
-    return found
+    picklable = type(metaclass.__name__, (metaclass,), {})
+    copyreg.pickle(picklable, lambda kind: (_derived, kind._made_from))  # pyright: ignore[reportAttributeAccessIssue]
+    return picklable
 
 
 def change_class(module: Any, kind: type) -> None:

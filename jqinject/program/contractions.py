@@ -126,8 +126,8 @@ class _Contraction:
         return self.run.transformed(self.operands[place], own.quantizer, self._names[place], own.axes)
 
     def _quantizer(self, place: int) -> OperandQuantizer | None:
-        x, other = self.operands[place], self.operands[1 - place]
-        return operand_quantizer(self.run, x, other, self.choice, self.step.eqn, place)
+        x, operand = self.operands[place], self.operands[1 - place]
+        return operand_quantizer(self.run, x, operand, self.choice, self.step.eqn, place)
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -157,11 +157,11 @@ class _Contraction:
         """Note the use of a parameter, or a contraction of two activations."""
         run, eqn, kind, (lhs, rhs) = self.run, self.step.eqn, self.step.operation.name, self.operands
         if self.weight is not None:
-            used, other = self.operands[self.weight], operands[1 - self.weight]
+            used, operand = self.operands[self.weight], operands[1 - self.weight]
             free = free_axes(eqn, self.weight, len(shape_of(used)))
             summed = summed_axes(eqn)[self.weight]
             mapped = run.maps(eqn)
-            note_use(run, self.choice, self.name, kind, used, summed, eqn, other, free, mapped=mapped)
+            note_use(run, self.choice, self.name, kind, used, summed, eqn, operand, free, mapped=mapped)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in operands)
             run.products.append(ActivationProduct(run.names.full(self.name), kind, *by, equation=eqn))

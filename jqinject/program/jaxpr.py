@@ -65,8 +65,8 @@ class Equation:
         self.params: Mapping[str, Any] = equation.params
         self.is_read = is_read
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Equation) and other._equation is self._equation
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Equation) and value._equation is self._equation
 
     def __hash__(self) -> int:
         return id(self._equation)
@@ -223,21 +223,21 @@ class Equation:
 
         return self.replaced(**{name: traced(self.params[name]) for name in LOOPS.get(self.name, ())})
 
-    def _is(self, other: Equation, same: dict[Any, Any]) -> bool:
+    def _is(self, pattern: Equation, same: dict[Any, Any]) -> bool:
         """Whether it is another one up to names of variables; note which variables correspond.
 
         Args:
-            other: of a pattern.
+            pattern: of a pattern.
             same: variable of the pattern -> variable of this body.
         """
-        if self.name != other.name or len(self._inputs) != len(other._inputs):
+        if self.name != pattern.name or len(self._inputs) != len(pattern._inputs):
             return False
-        if [x.shape for x in self.outputs] != [x.shape for x in other.outputs]:
+        if [x.shape for x in self.outputs] != [x.shape for x in pattern.outputs]:
             return False
-        pairs = zip(self._inputs, other._inputs, strict=True)
-        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(other.params):
+        pairs = zip(self._inputs, pattern._inputs, strict=True)
+        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(pattern.params):
             return False
-        same.update(zip(other._outputs, self._outputs, strict=True))
+        same.update(zip(pattern._outputs, self._outputs, strict=True))
         return True
 
     def _has_params(self, params: Mapping[str, Any]) -> bool:
@@ -384,7 +384,7 @@ class Body:
         own = self.equations[start:end]
         operand = own[0]._inputs[place]
         same: dict[Any, Any] = {pattern._inputs[0]: operand}
-        if not all(eqn._is(other, same) for eqn, other in zip(own, pattern.equations, strict=True)):
+        if not all(eqn._is(template, same) for eqn, template in zip(own, pattern.equations, strict=True)):
             return None
         outputs = [same.get(var) for var in pattern._outputs]
         inner = {var for eqn in own for var in eqn._outputs}.difference(outputs)

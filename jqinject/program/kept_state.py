@@ -92,10 +92,10 @@ class KeptState:
             places: None for all numbers, in their order.
         """
         if places is not None:
-            whole = self.newest.get(text, self._whole.get(text))
-            if whole is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            state = self.newest.get(text, self._whole.get(text))
+            if state is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
                 return  # a slot, of which only the cotangent counts
-            value = whole.array.reshape(-1).at[places].set(value).reshape(shape_of(whole))
+            value = state.array.reshape(-1).at[places].set(value).reshape(shape_of(state))
         self.newest[text] = Tracked(value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers)))
 
     def thrown_away(self, x: Tracked) -> None:
@@ -126,8 +126,8 @@ class KeptState:
         return x
 
     def _number(self, text: str) -> int:
-        known = self.newest.get(text)
-        return 0 if known is None or known.state is None else known.state.number
+        newest = self.newest.get(text)
+        return 0 if newest is None or newest.state is None else newest.state.number
 
     def _shape(self, text: str) -> tuple[int, ...] | None:
         return shape_of(self.newest[text]) if text in self.newest else None
@@ -137,17 +137,17 @@ class KeptState:
         returned = {x.state.label: x.state.number for x in outputs if x.state is not None}
         return [text for text in self.newest if returned.get(text, 0) < self._number(text)]
 
-    def crossing(self, given: list[Tracked], inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
+    def crossing(self, outer: list[Tracked], inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
         """What a part of the program throws away: label -> place of the input that it came in by.
 
         Args:
-            given: the inputs of the part.
+            outer: the inputs of the part.
             inputs: the same, as the part sees them.
             outputs: of the part.
         """
         states = [(x.state.label, place) for place, x in enumerate(inputs) if x.state is not None]
         # State may come in twice, but not by parts, of which a mark does not say which it was.
-        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in given if x.state is not None}
+        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in outer if x.state is not None}
         times = collections.Counter(text for text, *_ in forms)
         entered = {
             text: place
@@ -178,8 +178,8 @@ class KeptState:
 
     def check_unchanged_part(self, eqn: Equation) -> None:
         """Note the state that a part of the program which runs as it is throws away."""
-        inner = (one for body in eqn.bodies for one in body.everywhere())
-        labels = (one.label for one in inner if one.is_read == (False,))
+        inner = (equation for body in eqn.bodies for equation in body.everywhere())
+        labels = (equation.label for equation in inner if equation.is_read == (False,))
         self.lost.update(label.removeprefix(MARK) for label in labels if label.startswith(MARK))
 
 
@@ -235,7 +235,7 @@ class _Marks(Around):
 def _writable(layer: Any, path: Path) -> Iterator[nnx.Variable[Any]]:
     """A Variable of a layer; in its place a copy, if the layer stems from outside of a transformation of JAX.
 
-    NNX lets nobody write to such a Variable, because the value would be lost; a mark keeps it.
+    NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
     """
     holder = layer
     for name in path[:-1]:
@@ -270,10 +270,12 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
     paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, graph=True))}
     marked: list[tuple[Any, str]] = []
     for module, variables in _holders(called, is_leaf, set()):
-        held = tuple((inside, paths[id(one)]) for inside, one in variables if id(one) in paths)
-        for method in METHODS if held else ():
-            if callable(getattr(type(module), method, None)):
-                intercept(module, _Marks(held, always), method)
+        state = tuple(
+            (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
+        )
+        for method in METHODS if state else ():
+            if method in dir(type(module)):
+                intercept(module, _Marks(state, always), method)
                 marked.append((module, method))
     yield
     for module, method in reversed(marked):
@@ -283,33 +285,33 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
 Holder = tuple[Any, list[tuple[Path, Any]]]
 
 
-def _holders(node: Any, is_leaf: Callable[[Any], bool], seen: set[int]) -> Iterator[Holder]:
+def _holders(node: Any, is_leaf: Callable[[Any], bool], visited: set[int]) -> Iterator[Holder]:
     """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
-    if id(node) in seen:
+    if id(node) in visited:
         return
-    seen.add(id(node))
+    visited.add(id(node))
     if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
         below = list(_below(node, (), set()))
-        if any(_is_quantizer(one) for _, one in below):
-            state = [(path, one) for path, one in below if isinstance(one, STATE)]
+        if any(_is_quantizer(child_node) for _, child_node in below):
+            state = [(path, child_node) for path, child_node in below if isinstance(child_node, STATE)]
             yield node, state
             return
     for _, child in _items(node):
-        yield from _holders(child, is_leaf, seen)
+        yield from _holders(child, is_leaf, visited)
 
 
 def _is_quantizer(node: Any) -> bool:
     return isinstance(node, QuantProxyFromInjector | QuantizedOp)
 
 
-def _below(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
+def _below(node: Any, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
     """A module, and the modules and Variables in it, each once."""
-    if id(node) in seen:
+    if id(node) in visited:
         return
-    seen.add(id(node))
+    visited.add(id(node))
     yield path, node
     for name, child in _items(node):
-        yield from _below(child, (*path, name), seen)
+        yield from _below(child, (*path, name), visited)
 
 
 def _items(node: Any) -> Iterator[tuple[Any, Any]]:

@@ -72,13 +72,13 @@ class LowRankProduct:
             run: runs the equation.
         """
         low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
-        found = FACTORED.get(eqn.name, _not_factored)(low, eqn, x, place, rest)
-        if found is None:  # grouped convolutions, for example
+        product = FACTORED.get(eqn.name, _not_factored)(low, eqn, x, place, rest)
+        if product is None:  # grouped convolutions, for example
             update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
             operands = (x, update) if place == 1 else (update, x)
             (y,) = run([*operands, *rest])
             return y
-        return low.scale * found
+        return low.scale * product
 
 
 def _not_factored(low: LowRankProduct, eqn: Equation, x: Any, place: int, rest: Sequence[Any]) -> None:
@@ -125,21 +125,21 @@ def _specs(
     eqn: Equation, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """The mesh axes of each label, of the array and of the output; nothing if the program does not say the output's."""
-    wanted = eqn.params.get("out_sharding")
-    if wanted is None:
+    sharding = eqn.params.get("out_sharding")
+    if sharding is None:
         return {}, {}
-    given = jax.typeof(x).sharding.spec
-    padded = (*wanted.spec, *(None,) * (len(out) - len(wanted.spec)))
-    return dict(zip(of_x, given, strict=True)), dict(zip(out, padded, strict=True))
+    spec = jax.typeof(x).sharding.spec
+    padded = (*sharding.spec, *(None,) * (len(out) - len(sharding.spec)))
+    return dict(zip(of_x, spec, strict=True)), dict(zip(out, padded, strict=True))
 
 
 def _options(eqn: Equation, specs: dict[int, Any], labels: Sequence[int]) -> dict[str, Any]:
-    found: dict[str, Any] = {"precision": eqn.params["precision"]}
-    wanted = eqn.params.get("out_sharding")
-    if wanted is not None:
+    options: dict[str, Any] = {"precision": eqn.params["precision"]}
+    sharding = eqn.params.get("out_sharding")
+    if sharding is not None:
         spec = jax.sharding.PartitionSpec(*(specs.get(label) for label in labels))
-        found["out_sharding"] = wanted.update(spec=spec)
-    return found
+        options["out_sharding"] = sharding.update(spec=spec)
+    return options
 
 
 def _conv(
@@ -169,8 +169,8 @@ def _ragged(
     """Rows in groups, each group with its own matrices."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (summed, batch), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
-    found = tuple(map(tuple, (*summed, *batch, ragged, numbers.rhs_group_dimensions)))
-    plain = found == ((1,), (1,), (), (), (0,), (0,))
+    axes = tuple(map(tuple, (*summed, *batch, ragged, numbers.rhs_group_dimensions)))
+    plain = axes == ((1,), (1,), (), (), (0,), (0,))
     if not plain or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
         return None
     groups, rank = math.prod(rest[0].shape), low.a.shape[-1]
@@ -250,8 +250,8 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
     narrow = [
         x.astype(jnp.float32).reshape([x.shape[axis] for axis in own]) for x, own in ((a, of_a), (b, of_b))
     ]
-    found = jnp.einsum(narrow[0], of_a, narrow[1], of_b, out, precision="highest")
-    return found.reshape(shape)
+    sums = jnp.einsum(narrow[0], of_a, narrow[1], of_b, out, precision="highest")
+    return sums.reshape(shape)
 
 
 def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:

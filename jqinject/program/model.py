@@ -131,19 +131,19 @@ class QuantizedProgram(ClassMixin):
     @HiddenMethod
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
-        held = self.op_quant
-        sites = held.weight_sites()
+        modules = self.op_quant
+        sites = modules.weight_sites()
         weights = {name: sites[name].weight_quant for name in sites}
         stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
         weights |= self.tied_quantizers()
         dropouts = {
             dropout_name(path): adapter.dropout
-            for path, adapter in held.adapters_by_path().items()
+            for path, adapter in modules.adapters_by_path().items()
             if adapter.dropout is not None
         }
-        known = {name: q for name, q in weights.items() if q is not None}
+        enabled = {name: q for name, q in weights.items() if q is not None}
         again = frozenset(name for name in sites if sites[name].rounded_again)
-        return HeldQuantizers(_members(held.held), known, stacked, dropouts, again)
+        return HeldQuantizers(_members(modules.held), enabled, stacked, dropouts, again)
 
 
 def quantized_class(

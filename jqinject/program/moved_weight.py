@@ -34,10 +34,10 @@ def moved(tensor: Any, move: Move) -> Any:
         return None
     after = Groups(groups.size, place.axis - place.ndim, groups.length)
     if tensor.as_it_lies is not None:
-        whole = _with_numbers(
+        unsplit = _with_numbers(
             tensor.as_it_lies, move.full, lambda x: _follow(x, tensor.as_it_lies, move), dtype
         )
-        return tensor.moved(whole, after)
+        return tensor.moved(unsplit, after)
 
     def full(x: Any) -> Any:
         return after.split(move.full(groups.join(x)))
@@ -46,9 +46,10 @@ def moved(tensor: Any, move: Move) -> Any:
         if metadata.ndim == 0:
             return metadata
         # Each group's numbers are moved as those of a weight with one group.
-        each = jnp.moveaxis(full_rank(metadata, ndim + 1), cut, 0)
+        groups_first = jnp.moveaxis(full_rank(metadata, ndim + 1), cut, 0)
         return jnp.expand_dims(
-            jnp.moveaxis(jax.vmap(move.partial)(each).squeeze(place.axis + 1), 0, place.axis), place.axis + 1
+            jnp.moveaxis(jax.vmap(move.partial)(groups_first).squeeze(place.axis + 1), 0, place.axis),
+            place.axis + 1,
         )
 
     return tensor.moved(_with_numbers(tensor.grouped, full, follow, dtype), after)
@@ -61,8 +62,8 @@ def _with_numbers(tensor: Any, full: Function, follow: Function, dtype: Any) -> 
         return type(tensor).stored(full(tensor.kept_payload), follow(tensor.scale), zero, tensor.grid, dtype)
     if on_integers(tensor):
         scale = follow(tensor.scale)
-        found = tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
-        return found if tensor.payload is None else found.keeping(full(tensor.payload))
+        tensor_after = tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
+        return tensor_after if tensor.payload is None else tensor_after.keeping(full(tensor.payload))
     if on_minifloats(tensor) or on_table(tensor):
         return tensor.set(value=full(tensor.value).astype(dtype), scale=follow(tensor.scale))
     return None
@@ -77,11 +78,11 @@ class _Place(NamedTuple):
 
 def _place_after(move: Move, axis: int, shape: Shape) -> _Place | None:
     """Where an axis is after a move; None if it is picked from, divided, or merged with another."""
-    found = jax.eval_shape(move.full, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+    after = jax.eval_shape(move.full, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
     places = move.where(axis)
-    if axis in move.picks or len(places) != 1 or found[places[0]] != shape[axis]:
+    if axis in move.picks or len(places) != 1 or after[places[0]] != shape[axis]:
         return None
-    return _Place(places[0], len(found))
+    return _Place(places[0], len(after))
 
 
 def _follow(metadata: jax.Array, tensor: Any, move: Move) -> jax.Array:
@@ -129,9 +130,9 @@ class StoredNumbers:
         if pick is None or not self._is_stack:
             return None
         layers, rest = self._layers
-        numbers = {**rest, **{name: pick(held) for name, held in layers.items()}}
-        found = replace(self, value=value, numbers=numbers)
-        return found if len(value.shape) == len(self.order) else found._only_layer()
+        numbers = {**rest, **{name: pick(array) for name, array in layers.items()}}
+        stored = replace(self, value=value, numbers=numbers)
+        return stored if len(value.shape) == len(self.order) else stored._only_layer()
 
     def in_slices(self) -> tuple[Mapping[str, Any], Callable[[Any, Mapping[str, Any]], StoredNumbers]] | None:
         """The numbers that a loop along the first axis takes apart, and what is behind the value of a slice, given its
@@ -142,8 +143,8 @@ class StoredNumbers:
         layers, rest = self._layers
 
         def behind(value: Any, numbers: Mapping[str, Any]) -> StoredNumbers:
-            one = {name: held[None] for name, held in numbers.items()}
-            return replace(self, value=value, numbers={**rest, **one})._only_layer()
+            layer = {name: array[None] for name, array in numbers.items()}
+            return replace(self, value=value, numbers={**rest, **layer})._only_layer()
 
         return layers, behind
 
@@ -157,12 +158,12 @@ class StoredNumbers:
     def _layers(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The numbers of which each layer has its own, and those that all layers share."""
         length = self.value.shape[0]
-        own = {name: held for name, held in self.numbers.items() if held.ndim and held.shape[0] == length}
-        return own, {name: held for name, held in self.numbers.items() if name not in own}
+        own = {name: array for name, array in self.numbers.items() if array.ndim and array.shape[0] == length}
+        return own, {name: array for name, array in self.numbers.items() if name not in own}
 
     def _only_layer(self) -> StoredNumbers:
         """Without the first axis, of size 1."""
-        numbers = {name: held[0] if held.ndim else held for name, held in self.numbers.items()}
+        numbers = {name: array[0] if array.ndim else array for name, array in self.numbers.items()}
         return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
 
 
@@ -174,13 +175,13 @@ def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[Any]) -> Calla
         shape: of the stack.
         others: the operands but for the stack.
     """
-    name, given = eqn.name, eqn.params
-    if name == "slice" and given["strides"] is None:
-        start, limit = given["start_indices"], given["limit_indices"]
-        whole = not any(start[1:]) and limit[1:] == shape[1:]
-        return (lambda x: x[start[0] : limit[0]]) if whole else None
-    if name == "dynamic_slice" and given["slice_sizes"][1:] == shape[1:]:
-        return lambda x: jax.lax.dynamic_slice_in_dim(x, others[0], given["slice_sizes"][0])
-    dropped = name == "squeeze" and given["dimensions"] == (0,)
-    reshaped = name == "reshape" and given["dimensions"] is None and given["new_sizes"] == shape[1:]
+    name, params = eqn.name, eqn.params
+    if name == "slice" and params["strides"] is None:
+        start, limit = params["start_indices"], params["limit_indices"]
+        takes_layers = not any(start[1:]) and limit[1:] == shape[1:]
+        return (lambda x: x[start[0] : limit[0]]) if takes_layers else None
+    if name == "dynamic_slice" and params["slice_sizes"][1:] == shape[1:]:
+        return lambda x: jax.lax.dynamic_slice_in_dim(x, others[0], params["slice_sizes"][0])
+    dropped = name == "squeeze" and params["dimensions"] == (0,)
+    reshaped = name == "reshape" and params["dimensions"] is None and params["new_sizes"] == shape[1:]
     return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None

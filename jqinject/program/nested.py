@@ -46,19 +46,19 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
     carries = scan.carries
     depends = _depending_carries(scan, constants, carry, xs)
     layers = scan.options["length"] if _steps_through_layers(scan, constants, depends, xs) else 0
-    held, slices = closed_over(constants), in_slices(xs)
-    fixed, xs, consts = held.arrays, slices.arrays, len(held.arrays)
+    closed, slices = closed_over(constants), in_slices(xs)
+    fixed, xs, consts = closed.arrays, slices.arrays, len(closed.arrays)
     inputs = [*fixed, *carry, *xs]
 
     def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
-        now, each = inside[consts : consts + carries], inside[consts + carries :]
-        entered = [*held.inside(inside[:consts]), *now, *slices.inside(each)]
+        now, sliced = inside[consts : consts + carries], inside[consts + carries :]
+        entered = [*closed.inside(inside[:consts]), *now, *slices.inside(sliced)]
         outputs = run.run(scan.body, entered, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
     def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
         def steps(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            held, start, slices = (
+            closed, start, slices = (
                 values[:consts],
                 values[consts : consts + carries],
                 values[consts + carries :],
@@ -69,7 +69,7 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
             def one(carried: Any, x: Any) -> Any:
                 (shared, is_first, left, now), (of_step, x) = carried, x
                 entering = restarted(before, shared)
-                out, ((after, of_step), left) = step(((entering, of_step), left), [*held, *now, *x])
+                out, ((after, of_step), left) = step(((entering, of_step), left), [*closed, *now, *x])
                 check_caches_carried(carry, now, out)
                 shared = largest(is_first, shared, after)
                 return (shared, jnp.bool_(False), left, out[:carries]), (of_step, out[carries:])
@@ -186,8 +186,10 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 
 
 def _slice(x: Tracked) -> Tracked:
-    known = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
-    inside = x.with_value(jax.tree.map(lambda held: jax.ShapeDtypeStruct(held.shape[1:], held.dtype), known))
+    abstract = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
+    inside = x.with_value(
+        jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), abstract)
+    )
     inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
@@ -257,20 +259,20 @@ def carried(
         constants: how many inputs, from the first, are the same in every iteration of a loop.
         layers: the length of a loop over stacked layers, which has a part of the quantizers' state for each step.
     """
-    seen = [_at_home(x) for x in (inputs if inside is None else inside)]
+    inner = [_at_home(x) for x in (inputs if inside is None else inside)]
     if not run.quantizers.has_state() and all(x.state is None for x in inputs):
-        return _without_state(run, body, inputs, seen, wrap, layers)
+        return _without_state(run, body, inputs, inner, wrap, layers)
     finder = run.within(Finder(run.quantizers), layers=layers)
     crossing: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
-        here = _with_values(seen, values)
-        finder.kept.begin(here)
-        found = body(finder, here)
-        crossing.update(finder.kept.crossing(inputs, seen, found))
-        return [out.passed for out in found]
+        entered = _with_values(inner, values)
+        finder.kept.begin(entered)
+        passed = body(finder, entered)
+        crossing.update(finder.kept.crossing(inputs, inner, passed))
+        return [out.passed for out in passed]
 
-    jax.eval_shape(look, [x.passed for x in seen])
+    jax.eval_shape(look, [x.passed for x in inner])
     stacked = {name for name, site in finder.sites.items() if layers and len(site.stack) > len(run.stack)}
     looped = {text: place for text, place in crossing.items() if place < constants}
     single = [text for text in crossing if text not in looped]
@@ -279,14 +281,14 @@ def carried(
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0])
         part = run.within(quantizers, before, layers)
-        here = _with_values(seen, values)
-        part.kept.begin(here)
+        entered = _with_values(inner, values)
+        part.kept.begin(entered)
         for text, value in state[1].items():
             part.kept.put(text, value)
-        outputs[:] = body(part, here)
-        left = {text: part.kept.value(text, seen[place]) for text, place in crossing.items()}
-        found = [*(out.passed for out in outputs), *(left[text] for text in single)]
-        return found, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
+        outputs[:] = body(part, entered)
+        left = {text: part.kept.value(text, inner[place]) for text, place in crossing.items()}
+        passed = [*(out.passed for out in outputs), *(left[text] for text in single)]
+        return passed, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
 
     entering = {text: strong(inputs[place].array) for text, place in looped.items()}
     start = (run.quantizers.state(finder.sites, stacked), entering)
@@ -297,21 +299,21 @@ def carried(
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
         run.kept.put(text, value, places[text])
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
-    found = [
+    passed = [
         replace(x, low_rank=None, unrounded=None, chosen=None)
         for x in _with_values(outputs, values[: len(outputs)])
     ]
-    for x in found:
+    for x in passed:
         if x.state is not None and x.state.places is None:
             x.state = x.state._replace(places=places.get(x.state.label))
-    return found
+    return passed
 
 
 def _without_state(
     run: Run,
     body: Part,
     inputs: list[Tracked],
-    seen: list[Tracked],
+    inner: list[Tracked],
     wrap: Callable[[Step], Step],
     layers: int,
 ) -> list[Tracked]:
@@ -320,15 +322,15 @@ def _without_state(
 
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         part = run.within(run.quantizers, before, layers)
-        here = _with_values(seen, values)
-        part.kept.begin(here)
-        outputs = body(part, here)
+        entered = _with_values(inner, values)
+        part.kept.begin(entered)
+        outputs = body(part, entered)
         ran[:] = [(part, outputs)]
         return [out.passed for out in outputs], state
 
     values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
     ((part, outputs),) = ran
-    part.kept.crossing(inputs, seen, outputs)  # notes what is lost
+    part.kept.crossing(inputs, inner, outputs)  # notes what is lost
     run.adopt(part)
     return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
 

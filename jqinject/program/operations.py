@@ -154,7 +154,7 @@ FUNCTIONS = frozenset(
 
 
 def operation_of(name: str) -> Operation:
-    """The row of a primitive, or of a separately compiled function; `UNKNOWN` if there is none."""
+    """The row of a primitive, or of a separately compiled function; `UNKNOWN` for others."""
     return OPERATIONS.get(ALIASES.get(name, name), UNKNOWN)
 
 

@@ -65,7 +65,7 @@ def follow_stored(step: Step) -> list[Tracked]:
 
 
 def _looked_up(step: Step, rows: Tracked, choice: Choice | None, name: str) -> Tracked:
-    """Rows of a parameter, through the output's quantizer if there is one."""
+    """Rows of a parameter, through the output's quantizer, if a rule has one."""
     run = step.run
     quantizer = _output_quantizer(choice)
 
@@ -99,12 +99,12 @@ def follow(step: Step) -> list[Tracked] | None:
     if not run.policy.follows_parameters or not step.inputs or not _is_followed(step.inputs[0]):
         return None
     x, *others = step.inputs
-    rest = [other.array for other in others]
+    rest = [operand.array for operand in others]
     moves = moves_of(eqn, [x.value, *rest])
     if moves is None:
         return None
     choice, name = None, ""
-    looked_up = x.origin is Origin.WEIGHT and any(other.is_activation for other in others)
+    looked_up = x.origin is Origin.WEIGHT and any(operand.is_activation for operand in others)
     if step.operation.name == "take":
         choice, name = step.choose(x.weight_path)
         if looked_up and x.axes is not None:

@@ -189,7 +189,7 @@ class Policy(Protocol):
         Args:
             path: of the module that it is in.
             operation: its row of the table.
-            weight_path: of the parameter that it contracts or looks up; empty if there is none.
+            weight_path: of the parameter that it contracts or looks up; empty without one.
             name: of the operation in its method, `blocks.0.einsum1`.
         """
 

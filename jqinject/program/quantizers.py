@@ -240,9 +240,9 @@ class HeldQuantizers(AsWritten):
             return self._dropouts[site.name](x)
         if site.weight_path and site.name in self._weights:
             proxy = self._weights[site.name]
-            found = quantized_stack(proxy, x, self._stacked.get(site.name, 0))
+            quantized = quantized_stack(proxy, x, self._stacked.get(site.name, 0))
             # Zero points between integers: no contraction may take the integers.
-            return found if proxy.has_whole_zero_points else as_array(found)
+            return quantized if proxy.has_whole_zero_points else as_array(quantized)
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
@@ -266,7 +266,7 @@ class HeldQuantizers(AsWritten):
         return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
 
     def proxy_at(self, name: str) -> Any:
-        """The quantizer of a parameter, by its path, or of a tensor; None if there is none."""
+        """The quantizer of a parameter, by its path, or of a tensor; None if absent."""
         return self._weights.get(name, self._held.get(name))
 
     def _at(self, site: Site) -> Any:
@@ -300,15 +300,15 @@ class HeldQuantizers(AsWritten):
 
     def restored(self, state: Any) -> HeldQuantizers:
         """Copies with that state."""
-        held, weights, dropouts = nnx.merge(self._graphdef, *state)
-        return HeldQuantizers(held, weights, self._stacked, dropouts, self._again)
+        sites, weights, dropouts = nnx.merge(self._graphdef, *state)
+        return HeldQuantizers(sites, weights, self._stacked, dropouts, self._again)
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
-        for place, held in enumerate((self._held, self._weights, self._dropouts)):
+        for place, proxies in enumerate((self._held, self._weights, self._dropouts)):
             for parts in state:
                 for name, part in parts.get(place, {}).items():
-                    nnx.update(held[name], part)
+                    nnx.update(proxies[name], part)
 
 
 def contract_by(
@@ -412,8 +412,10 @@ def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: 
         (1, 3, 1)
     """
     labels = tuple(("x", axis) for axis in range(x.ndim))
-    found = quantized_along(quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True)
-    moved = in_order(found, labels) if is_quantized(found.tensor) else None
+    labelled = quantized_along(
+        quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True
+    )
+    moved = in_order(labelled, labels) if is_quantized(labelled.tensor) else None
     if moved is not None:
         return moved
-    return as_array(found.tensor).transpose([found.axis(label) for label in labels])
+    return as_array(labelled.tensor).transpose([labelled.axis(label) for label in labels])

@@ -113,8 +113,8 @@ class Tracked:
     @property
     def array(self) -> Any:
         """The numbers as an array."""
-        found = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
-        return found if self.chosen is None else self.chosen(found, self.unrounded)
+        array = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        return array if self.chosen is None else self.chosen(array, self.unrounded)
 
     @property
     def floats(self) -> Any:
@@ -151,10 +151,10 @@ class Tracked:
         alone = self.low_rank is None and self.unrounded is None
         same = alone or jnp.shape(value) == shape_of(self)
         low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
-        found = replace(self, value=value, masked=None, state=None, twins={})
-        found.low_rank, found.unrounded = low_rank, unrounded
-        found.chosen = None if unrounded is None else self.chosen
-        return found
+        tracked = replace(self, value=value, masked=None, state=None, twins={})
+        tracked.low_rank, tracked.unrounded = low_rank, unrounded
+        tracked.chosen = None if unrounded is None else self.chosen
+        return tracked
 
 
 def plain(value: Any, inputs: Any) -> Tracked:
