@@ -386,7 +386,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         asked, attributes = self.contraction, vars(self)
         if asked == "float":
             return None
-        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
+        if not self._contracts_as_flax():
             self._check_function(asked)
             return None
         proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
