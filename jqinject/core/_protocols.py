@@ -123,7 +123,7 @@ class Scaling(Protocol):
 
 
 class ZeroPoint(Protocol):
-    """`zero_point_impl`: the integer that stands for zero, as float32."""
+    """`zero_point_impl`: the integer that represents zero, as float32."""
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, /) -> jax.Array: ...
 
@@ -172,7 +172,7 @@ class StepStatistic(Protocol):
     def begin_step(self) -> None:
         """Start collecting; discard an unfinished step."""
 
-    def collect(self, seen: jax.Array) -> None:
+    def collect(self, amax: jax.Array) -> None:
         """Record a call's or a backward pass's amax, keeping the maximum."""
 
     def end_step(self) -> None:

@@ -182,8 +182,8 @@ class RemoveBitwidthParameter(InnerModule):
         Returns:
             The entries to load.
         """
-        kept = {"bit_width_coeff": self.bit_width_coeff.get_value()}
-        return kept if self.override_pretrained_bit_width and entries else dict(entries)
+        entry = {"bit_width_coeff": self.bit_width_coeff.get_value()}
+        return entry if self.override_pretrained_bit_width and entries else dict(entries)
 
 
 @component

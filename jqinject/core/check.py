@@ -360,24 +360,24 @@ def _of_annotation(kind: Any) -> Check | None:
 
 
 def statistic_shape(
-    stat: jax.Array, wanted: tuple[int, ...], where: str, name: str = "scaling_shape"
+    stat: jax.Array, expected: tuple[int, ...], where: str, name: str = "scaling_shape"
 ) -> jax.Array:
     """Reshape a statistic to the scale's shape, within `shard_map` to the shape of the device's part of it.
 
     Raises:
         ValueError: the number of elements differs, and is not that of a part.
     """
-    if stat.shape == wanted:
+    if stat.shape == expected:
         return stat
-    if stat.size != math.prod(wanted):
+    if stat.size != math.prod(expected):
         axes = jax.sharding.get_abstract_mesh()
         devices = math.prod(axes.shape[name] for name in axes.manual_axes)
-        varying = [axis for axis, size in enumerate(wanted) if size != 1]
-        if len(varying) == 1 and stat.size and devices % (wanted[varying[0]] / stat.size) == 0:
-            return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(wanted))])
+        varying = [axis for axis, size in enumerate(expected) if size != 1]
+        if len(varying) == 1 and stat.size and devices % (expected[varying[0]] / stat.size) == 0:
+            return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(expected))])
         raise ValueError(
-            f"{where}: the statistic has shape {stat.shape}, {name} is {wanted}. Over channels use "
+            f"{where}: the statistic has shape {stat.shape}, {name} is {expected}. Over channels use "
             "OverOutputChannelView(permute_dims=...) with the output channel first and stats_reduce_dim=1; over the "
             "whole tensor stats_reduce_dim=None and shape ()."
         )
-    return stat.reshape(wanted)
+    return stat.reshape(expected)

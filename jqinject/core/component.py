@@ -88,12 +88,12 @@ class ComponentMeta(type(nnx.Module)):
         if issubclass(cls, nnx.Pytree):
             plain = vars(cls).get("_plain")
             return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
-        made = object.__new__(cls)
-        cls._pytree_meta_construct(made, *args, **kwargs)
-        if any(map(_holds_state, vars(made).values())):
-            return construct_module(vars(cls).get("_node") or node_class(cls), vars(made))
-        made._seal()
-        return made
+        instance = object.__new__(cls)
+        cls._pytree_meta_construct(instance, *args, **kwargs)
+        if any(map(_holds_state, vars(instance).values())):
+            return construct_module(vars(cls).get("_node") or node_class(cls), vars(instance))
+        instance._seal()
+        return instance
 
     def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
         """Initialize an instance; NNX calls it for modules."""
@@ -225,18 +225,18 @@ class Component(metaclass=ComponentMeta):
             "the quantizer with it"
         )
 
-    def __eq__(self, other: object) -> bool:
-        if self is other:
+    def __eq__(self, value: object) -> bool:
+        if self is value:
             return True
-        if type(self) is not type(other):
+        if type(self) is not type(value):
             return NotImplemented
-        return bool(vars(self)[_SEALED] == vars(other)[_SEALED])
+        return bool(vars(self)[_SEALED] == vars(value)[_SEALED])
 
     def __hash__(self) -> int:
-        held = vars(self)
-        if _HASH not in held:
-            held[_HASH] = hash(held[_SEALED])
-        return held[_HASH]
+        attributes = vars(self)
+        if _HASH not in attributes:
+            attributes[_HASH] = hash(attributes[_SEALED])
+        return attributes[_HASH]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Component:
         return self
@@ -273,9 +273,9 @@ def node_class(cls: type[Component]) -> type[Component]:
     Returns:
         A cached subclass of it and of `nnx.Module`.
     """
-    found = vars(cls).get("_node")
-    if found is not None:
-        return found
+    cached = vars(cls).get("_node")
+    if cached is not None:
+        return cached
 
     def __init__(self: Any, attributes: dict[str, Any]) -> None:
         for name, part in attributes.items():
@@ -289,9 +289,9 @@ def node_class(cls: type[Component]) -> type[Component]:
     namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
     namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
     namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    made = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
-    type.__setattr__(cls, "_node", made)
-    return made
+    derived = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
+    type.__setattr__(cls, "_node", derived)
+    return derived
 
 
 def _reduce_class(cls: ComponentMeta) -> Any:
@@ -327,14 +327,14 @@ def components_in(root: Any) -> Iterator[Any]:
     Args:
         root: a component or a module; anything else has none.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     ahead = [root]
     while ahead:
         node = ahead.pop()
         if isinstance(node, list | tuple | dict):
             below = list(node.values() if isinstance(node, dict) else node)
-        elif isinstance(node, Component | nnx.Pytree) and id(node) not in seen:
-            seen.add(id(node))
+        elif isinstance(node, Component | nnx.Pytree) and id(node) not in visited:
+            visited.add(id(node))
             if not isinstance(node, nnx.List | nnx.Dict):
                 yield node
             hidden = (_SEALED, _HASH, "_pytree__")

@@ -7,7 +7,7 @@ The kinds of quantizer state, and how they are made.
 | `QuantParam` | learned scale, zero point, bit width | the optimizer; the forward pass once, to fill it  |
 | `QuantStat`  | running statistics, step counters    | the forward pass in training mode                 |
 | `GradStat`   | amax history and scale of a gradient | `jqinject.value_and_grad`, once per step          |
-| `GradSlot`   | zeros; its cotangent carries an amax | nobody; it exists to be differentiated            |
+| `GradSlot`   | zeros; its cotangent carries an amax | nothing; it exists to be differentiated           |
 | `Frozen`     | integers or 8-bit floats of a weight | `jqinject.freeze`, a `Freezer` that converts      |
 
 `QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so that filters
@@ -64,8 +64,8 @@ class _ArrayOrRecord(nnx.Variable[Any]):
     """
 
     def __getitem__(self, index: Any) -> Any:
-        held = self.get_raw_value()
-        return held if isinstance(held, dict) and index is Ellipsis else super().__getitem__(index)
+        arrays = self.get_raw_value()
+        return arrays if isinstance(arrays, dict) and index is Ellipsis else super().__getitem__(index)
 
     def set_raw_value(self, value: Any, **options: Any) -> None:
         """As of an `nnx.Variable`; of a record, `nnx.as_pure` makes an `nnx.State`."""
@@ -74,10 +74,10 @@ class _ArrayOrRecord(nnx.Variable[Any]):
     @property
     def sharding(self) -> Any:
         """Of the array, or a dict of those of the parts."""
-        held = self.get_raw_value()
-        if isinstance(held, dict):
-            return {name: getattr(part, "sharding", None) for name, part in held.items()}
-        return held.sharding
+        arrays = self.get_raw_value()
+        if isinstance(arrays, dict):
+            return {name: getattr(part, "sharding", None) for name, part in arrays.items()}
+        return arrays.sharding
 
 
 class QuantStat(_ArrayOrRecord):
@@ -181,9 +181,9 @@ class Part:
 
 def state_parts(variable: nnx.Variable[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """A Variable's readable and writable items, by path below its own: itself, or the parts of a record."""
-    held = variable.get_raw_value()
-    if isinstance(held, dict):
-        yield from (((name,), RecordPart(variable, name)) for name in held)
+    arrays = variable.get_raw_value()
+    if isinstance(arrays, dict):
+        yield from (((name,), RecordPart(variable, name)) for name in arrays)
     else:
         yield (), variable
 
@@ -195,14 +195,14 @@ def kind_of(variable: Any) -> type:
 
 def flat_parts(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """The readable and writable items of an `nnx.State`, by path: Variables, parts of records, and arrays."""
-    found: list[tuple[tuple[Any, ...], Any]] = []
+    parts: list[tuple[tuple[Any, ...], Any]] = []
     for path, leaf in nnx.to_flat_state(state):
         below = state_parts(leaf) if isinstance(leaf, nnx.Variable) else [((), leaf)]
-        found.extend(((*path, *name), part) for name, part in below)
-    return found
+        parts.extend(((*path, *name), part) for name, part in below)
+    return parts
 
 
-UNSEEN = "its range never saw data: it is what it was initialized to, or that of the tensor at hand"
+UNSEEN = "its range never saw data: it is what it was initialized to, or that of the given tensor"
 CURE = (
     "jqinject.calibrate(model, batches); or train it, or load a state with ranges (jqinject.load_state), before "
     "model.eval()"
@@ -214,7 +214,7 @@ class UncalibratedWarning(UserWarning):
 
 
 class LostStateWarning(UserWarning):
-    """What quantizers record is thrown away: by a part of a program, or by a backward pass that nobody listens to."""
+    """What quantizers record is discarded: by a part of a program, or by a backward pass without a listener."""
 
 
 def warn_of_unheard(quantizer: str) -> None:

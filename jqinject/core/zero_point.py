@@ -172,7 +172,7 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
         zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
             calibration takes too unless a momentum is named.
 
-        collected_zero_point: a distance that counts as collected, so that it is learned at once; None for none.
+        collected_zero_point: a distance that counts as collected, so that it is learned at once; None if absent.
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.

@@ -226,14 +226,16 @@ def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.minimum(x, high), low)
 
 
-def change_beside(change: jax.Array, made: Any) -> Any:
+def change_beside(change: jax.Array, result: Any) -> Any:
     """The tangent of a value, or of a value and its integers, which have none.
 
     Args:
         change: of the value.
-        made: the value, or both.
+        result: the value, or both.
     """
-    return (change, jax.custom_derivatives.zero_from_primal(made[1])) if isinstance(made, tuple) else change
+    return (
+        (change, jax.custom_derivatives.zero_from_primal(result[1])) if isinstance(result, tuple) else change
+    )
 
 
 def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
@@ -369,10 +371,10 @@ quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
 
 def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
-    given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
-    change = jax.checkpoint(partial(_change, how))(primals, given)
-    made = quantize_in_steps(how, *primals)
-    return made, change_beside(change, made)
+    changes = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+    change = jax.checkpoint(partial(_change, how))(primals, changes)
+    result = quantize_in_steps(how, *primals)
+    return result, change_beside(change, result)
 
 
 def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:

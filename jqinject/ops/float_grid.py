@@ -344,7 +344,7 @@ def quantize_on_grid(
         x: a float32 array.
         grid: the numbers at scale 1.
         scale: float per step, not 0; broadcasts with `x`.
-        zero_point: the number that stands for 0, likewise; None if there is none.
+        zero_point: the number that represents 0, likewise; None if absent.
         rounding: to whole numbers; tables have one of their own.
         dtype: of the result, whose range it does not exceed.
         by_reciprocal: whether numbers that share a scale are multiplied by its reciprocal, as quantizers with a

@@ -92,9 +92,9 @@ def to_float_grid(
         [18.0, 0.3125, -1024.0]
     """
     finite = jnp.isfinite(x)
-    known = jnp.where(finite, x, 0.0)
-    step = float_step(known, mantissa_bit_width, exponent_bias)
-    rounded = rounding(divide(known, step)) * step
+    finite_x = jnp.where(finite, x, 0.0)
+    step = float_step(finite_x, mantissa_bit_width, exponent_bias)
+    rounded = rounding(divide(finite_x, step)) * step
     return jnp.where(finite, with_gradient_of(rounded, jnp.clip(rounded, -_LARGEST, _LARGEST)), x)
 
 

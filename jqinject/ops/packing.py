@@ -104,7 +104,7 @@ def saved(
         x: the float array that the payload was made from; it receives the gradient, everywhere.
         payload: of the shape of `x`, as `grid.pack` takes it.
         scale: float per step of the grid, broadcasts to `x`; no gradient.
-        zero_point: the number that stands for 0, broadcasts to `x`, no gradient; None for 0.
+        zero_point: the number that represents 0, broadcasts to `x`, no gradient; None for 0.
         grid: the number format, of at most 8 bits.
 
     Returns:

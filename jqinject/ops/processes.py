@@ -61,25 +61,25 @@ def placed_as(x: jax.Array, model: jax.Array) -> jax.Array:
         return jax.device_put(x, model.sharding)
     if spans_processes(x) and spans_processes(model):
         return jax.jit(lambda x: x, out_shardings=model.sharding)(x)
-    whole = on_host(x)
-    return jax.make_array_from_callback(x.shape, model.sharding, lambda index: whole[index])
+    array = on_host(x)
+    return jax.make_array_from_callback(x.shape, model.sharding, lambda index: array[index])
 
 
-def from_holder(held: Any, is_holder: bool) -> Any:
+def from_holder(value: Any, is_holder: bool) -> Any:
     """The object of the first process that holds it, in all processes.
 
     Args:
-        held: a picklable object; that of the other processes is not read.
+        value: a picklable object; that of the other processes is not read.
         is_holder: whether this process holds it.
 
     Returns:
-        The object; `held` if no process is a holder.
+        The object; `value` if no process is a holder.
     """
     holders = multihost_utils.process_allgather(np.array(is_holder))
     if not holders.any():
-        return held
+        return value
     source = jax.process_index() == int(np.argmax(holders))
-    packed = np.frombuffer(pickle.dumps(held) if source else b"", np.uint8)
+    packed = np.frombuffer(pickle.dumps(value) if source else b"", np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.array(packed.size, np.int32), source))
     room = packed if source else np.zeros(size, np.uint8)
     return pickle.loads(multihost_utils.broadcast_one_to_all(room, source).tobytes())

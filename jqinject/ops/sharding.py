@@ -72,8 +72,8 @@ def whole(x: jax.Array, *axes: int) -> jax.Array:
         Array([1., 1.], dtype=float32)
     """
     sharding = jax.typeof(x).sharding
-    kept = [None if not axes or place in axes else axis for place, axis in enumerate(sharding.spec)]
-    return reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*kept))) if any(sharding.spec) else x
+    spec = [None if not axes or place in axes else axis for place, axis in enumerate(sharding.spec)]
+    return reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*spec))) if any(sharding.spec) else x
 
 
 def merge_axes(x: jax.Array, first: int, last: int) -> jax.Array:
@@ -117,12 +117,12 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
         >>> sharded_as(jnp.ones((1, 2)), jnp.zeros((3, 2)))
         Array([[1., 1.]], dtype=float32)
     """
-    own, other = jax.typeof(x).sharding, jax.typeof(like).sharding
-    if own.mesh.empty and other.mesh.empty:
+    own, target = jax.typeof(x).sharding, jax.typeof(like).sharding
+    if own.mesh.empty and target.mesh.empty:
         return x
-    axes = zip(x.shape, like.shape[like.ndim - x.ndim :], other.spec[like.ndim - x.ndim :], strict=True)
+    axes = zip(x.shape, like.shape[like.ndim - x.ndim :], target.spec[like.ndim - x.ndim :], strict=True)
     spec = PartitionSpec(*(axis if size == length else None for size, length, axis in axes))
-    mesh = own.mesh if other.mesh.empty else other.mesh
+    mesh = own.mesh if target.mesh.empty else target.mesh
     return x if own.spec == spec else reshard(x, NamedSharding(mesh, spec))
 
 
@@ -173,8 +173,8 @@ def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
         return None
     spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding
     axes = dict(zip(permutation, spec, strict=False))
-    found = PartitionSpec(*map(axes.get, range(len(permutation))))
-    return NamedSharding(out_sharding.mesh, found) if isinstance(out_sharding, NamedSharding) else found
+    permuted = PartitionSpec(*map(axes.get, range(len(permutation))))
+    return NamedSharding(out_sharding.mesh, permuted) if isinstance(out_sharding, NamedSharding) else permuted
 
 
 def taken(table: jax.Array, indices: jax.Array) -> jax.Array:

@@ -301,7 +301,7 @@ def backward_only(what: str) -> Iterator[None]:
     """Explain the error of forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) in a function with a reverse rule.
 
     Args:
-        what: the differentiated function, in words.
+        what: the differentiated function, as text.
 
     Raises:
         TypeError: instead of JAX's own error, which does not name the function.
@@ -330,7 +330,7 @@ def explain_forward_mode(error: TypeError, what: str) -> None:
 
     Args:
         error: JAX's error; one of forward mode becomes an error that names `what`, others are left alone.
-        what: the differentiated function, in words.
+        what: the differentiated function, as text.
     """
     if "forward-mode" in str(error):
         raise TypeError(

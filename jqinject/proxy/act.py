@@ -88,7 +88,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         return self.trial(jnp.zeros(shape, jnp.float32), force_eval)
 
     def _measured(self) -> tuple[str, str, str] | None:
-        return ("input", "the tensor", "proxy(x)") if self.is_dynamic else None
+        return ("input", "the given tensor", "proxy(x)") if self.is_dynamic else None
 
 
 class OperandQuantProxyFromInjector(QuantProxyFromInjector):
@@ -139,14 +139,14 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
         if not self.is_quant_enabled:
             return x
         check_range(self, x)
-        found = self._quantized(x)
-        return found if self.keeps_payload else found.value
+        tensor = self._quantized(x)
+        return tensor if self.keeps_payload else tensor.value
 
 
 class GradQuantProxyFromInjector(FlowProxy):
     """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
 
-    Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
+    Any format will do whose scale is made from the given gradient, is constant, or follows recorded amaxes. These
     are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
     `nnx.grad` the gradient is quantized with the scale there is, the statistics stay, and in training mode a
     `jqinject.LostStateWarning` tells so.
@@ -197,7 +197,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
 
     def quantize(self, x: Any, /, *more: Any) -> Any:
-        """A gradient at hand as this step would quantize it; nothing is recorded, and rounding is to nearest.
+        """Quantize a given gradient as this step would; nothing is recorded, and rounding is to nearest.
 
         Args:
             x: float array.
@@ -213,7 +213,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         return self.trial(jnp.zeros((), jnp.float32))
 
     def _measured(self) -> tuple[str, str, str] | None:
-        return ("gradient", "the one", "proxy.quantize(g)") if reporting(self) is None else None
+        return ("gradient", "the given one", "proxy.quantize(g)") if reporting(self) is None else None
 
     @property
     def q_dtype(self) -> np.dtype | None:
@@ -280,7 +280,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         return self._asked("scale", x)
 
     def zero_point(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]
-        """The integer that stands for 0 in the result for `x`; None if quantization is off."""
+        """The integer that represents 0 in the result for `x`; None if quantization is off."""
         return self._asked("zero_point", x)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:

@@ -115,23 +115,23 @@ def build_stacked(
         sizes: of the leading axes that they are stacked along.
         rngs: for quantizers that draw random numbers; every layer gets streams of its own.
     """
-    made: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
 
     def one(unstacked: tuple[Any, ...], own_streams: nnx.Rngs | None) -> Any:
         quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
-            made["plain"] = quantizer
+            parts["plain"] = quantizer
             return ()
-        made["foreign"] = borrowed_paths(quantizer, unstacked)
-        made["graphdef"], inner = nnx.split(quantizer, graph=True)
+        parts["foreign"] = borrowed_paths(quantizer, unstacked)
+        parts["graphdef"], inner = nnx.split(quantizer, graph=True)
         return inner
 
     stacked = map_stack(one, layers, sizes, rngs)
-    if "plain" in made:
-        return made["plain"]
+    if "plain" in parts:
+        return parts["plain"]
     # Merged, the quantizer holds these Variables themselves.
-    borrowed = {path: vars(layers[index])[name] for path, (index, name) in made["foreign"].items()}
-    return nnx.merge(made["graphdef"], nnx.from_flat_state({**dict(nnx.to_flat_state(stacked)), **borrowed}))
+    borrowed = {path: vars(layers[index])[name] for path, (index, name) in parts["foreign"].items()}
+    return nnx.merge(parts["graphdef"], nnx.from_flat_state({**dict(nnx.to_flat_state(stacked)), **borrowed}))
 
 
 def map_stack(
@@ -220,16 +220,16 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
 
 def write(variable: Any, value: Any) -> None:
     """Give a Variable (or what reads and writes as one) another value of its shape; dtype, sharding, metadata stay."""
-    held = variable.get_value()
-    if isinstance(held, np.ndarray):
-        variable.set_value(np.array(value, held.dtype))
+    current = variable.get_value()
+    if isinstance(current, np.ndarray):
+        variable.set_value(np.array(value, current.dtype))
         return
-    same = isinstance(value, jax.Array) and value.dtype == held.dtype  # random keys cannot be cast
+    same = isinstance(value, jax.Array) and value.dtype == current.dtype  # random keys cannot be cast
     # A copy: on CPU `jnp.asarray` may look at the caller's own NumPy memory, which the caller may write to later.
-    array = value if same else jnp.array(value, dtype=held.dtype)
-    placed = isinstance(held, jax.Array) and is_concrete(held) and is_concrete(array)
-    if placed and array.sharding != held.sharding:
-        array = placed_as(array, held)
+    array = value if same else jnp.array(value, dtype=current.dtype)
+    placed = isinstance(current, jax.Array) and is_concrete(current) and is_concrete(array)
+    if placed and array.sharding != current.sharding:
+        array = placed_as(array, current)
     variable.set_value(array)
 
 
@@ -272,8 +272,8 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
     """
     deterministic = use_running_average
     if isinstance(old, nnx.Module):
-        found = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
-        modes = (attributes["deterministic"] for attributes in found if "deterministic" in attributes)
+        modules = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
+        modes = (attributes["deterministic"] for attributes in modules if "deterministic" in attributes)
         deterministic = next(modes, use_running_average)
     if use_running_average or deterministic:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
@@ -290,8 +290,8 @@ def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
     borrowed = borrowed_paths(new, layers) if isinstance(new, nnx.Module) else {}
 
     def own(quantizer: Any) -> dict[tuple[Any, ...], tuple[int, ...]]:
-        found = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
-        learned = (path for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed)
-        return {path: found[path].get_value().shape for path in learned}
+        variables = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
+        learned = (path for path, v in variables.items() if isinstance(v, nnx.Param) and path not in borrowed)
+        return {path: variables[path].get_value().shape for path in learned}
 
     return own(old) == own(new)

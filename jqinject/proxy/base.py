@@ -108,8 +108,8 @@ class QuantProxyFromInjector(Answers):
         binding = binding.let(**overrides) if overrides else binding
         names = binding.overridden
         if offered:
-            asked = requested_names(binding.injector) - names.keys()
-            binding = binding.let(**{name: value for name, value in offered.items() if name in asked})
+            requested = requested_names(binding.injector) - names.keys()
+            binding = binding.let(**{name: value for name, value in offered.items() if name in requested})
         # NNX registers attributes when `__init__` returns; one by one it takes 25 microseconds each.
         attributes = vars(self)
         attributes.update(binding=binding, use_running_average=False)
@@ -173,9 +173,9 @@ class QuantProxyFromInjector(Answers):
         Raises:
             ValueError: not all the layers that share the proxy are known.
         """
-        before, known = self.tensor_quant, self._known(layers)
-        replaced = self._assemble_for(known, self.committed)
-        if replaced and not assembly.same_parameters(before, self.tensor_quant, known):
+        before, holders = self.tensor_quant, self._known(layers)
+        replaced = self._assemble_for(holders, self.committed)
+        if replaced and not assembly.same_parameters(before, self.tensor_quant, holders):
             warnings.warn(assembly.QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
 
@@ -199,8 +199,8 @@ class QuantProxyFromInjector(Answers):
         """
         if layer is None:
             raise TypeError("add_tracked_module takes a layer, got None")
-        known = layer_links.known_layers(self)
-        if any(layer is other for other in known):
+        holders = layer_links.known_layers(self)
+        if any(layer is holder for holder in holders):
             return
         if not nnx.set_graph_mode.current_value():
             raise ValueError(
@@ -208,9 +208,9 @@ class QuantProxyFromInjector(Answers):
                 "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
                 "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
             )
-        self._assemble_for(assembly.beside_weights((*known, layer)), self.committed)
+        self._assemble_for(assembly.beside_weights((*holders, layer)), self.committed)
         layer_links.relink(self, (layer,))
-        self.served_layers = len(known) + 1
+        self.served_layers = len(holders) + 1
 
     def _assemble_for(self, layers: tuple[Any, ...], committed: bool) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
@@ -220,12 +220,12 @@ class QuantProxyFromInjector(Answers):
         old, record = self.tensor_quant, self.record
         assembly.copy_mode(old, new, use_running_average=self.use_running_average)
         old = old if record is None else assembly.Committed(old, record)
-        kept, replaced = assembly.replace_by_difference(old, new, layers)
+        chosen, replaced = assembly.replace_by_difference(old, new, layers)
         self.quant_metadata = said
         if replaced:
             if record is not None:
                 del self.record
-            self._hold(kept)
+            self._hold(chosen)
         return replaced
 
     def _build(
@@ -241,8 +241,8 @@ class QuantProxyFromInjector(Answers):
         if stack is None:
             stack = assembly.stack_of(layers) if self.parameter else ()
         if stack:
-            one = partial(self._build, trace=trace, stack=(), committed=committed)
-            return assembly.build_stacked(one, layers, stack, rngs)
+            build = partial(self._build, trace=trace, stack=(), committed=committed)
+            return assembly.build_stacked(build, layers, stack, rngs)
         quantizer = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
         if quantizer is not None and (isinstance(quantizer, type) or not callable(quantizer)):
             shown = f"the class {quantizer.__name__}" if isinstance(quantizer, type) else f"{quantizer!r:.80}"
@@ -309,15 +309,15 @@ class QuantProxyFromInjector(Answers):
 
         Args:
             x: a weight, for instance; float, any shape.
-            quant_input: for a quantizer of weights that goes by it, the `IntQuantTensor` that the weight is contracted
-                with, or its `InputFormat`.
+            quant_input: for a quantizer of weights that depends on it, the `IntQuantTensor` that the weight is
+                contracted with, or its `IntegerFormat`.
 
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
 
         Raises:
-            TypeError: the quantizer goes by the input, and this is not quantized to integers.
-            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
+            TypeError: the quantizer depends on the input, and this is not quantized to integers.
+            ValueError: it depends on the input, whose format is not known, or too wide for the accumulator.
         """
         if self.tensor_quant is None or self.disable_quant:
             return x

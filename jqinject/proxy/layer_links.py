@@ -8,7 +8,7 @@ original. The truth is the model: the layers that hold the proxy. What stands he
 * by the proxy, for the layer that it is made for;
 * by who has found layers, in their order: a walk of a model, or one that takes over a shared proxy (`relink`);
 * by the first read through a layer of a copy (`complete`, called by the layer's slots). NNX makes copies, by `clone`,
-  `merge`, pickling or a transformation, without a word to the layer, so that the first read is the first sight of one.
+  `merge`, pickling or a transformation, without telling the layer, so that the first read is the first sight of one.
 
 A read only completes what is missing: a proxy of which as many layers are known as it serves is never linked anew, so
 reading it changes nothing.
@@ -88,11 +88,11 @@ def complete(proxy: Any, layer: Any) -> Links:
     Returns:
         What is known now.
     """
-    links, known = links_of(proxy), linked_layers(proxy)
-    if len(known) < proxy.served_layers and not _within((layer,), known):
-        known = (*known, layer)
-    if links is None or [reference() for reference in links.layers] != [*known]:
-        links = Links(*known)
+    links, holders = links_of(proxy), linked_layers(proxy)
+    if len(holders) < proxy.served_layers and not _within((layer,), holders):
+        holders = (*holders, layer)
+    if links is None or [reference() for reference in links.layers] != [*holders]:
+        links = Links(*holders)
         proxy.note("links", links)
     return links
 
@@ -103,16 +103,16 @@ def known_layers(proxy: Any) -> tuple[Any, ...]:
     Raises:
         ValueError: some of them are not known.
     """
-    known = linked_layers(proxy)
-    if not known or len(known) < proxy.served_layers:
+    holders = linked_layers(proxy)
+    if not holders or len(holders) < proxy.served_layers:
         raise ValueError(
-            f"this {type(proxy).__name__} serves {proxy.served_layers} layer(s), and {len(known)} of them are known: "
+            f"this {type(proxy).__name__} serves {proxy.served_layers} layer(s), and {len(holders)} of them are known: "
             "it is part of a copy, was read from the model past its layers, or the layer is gone.\n"
             "  cure: jqinject.reassemble(model), which finds the layers by walking the model; "
             "or give them: proxy.init_tensor_quant(layer, ...). Of a layer made on the spot, "
             "QuantLinear(...).weight_quant, keep the layer in a variable"
         )
-    return known
+    return holders
 
 
 def first_parameters(proxy: Any) -> Any:
@@ -138,15 +138,17 @@ def relink(proxy: Linked, layers: tuple[Any, ...]) -> tuple[Any, ...]:
     Returns:
         All the layers.
     """
-    known = linked_layers(proxy)
-    holders = layers if _within(known, layers) else (*known, *(n for n in layers if not _within((n,), known)))
+    linked = linked_layers(proxy)
+    holders = (
+        layers if _within(linked, layers) else (*linked, *(n for n in layers if not _within((n,), linked)))
+    )
     if holders:
         proxy.note("links", Links(*holders))
     return holders
 
 
 def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    return all(any(layer is other for other in others) for layer in some)
+    return all(any(layer is candidate for candidate in others) for layer in some)
 
 
 def ranges_in(quantizer: Any) -> list[StaticRange]:
@@ -201,28 +203,28 @@ def declare_transform(
         TypeError: what is declared is no transform, or the layer does not undo it.
     """
     name, attributes = proxy.binding.base.__name__, vars(proxy)
-    found = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
-    sized = isinstance(found, Sized | Chain) and not isinstance(found, nnx.Module)
-    made = found.made() if sized else found
-    if made is None:
+    declared = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
+    sized = isinstance(declared, Sized | Chain) and not isinstance(declared, nnx.Module)
+    transform = declared.made() if sized else declared
+    if transform is None:
         return
-    has_numbers = isinstance(made, nnx.Module)
-    if not isinstance(made, Transform) or (has_numbers and not sized):
+    has_numbers = isinstance(transform, nnx.Module)
+    if not isinstance(transform, Transform) or (has_numbers and not sized):
         what = "holds numbers, so each quantizer needs its own" if has_numbers else "is no transform"
         raise TypeError(
-            f"{name}: {PRE_TRANSFORM} = {found!r:.80} {what}.\n"
+            f"{name}: {PRE_TRANSFORM} = {declared!r:.80} {what}.\n"
             "  cure: jqinject.core.transforms.Hadamard(), or Sized(ChannelScale, channels)"
         )
     if proxy.role == "gradient" and not getattr(layer, "rotates_both_operands", False):
         raise TypeError(
-            f"{name} declares {PRE_TRANSFORM} = {made!r}, and only a product whose operands both go through it undoes "
-            "it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
+            f"{name} declares {PRE_TRANSFORM} = {transform!r}, and only a product whose operands both go through it "
+            "undoes it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
         )
-    for _, variable in nnx.iter_graph(made, graph=True) if stack and has_numbers else ():
+    for _, variable in nnx.iter_graph(transform, graph=True) if stack and has_numbers else ():
         if isinstance(variable, nnx.Variable):
             value = variable.get_value()
             variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
-    attributes["pre_transform"] = made
+    attributes["pre_transform"] = transform
     axes = getattr(layer, "input_axes", proxy.transform_axes)
     if axes != proxy.transform_axes:
         attributes["transform_axes"] = axes

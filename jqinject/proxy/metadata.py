@@ -62,15 +62,15 @@ def note_quantizer(error: Exception, proxy: Any) -> None:
 
 def _own_parts(quantizer: Any) -> str:
     """The components among a quantizer's that are not the library's, with the names they stand under."""
-    found: dict[str, None] = {}
+    parts: dict[str, None] = {}
     if quantizer is not None and not is_ours(type(quantizer)):
-        found[f"tensor_quant = {type(quantizer).__name__}"] = None
+        parts[f"tensor_quant = {type(quantizer).__name__}"] = None
     for component in components_in(quantizer):
         for name, part in vars(component).items():
             is_part = callable(part) and not isinstance(part, type)
             if is_part and type(part).__module__.partition(".")[0] not in _FOREIGN:
-                found[f"{name} = {type(part).__name__}"] = None
-    return f", with your {', '.join(found)}" if found else ""
+                parts[f"{name} = {type(part).__name__}"] = None
+    return f", with your {', '.join(parts)}" if parts else ""
 
 
 METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers

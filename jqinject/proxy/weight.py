@@ -39,9 +39,9 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
     it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
 
-    A quantizer may go by the bits and the sign of the input that the weight is contracted with (A2Q). The layer then
-    hands its quantized input in; asked without one, the proxy goes by the layer's `input_quant`, else by the input of
-    the last training step.
+    A quantizer may depend on the bits and the sign of the input that the weight is contracted with (A2Q). The layer
+    then passes its quantized input; without one, the proxy uses the layer's `input_quant`, else the input of the last
+    training step.
 
     Example:
         >>> from flax import nnx
@@ -109,8 +109,8 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         Raises:
             ValueError: there was none.
         """
-        kept = self.tensor_quant.kept_input()
-        return None if kept is None else IntegerFormat(*kept)
+        input_format = self.tensor_quant.kept_input()
+        return None if input_format is None else IntegerFormat(*input_format)
 
     def commit(self, *layers: Any) -> None:
         """Keep the scales that the weights have now, whatever becomes of the weights (`record`).
@@ -244,7 +244,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         return None if bias is None else self._pack(self._copy()(bias.get_value()))
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
-        """The integer that stands for 0; None without a bias, or if quantization is off."""
+        """The integer that represents 0; None without a bias, or if quantization is off."""
         return jnp.zeros((), jnp.float32) if self._needs_input() else super().zero_point(force_eval)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:

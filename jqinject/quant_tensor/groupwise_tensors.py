@@ -93,7 +93,7 @@ class GroupwiseQuantTensor(QuantTensor):
         """Return the tensor in the same groups elsewhere.
 
         Args:
-            grouped: what takes the place of `grouped`; of `as_it_lies`, if there is one.
+            grouped: what takes the place of `grouped`; of `as_it_lies`, if any.
             groups: where they lie now.
         """
         return grouped._like(type(self), Layout(groups, groups.dim, self._layout.piece))

@@ -113,26 +113,30 @@ class IntQuantTensor(QuantTensor):
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
-    def __add__(self, other: Any) -> Any:
-        if isinstance(other, IntQuantTensor):
-            return arithmetic.add(self, other)
-        return self.value + other.value if isinstance(other, QuantTensor) else arithmetic.shift(self, other)
+    def __add__(self, operand: Any) -> Any:
+        if isinstance(operand, IntQuantTensor):
+            return arithmetic.add(self, operand)
+        return (
+            self.value + operand.value
+            if isinstance(operand, QuantTensor)
+            else arithmetic.shift(self, operand)
+        )
 
-    def __sub__(self, other: Any) -> Any:
-        return self + (-other)
+    def __sub__(self, operand: Any) -> Any:
+        return self + (-operand)
 
-    def __rsub__(self, other: Any) -> Any:
-        return (-self) + other
+    def __rsub__(self, operand: Any) -> Any:
+        return (-self) + operand
 
-    def __mul__(self, other: Any) -> Any:
-        value = self.value * as_array(other)
-        if not isinstance(other, IntQuantTensor):
+    def __mul__(self, operand: Any) -> Any:
+        value = self.value * as_array(operand)
+        if not isinstance(operand, IntQuantTensor):
             return value
-        return arithmetic.product(self, other, "a * b", value, self.scale * other.scale)
+        return arithmetic.product(self, operand, "a * b", value, self.scale * operand.scale)
 
-    def __truediv__(self, other: Any) -> Any:
-        integers = isinstance(other, IntQuantTensor)
-        return arithmetic.divide(self, other) if integers else self.value / as_array(other)
+    def __truediv__(self, operand: Any) -> Any:
+        integers = isinstance(operand, IntQuantTensor)
+        return arithmetic.divide(self, operand) if integers else self.value / as_array(operand)
 
     __radd__ = __add__
     __rmul__ = __mul__

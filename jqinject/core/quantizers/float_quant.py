@@ -100,7 +100,7 @@ class Float8Cast(Component):
     def __call__(
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """The value and the payload of `x`, by its factor if there is one; the gradient passes unchanged."""
+        """The value and the payload of `x`, by its factor if given; the gradient passes unchanged."""
         carrier = x.astype(self.dq_dtype or x.dtype)
         if factor is not None:
             return quantize_by_factor(x, factor, self.q_dtype, carrier.dtype)
@@ -349,14 +349,14 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
     """
     grid, ((scales, *alternatives), shared) = quantizer.format, scaling.candidates(x)
     minifloats = _rounded_in_levels(quantizer, grid, x, scales)
-    for other in alternatives:
-        others = _rounded_in_levels(quantizer, grid, x, other)
+    for alternative in alternatives:
+        others = _rounded_in_levels(quantizer, grid, x, alternative)
         least = _errors(quantizer, shared, minifloats, scales, x)
-        better = _errors(quantizer, shared, others, other, x) < least
+        better = _errors(quantizer, shared, others, alternative, x) < least
         minifloats = jnp.where(better, others, minifloats)
         scales = scales._replace(
-            block=jnp.where(better, other.block, scales.block),
-            scale=jnp.where(better, other.scale, scales.scale),
+            block=jnp.where(better, alternative.block, scales.block),
+            scale=jnp.where(better, alternative.scale, scales.scale),
         )
     scale, block = (jnp.broadcast_to(level, scales.block.shape) for level in (scales.scale, scales.block))
     value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)

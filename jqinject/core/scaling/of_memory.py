@@ -308,7 +308,7 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
 
     Args:
         collect_stats_steps: N, at least 1.
-        collected_range: a statistic that counts as collected, so that it is learned at once; None for none.
+        collected_range: a statistic that counts as collected, so that it is learned at once; None if absent.
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.

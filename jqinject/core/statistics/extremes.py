@@ -20,7 +20,7 @@ from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
 from jqinject.ops.cut import Cut
 from jqinject.ops.lean import choose
-from jqinject.ops.reductions import Axes, Over, Tensors, each, rank_between
+from jqinject.ops.reductions import Axes, Over, Tensors, map_tensors, rank_between
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -83,12 +83,12 @@ class Ranked(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""
-        ranked, over = each(jnp.abs, x) if self.of_magnitude else x, self.over
-        count, found = over.count(x), []
+        ranked, over = map_tensors(jnp.abs, x) if self.of_magnitude else x, self.over
+        count, ends_measured = over.count(x), []
         ends = {1: over.min, count: over.max}
         for rank in _ranks(self, count):
-            found.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
-        return tuple(found)
+            ends_measured.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
+        return tuple(ends_measured)
 
     def locate(self, x: Tensors, measured: Any) -> Any:
         """Where they are, or how many share the gradient."""
@@ -124,7 +124,7 @@ class Ranked(Reduction):
         ]
         # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
         return tuple(
-            map(over.sum, each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
+            map(over.sum, map_tensors(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
         )
 
     def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
@@ -132,7 +132,7 @@ class Ranked(Reduction):
         if not self.of_magnitude:
             return dx
         if self._rule == "near" or self.slope_at_zero:
-            return each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
+            return map_tensors(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
         return ops.change_of_magnitude(x, dx)
 
     def _shared_change(self, dx: Tensors, x: Tensors, measured: Any, hits: list[Any], counts: Any) -> Any:
@@ -141,14 +141,14 @@ class Ranked(Reduction):
         def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
             weight = choose(end == 0, 0.5, 1.0) if near else 1.0
-            moved = over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
+            moved = over.sum(map_tensors(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
             return moved * (weight / jnp.maximum(count, 1.0))
 
         return tuple(map(change_of_end, measured, hits, counts))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
-        return each(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+        return map_tensors(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
 
     @property
     def _rule(self) -> str:
@@ -159,7 +159,8 @@ class Ranked(Reduction):
         ranked, near = self._ranked(x), self._rule == "near"
         ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
         return [
-            each(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked) for by, end in ends
+            map_tensors(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked)
+            for by, end in ends
         ]
 
 
@@ -227,7 +228,7 @@ class SignedAbsMax(_Extreme):
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
         ((largest,), lowest) = super().measure(x), self.over.min(x)
-        first = ops.locate(each(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
+        first = ops.locate(map_tensors(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
         negative = (lowest == -largest) & first
         return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
@@ -415,7 +416,7 @@ class InterpolatedAbsPercentile(AbsPercentile):
     slope_at_zero: ClassVar[bool] = True
 
     def ranks(self, count: int) -> tuple[int, ...]:
-        """Those of both neighbours, and of the last: nan, if there is one."""
+        """Those of both neighbours, and of the last: nan if any is nan."""
         low, high, _ = rank_between(self.high_percentile_q, count)
         return low, high, count
 

@@ -211,13 +211,13 @@ class SearchedStat(Component):
             detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), task.scale))
             return _search(graphdef, cuts, *detached)
 
-        found, after = where_active(active, search)
+        best, after = where_active(active, search)
         if self.memory is not None:
             before = self.memory.get_raw_value()
             if active is not None:
                 after = jax.tree.map(partial(jnp.where, active), after, before)
             self.memory.set_value(after)
-        return jax.lax.stop_gradient(found)
+        return jax.lax.stop_gradient(best)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the result remembered in `memory`."""
@@ -260,7 +260,7 @@ def _search(
 
     def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
         quantizer, _ = copies()  # for each trial: its state changes are discarded
-        cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
+        cut = next(cut for cut, part in zip(cuts, tensors, strict=True) if part is tensor)
         result = quantizer.try_candidate(tensor, Candidate(statistic, scale))
         if cut is None:
             return result
@@ -271,11 +271,11 @@ def _search(
         return SimpleNamespace(value=value, scale=numbers[0], zero_point=numbers[1])
 
     _, stat = copies()
-    found = stat.search(trial, tensors)
+    best = stat.search(trial, tensors)
     if stat.memory is None:
-        return found, {}
-    held = stat.memory.get_raw_value()
-    return found, {**held, "last": found.reshape(held["last"].shape)}
+        return best, {}
+    arrays = stat.memory.get_raw_value()
+    return best, {**arrays, "last": best.reshape(arrays["last"].shape)}
 
 
 @component
