@@ -34,6 +34,8 @@ from jqinject.ops.sharding import Names, extreme_over, place_over, places_over, 
 Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
 """A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
+Measured = jax.Array | tuple[jax.Array, ...]
+"""What a statistic measures of a tensor: one small array, or several."""
 
 
 map_tensors: Callable[..., Any] = jax.tree.map

@@ -24,6 +24,9 @@ from jax.typing import ArrayLike
 from jqinject.ops.sharding import is_split
 
 Elementwise = Callable[[ArrayLike], jax.Array]
+Primals = tuple[Any, ...]
+Tangents = tuple[Any, ...]
+"""Arguments of a derivative rule: arrays, or pytrees of them; tangents may be `SymbolicZero`s."""
 
 
 def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
