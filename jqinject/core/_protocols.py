@@ -37,6 +37,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from jqinject.ops.lean import Bits
+
+Threshold = float | jax.Array | None
+"""How many steps span a scale; None for 1."""
+
 
 @runtime_checkable
 class Packable(Protocol):
@@ -92,13 +97,13 @@ class BitWidth(Protocol):
 class IntScalingImpl(Protocol):
     """`int_scaling_impl`: how many integer steps the scaled value spans."""
 
-    def __call__(self, bit_width: Any, /) -> Any: ...
+    def __call__(self, bit_width: Bits, /) -> Any: ...
 
 
 class FloatScalingImpl(Protocol):
     """`float_scaling_impl`: which minifloat the statistic maps to."""
 
-    def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, /) -> Any: ...
+    def __call__(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any, /) -> Any: ...
 
 
 class FloatClampImpl(Protocol):
@@ -108,7 +113,7 @@ class FloatClampImpl(Protocol):
     """
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, bias: Any, /
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, bias: Any, /
     ) -> jax.Array: ...
 
 
@@ -119,22 +124,24 @@ class Scaling(Protocol):
     `settle(scale, threshold)`; one by which numbers are not divided has a method `divisor(scale)`.
     """
 
-    def __call__(self, x: jax.Array, threshold: Any = None, /) -> jax.Array: ...
+    def __call__(self, x: jax.Array, threshold: Threshold = None, /) -> jax.Array: ...
 
 
 class ZeroPoint(Protocol):
     """`zero_point_impl`: the integer that represents zero, as float32."""
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, /) -> jax.Array: ...
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Bits, /) -> jax.Array: ...
 
 
 class IntQuantizer(Protocol):
     """`int_quant`: to integers and back, given scale, zero point and bit width."""
 
-    def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array: ...
-    def min_int(self, bit_width: Any) -> Any: ...
-    def max_int(self, bit_width: Any) -> Any: ...
-    def __call__(self, scale: jax.Array, zero_point: Any, bit_width: Any, x: jax.Array) -> jax.Array: ...
+    def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Bits, x: jax.Array) -> jax.Array: ...
+    def min_int(self, bit_width: Bits) -> Any: ...
+    def max_int(self, bit_width: Bits) -> Any: ...
+    def __call__(
+        self, scale: jax.Array, zero_point: jax.Array | None, bit_width: Bits, x: jax.Array
+    ) -> jax.Array: ...
 
 
 @runtime_checkable
@@ -218,7 +225,7 @@ def class_fact(kind: type, name: str) -> Any:
     return None
 
 
-def has_zero_point(component: Any) -> bool:
+def has_zero_point(component: object) -> bool:
     """Whether the zero point of a quantizer or a `zero_point_impl` may be nonzero; True if unstated.
 
     Example:
@@ -229,22 +236,22 @@ def has_zero_point(component: Any) -> bool:
     return getattr(component, "has_zero_point", True)
 
 
-def scale_dtype(component: Any) -> np.dtype | None:
+def scale_dtype(component: object) -> np.dtype | None:
     """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None if unstated."""
     return getattr(component, "scale_dtype", None)
 
 
-def is_learned(component: Any) -> bool:
+def is_learned(component: object) -> bool:
     """Whether a bit width is learned; False if unstated."""
     return getattr(component, "is_learned", False)
 
 
-def searches(component: Any) -> bool:
+def searches(component: object) -> bool:
     """Whether a statistic, a scaling or a zero point is searched by trying candidates; False if unstated."""
     return getattr(component, "searches", False)
 
 
-def takes_axes(component: Any) -> bool:
+def takes_axes(component: object) -> bool:
     """Whether a statistic can be taken along other axes, by its method `along`; False if unstated."""
     return getattr(component, "takes_axes", False)
 
@@ -260,22 +267,22 @@ def takes_cut(component: Any) -> bool:
     return class_fact(type(component), "takes_cut") is not None and component.takes_cut
 
 
-def never_negative(component: Any) -> bool:
+def never_negative(component: object) -> bool:
     """Whether a statistic is never negative; False if unstated."""
     return getattr(component, "never_negative", False)
 
 
-def keeps_sign(component: Any) -> bool:
+def keeps_sign(component: object) -> bool:
     """Whether a restriction leaves negative values unchanged; False if unstated."""
     return getattr(component, "keeps_sign", False)
 
 
-def groups_of(component: Any) -> tuple[int, int] | None:
+def groups_of(component: object) -> tuple[int, int] | None:
     """Group size and grouped axis of a quantizer or a view; None if unstated."""
     return getattr(component, "groups", None)
 
 
-def block_width(component: Any) -> int:
+def block_width(component: object) -> int:
     """How many groups of a quantizer or a view share a scale, beside each other; 1 if unstated."""
     for name in ("input_view_impl", "int_quant"):
         inner = getattr(component, name, None)
@@ -284,7 +291,7 @@ def block_width(component: Any) -> int:
     return getattr(component, "block_width", 1)
 
 
-def is_dynamic(component: Any) -> bool:
+def is_dynamic(component: object) -> bool:
     """Whether the scale is computed from the given tensor.
 
     A quantizer defaults to its `scaling_impl`, a scaling to False.
@@ -299,7 +306,7 @@ def by_range(scaling: type) -> bool:
     return getattr(scaling, "by_range", False)
 
 
-def needs_input_format(component: Any) -> bool:
+def needs_input_format(component: object) -> bool:
     """Whether a quantizer of weights is called with the format of the layer's input; False if unstated."""
     return getattr(component, "needs_input_format", False)
 
@@ -310,17 +317,17 @@ def amax_history(quantizer: Any) -> Any:
     return scaling if hasattr(scaling, "amax_history") else None
 
 
-def collects_in_steps(component: Any) -> bool:
+def collects_in_steps(component: object) -> bool:
     """Whether a component is a `StepStatistic`; False if unstated."""
     return getattr(component, "in_step", None) is not None
 
 
-def number_format(component: Any) -> Any:
+def number_format(component: object) -> Any:
     """A quantizer's minifloat format or table; None if unstated."""
     return getattr(component, "format", None)
 
 
-def is_nearest(*components: Any) -> bool:
+def is_nearest(*components: object) -> bool:
     """Whether quantizers, roundings and clamps do what QuantizeLinear does; False if any does not state it."""
     return all(getattr(component, "is_nearest", False) for component in components)
 

@@ -82,7 +82,7 @@ _MODES = ("deterministic", "in_step", "use_running_average")
 class ComponentMeta(type(nnx.Module)):
     """Checks components under construction, and decides whether each is a value or an NNX module."""
 
-    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: Any, *args: Any, **kwargs: object) -> Any:
         """Construct an NNX module if a part is state, else a value."""
         construct_module: Any = type(nnx.Module).__call__
         if issubclass(cls, nnx.Pytree):
@@ -95,7 +95,7 @@ class ComponentMeta(type(nnx.Module)):
         instance._seal()
         return instance
 
-    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
+    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: object) -> None:
         """Initialize an instance; NNX calls it for modules."""
         self.__init__(*args, **kwargs)
         attributes = vars(self)
@@ -107,7 +107,9 @@ class ComponentMeta(type(nnx.Module)):
             if same and name not in _MODES:
                 del attributes[name]
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: object
+    ) -> None:
         super().__init__(name, bases, namespace, **kwargs)
         if not issubclass(cls, nnx.Pytree):
             jax.tree_util.register_static(cls)
@@ -208,7 +210,7 @@ class Component(metaclass=ComponentMeta):
         parts = [*map(vars(self).get, names)]
         vars(self)[_SEALED] = (type(self), *zip(names, map(type, parts), parts, strict=True))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if _SEALED in vars(self):
             self._refuse(f"{name} = {value!r}")
         super().__setattr__(name, value)
@@ -302,7 +304,7 @@ def _reduce_class(cls: ComponentMeta) -> Any:
 copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
 
 
-def _holds_state(part: Any) -> bool:
+def _holds_state(part: object) -> bool:
     if part is None or isinstance(part, bool | int | float | str):
         return False
     if isinstance(part, Component):
@@ -319,7 +321,7 @@ def parts_of(component: Component) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in vars(component).items() if name not in (_SEALED, _HASH)]
 
 
-def components_in(root: Any) -> Iterator[Any]:
+def components_in(root: object) -> Iterator[Any]:
     """Every NNX module and value component below a component, itself included, once each.
 
     Unlike `nnx.iter_modules`, it also finds values.

@@ -63,11 +63,11 @@ class _ArrayOrRecord(nnx.Variable[Any]):
     reads it before constructing one for an array.
     """
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         arrays = self.get_raw_value()
         return arrays if isinstance(arrays, dict) and index is Ellipsis else super().__getitem__(index)
 
-    def set_raw_value(self, value: Any, **options: Any) -> None:
+    def set_raw_value(self, value: object, **options: Any) -> None:
         """As of an `nnx.Variable`; of a record, `nnx.as_pure` makes an `nnx.State`."""
         super().set_raw_value(dict(value) if isinstance(value, nnx.State) else value, **options)
 
@@ -115,7 +115,7 @@ class Frozen(nnx.Variable[Any]):
     """
 
 
-def float_array(value: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+def float_array(value: object, shape: tuple[int, ...] = ()) -> jax.Array:
     """A float32 array filled with a number: one transfer, no compilation.
 
     Example:
@@ -130,7 +130,7 @@ def all_counted(counter: Any) -> bool:
     return not has_numbers(counter) or bool(np.all(on_host(counter) > 0))
 
 
-def has_numbers(array: Any) -> bool:
+def has_numbers(array: jax.Array) -> bool:
     """Whether an array can be read: neither traced nor abstract."""
     return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
 
@@ -151,14 +151,14 @@ class RecordPart:
         """The array."""
         return self.record.get_raw_value()[self.name]
 
-    def set_value(self, value: Any) -> None:
+    def set_value(self, value: object) -> None:
         """Replace the array."""
         self.record.set_value({**self.record.get_raw_value(), self.name: value})
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         return self.get_value()[index]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         self.set_value(self.get_value().at[index].set(value))
 
     shape = property(lambda self: self.get_value().shape, doc="The array's.")
@@ -193,7 +193,7 @@ def kind_of(variable: Any) -> type:
     return type(variable.record if isinstance(variable, RecordPart) else variable)
 
 
-def flat_parts(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+def flat_parts(state: nnx.State) -> list[tuple[tuple[Any, ...], Any]]:
     """The readable and writable items of an `nnx.State`, by path: Variables, parts of records, and arrays."""
     parts: list[tuple[tuple[Any, ...], Any]] = []
     for path, leaf in nnx.to_flat_state(state):

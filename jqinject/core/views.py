@@ -261,12 +261,12 @@ def cut_of(view: View, x: jax.Array) -> Cut | None:
     return view.cut(x) if isinstance(view, GroupingView) else None
 
 
-def blocks_of(view: Any, x: jax.Array) -> Blocks | None:
+def blocks_of(view: View, x: jax.Array) -> Blocks | None:
     """The `Blocks` of a grouping view; None for any other view, or if each group is one."""
     return view.blocks(x) if isinstance(view, GroupingView) else None
 
 
-def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: Any) -> Any:
+def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: object) -> Any:
     """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
     Along explicit axes it is not viewed then, since the view would have to be gathered.
@@ -284,7 +284,7 @@ def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: 
     return results if is_split(x) else jax.tree.map(view, results)
 
 
-def beside(view: View, x: jax.Array, *numbers: Any) -> tuple[Any, ...]:
+def beside(view: View, x: jax.Array, *numbers: object) -> tuple[Any, ...]:
     """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
     cut = cut_of(view, x) if is_split(x) else None
     return numbers if cut is None else jax.tree.map(lambda number: cut.spread(number, x), numbers)

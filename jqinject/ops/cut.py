@@ -214,7 +214,7 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     return Cut(axis, size, math.gcd(size, length // most))
 
 
-def _shards_along(x: jax.Array, axis: int) -> Any:
+def _shards_along(x: jax.Array, axis: int) -> int | None:
     """The number of shards of a concrete array along an axis; None for a tracer."""
     if isinstance(x, jax.core.Tracer):
         return None

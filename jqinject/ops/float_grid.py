@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.fake_quant import quotient
 from jqinject.ops.grid import Grid, Rounding, narrowest
@@ -94,7 +95,7 @@ class FloatGrid(Grid):
             )
 
     @classmethod
-    def of_dtype(cls, dtype: Any) -> FloatGrid:
+    def of_dtype(cls, dtype: DTypeLike) -> FloatGrid:
         """The grid of one of JAX's narrow float dtypes.
 
         Raises:
@@ -332,7 +333,7 @@ def quantize_on_grid(
     scale: jax.Array,
     zero_point: jax.Array | None = None,
     rounding: Rounding = nearest,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     *,
     by_reciprocal: bool = False,
 ) -> jax.Array:

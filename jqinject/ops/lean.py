@@ -13,6 +13,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.sharding import sharded_as, varying_with
 
+Bits = int | jax.Array
+"""A bit width: an int if it is constant, an array if it is learned."""
+
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
     """`jnp.where(which, x, y)` of the dtype of its array, without the call that `jnp.where` leaves in a program.

@@ -10,6 +10,7 @@ rule, so that both ways give the maximum.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -79,7 +80,7 @@ def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
 mapped_beside.defjvp(lambda primals, tangents: (mapped_beside(*primals), tangents[0]))
 
 
-def over_axis(statistic: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
+def over_axis(statistic: jax.Array, axis_name: Hashable, holder: jax.Array) -> jax.Array:
     """The maximum over named axes: those given, and those on which `statistic` varies and `holder` does not.
 
     Args:

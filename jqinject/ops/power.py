@@ -34,6 +34,7 @@ from jax.typing import ArrayLike
 from jqinject.ops.fake_quant import quotient
 from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import Primals, Tangents
 
 Width = TypeVar("Width", bound=int | jax.Array)
 
@@ -122,7 +123,7 @@ def _divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
     return quotient(x, divisor)
 
 
-def _divide_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _divide_jvp(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (_, divisor), (dx, ddivisor) = primals, tangents
     y = _divide(*primals)
     if isinstance(ddivisor, SymbolicZero):

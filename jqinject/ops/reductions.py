@@ -98,7 +98,7 @@ class Over(NamedTuple):
     min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, partial(extreme_over, jax.lax.pmin)), of_zero=0)
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
 
-    def positions(self, x: Tensors) -> Any:
+    def positions(self, x: Tensors) -> tuple[jax.Array, ...] | jax.Array:
         """The number of each element, counted along the axes in their order, in 16 bits if they suffice, else 32; one
         array for each tensor.
         """

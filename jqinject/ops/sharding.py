@@ -8,7 +8,7 @@ Reductions over the axes of `shard_map`, `pmap` and `vmap`, by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -126,7 +126,7 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
     return x if own.spec == spec else reshard(x, NamedSharding(mesh, spec))
 
 
-def asked(out_sharding: Any, *operands: jax.Array) -> Any:
+def asked(out_sharding: object, *operands: jax.Array) -> Any:
     """The `out_sharding` to pass to an operation on a mesh with explicit axes; else None.
 
     Args:
@@ -142,7 +142,7 @@ def asked(out_sharding: Any, *operands: jax.Array) -> Any:
     return out_sharding if any(mesh.explicit_axes for mesh in meshes if not mesh.empty) else None
 
 
-def with_sharding(x: jax.Array, out_sharding: Any) -> jax.Array:
+def with_sharding(x: jax.Array, out_sharding: object) -> jax.Array:
     """`x` with a sharding: moved along explicit axes, constrained along automatic ones; None changes nothing.
 
     Args:
@@ -196,7 +196,7 @@ def taken(table: jax.Array, indices: jax.Array) -> jax.Array:
 Names = tuple[Any, ...]
 
 
-def names_of(axis_name: Any) -> Names:
+def names_of(axis_name: Hashable) -> Names:
     """An `axis_name` (a name, a tuple of names, or None) as a tuple.
 
     Example:
@@ -208,7 +208,7 @@ def names_of(axis_name: Any) -> Names:
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
-def names_at_hand(axis_name: Any, evaluates: bool) -> Names:
+def names_at_hand(axis_name: Hashable, evaluates: bool) -> Names:
     """An `axis_name` as a tuple: in evaluation, without the axes that do not surround the call.
 
     In training, a tensor is distributed over a mapped axis. In evaluation, outside `shard_map`, `pmap` and `vmap`, it

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.sharding import is_split
 
@@ -253,7 +253,7 @@ def stochastic_round_ste(
     return with_gradient_of(x, jnp.where(drawn < x - low, low + 1, low))
 
 
-def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
     """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half.
 
     Source: AQT's `'custom-1'` noise.
@@ -274,7 +274,7 @@ def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) 
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def first_order(x: Any, what: str) -> Any:
+def first_order(x: jax.Array, what: str) -> Any:
     """`x`, which must not be differentiated: for arrays that only a second derivative would differentiate.
 
     Args:
@@ -295,7 +295,7 @@ def first_order(x: Any, what: str) -> Any:
 
 
 @first_order.defjvp
-def _refuse(what: str, primals: Any, tangents: Any) -> Any:
+def _refuse(what: str, primals: Primals, tangents: Tangents) -> Any:
     raise TypeError(what)
 
 

@@ -135,7 +135,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
             )
         self.keeps_payload = mode == "output"
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: jax.Array) -> Any:
         """Quantize an operand: a QuantTensor, or an array if its value is contracted.
 
         Args:
@@ -200,7 +200,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         """As a call, for a QuantTensor too, which stays one."""
         return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
 
-    def quantize(self, x: Any, /, *more: Any) -> Any:
+    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
         """Quantize a given gradient as this step would; nothing is recorded, and rounding is to nearest.
 
         Args:

@@ -166,7 +166,7 @@ def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bo
     def axis_of(leaf: Any) -> int | None:
         return 0 if leaf.ndim and leaf.shape[0] == size else None
 
-    def at(state: Any, i: Any) -> Any:
+    def at(state: nnx.State, i: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf if axis_of(leaf) is None else leaf[i], state)
 
     if one_by_one:

@@ -299,12 +299,12 @@ class QuantProxyFromInjector(Answers):
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)
         self.tensor_quant = nnx.data(quantizer) if stateful else nnx.static(quantizer)
 
-    def _pack(self, result: Any) -> Any:
+    def _pack(self, result: object) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
         return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
-    def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
+    def _parameter_quantized(self: Any, x: jax.Array, quant_input: object = None) -> Any:
         """Quantize a parameter: the call of a proxy of weights.
 
         Args:
@@ -342,7 +342,7 @@ class QuantProxyFromInjector(Answers):
             layer_links.check_range(self, array)
         return self._quantized(array)
 
-    def _quantized(self, x: Any, *more: Any) -> Any:
+    def _quantized(self, x: jax.Array, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
         quantizer, result = self.tensor_quant, None
         try:
@@ -364,7 +364,7 @@ class QuantProxyFromInjector(Answers):
             metadata.note_quantizer(error, self)
             raise
 
-    def quantize(self, x: Any, /, *more: Any) -> Any:
+    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
         `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, *more)

@@ -159,7 +159,7 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
     return [node for node in nodes if node.has_range() is not None]
 
 
-def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
+def check_range(proxy: Any, x: jax.Array, held_as: str = "") -> None:
     """Warn if a proxy is about to quantize `x` in evaluation in a range that never saw data; once for each proxy.
 
     Args:

@@ -29,7 +29,7 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def packable(result: Any, quantizer: Any, signed: bool | None) -> Packable:
+def packable(result: object, quantizer: Any, signed: bool | None) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:

@@ -71,7 +71,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """The zero point of each group; None if quantization is off."""
         return self._asked("zero_point_")
 
-    def pre_scale(self, quant_input: Any = None) -> jax.Array | None:
+    def pre_scale(self, quant_input: object = None) -> jax.Array | None:
         """What a decoupled quantizer divides the weight by before rounding, float32; None if quantization is off.
 
         Args:
@@ -79,7 +79,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """
         return self._look(quant_input).pre_scale if self.is_quant_enabled else None
 
-    def pre_zero_point(self, quant_input: Any = None) -> jax.Array | None:
+    def pre_zero_point(self, quant_input: object = None) -> jax.Array | None:
         """What a decoupled quantizer adds before rounding, float32; None if quantization is off.
 
         Args:
@@ -87,7 +87,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """
         return self._look(quant_input).pre_zero_point if self.is_quant_enabled else None
 
-    def check_input(self, quant_input: Any) -> None:
+    def check_input(self, quant_input: object) -> None:
         """Refuse, before it comes, an input that the quantizer cannot guarantee its accumulator for.
 
         Args:
@@ -147,7 +147,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             return None
         return self._seen(self._pack(self._look()), first_parameters(self).weight.get_value())
 
-    def _look(self, quant_input: Any = None) -> Any:
+    def _look(self, quant_input: object = None) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
         layer = first_parameters(self)
         if quant_input is None and self.requires_quant_input:
@@ -157,7 +157,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             return by_record(quantizer, self.record, weight)
         return quantizer(weight, *self._more(quant_input))
 
-    def _more(self, quant_input: Any) -> IntegerFormat | tuple[()]:
+    def _more(self, quant_input: object) -> IntegerFormat | tuple[()]:
         """What the quantizer is called with beside the weight: the format of a quantized input.
 
         Args:

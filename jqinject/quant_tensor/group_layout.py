@@ -133,7 +133,7 @@ def with_two_axes(axes: Iterable[int], cut: int) -> tuple[int, ...]:
     )
 
 
-def whole_key(key: Any, ndim: int) -> tuple[Any, ...] | None:
+def whole_key(key: object, ndim: int) -> tuple[Any, ...] | None:
     """An index with one entry for each axis, beside those for new ones.
 
     Args:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Restrict, View, block_width, groups_of, takes_cut
+from jqinject.core._protocols import Restrict, Threshold, View, block_width, groups_of, takes_cut
 from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
@@ -26,7 +26,7 @@ from jqinject.ops.groups import checked_group_size
 from jqinject.ops.lean import choose, shaped
 from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import Primals, Tangents, nearest
 
 
 def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
@@ -353,7 +353,7 @@ class RangeScaling(Component):
         assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
         return self.averaging_impl.mean(self.has_zero_point, ndim)
 
-    def freeze(self, threshold: Any = None, bit_width: int | None = None) -> None:
+    def freeze(self, threshold: Threshold = None, bit_width: int | None = None) -> None:
         """Make constants of the averaged range, its scale and its zero point: a call no longer measures or averages.
 
         A range of the given tensor, or one that no batch has entered, stays as it is. The average is kept.
@@ -414,7 +414,7 @@ class RangeScaling(Component):
         return self.measure(x, threshold, None)[0]
 
     def measure(
-        self, x: jax.Array, threshold: Any, bit_width: int | None
+        self, x: jax.Array, threshold: Threshold, bit_width: int | None
     ) -> tuple[jax.Array, jax.Array | None, ClippingRange]:
         """Scale, zero point (None without one), and the range that they come from.
 
@@ -488,7 +488,7 @@ def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.A
 
 
 @_of_two_ends.defjvp
-def _(bit_width: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _(bit_width: int, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
     numbers = _of_two_ends(bit_width, *primals)
     _, zero_point, tiny = numbers
     change = choose(tiny, 0.0, (tangents[0] - tangents[1]) / jnp.float32(2**bit_width - 1))

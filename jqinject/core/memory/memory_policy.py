@@ -38,6 +38,7 @@ from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops.lean import all_finite, choose, no_change
 from jqinject.ops.processes import one_program
 from jqinject.ops.reductions import running_mean
+from jqinject.ops.ste import Primals, Tangents
 
 
 class Number(NamedTuple):
@@ -231,7 +232,7 @@ def mean_after(
     return tuple([total / counted for total in totals]), counted, totals, entered
 
 
-def _mean_after_jvp(policy: MemoryPolicy, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _mean_after_jvp(policy: MemoryPolicy, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
     (_, count, _), (dnumbers, _, _) = primals, tangents
     means, counted, totals, entered = mean_after(policy, *primals)
     share = entered.astype(jnp.float32)
@@ -280,7 +281,7 @@ def collected_after(
 
 
 def _collected_after_jvp(
-    policy: MemoryPolicy, least: float | None, primals: Any, tangents: Any
+    policy: MemoryPolicy, least: float | None, primals: Primals, tangents: Tangents
 ) -> tuple[Any, Any]:
     after = collected_after(policy, least, *primals)
     # A quantizer may be called several times in a forward pass: the gradient of every call goes to the parameter.

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jqinject.core import check
 from jqinject.core._protocols import (
@@ -45,6 +46,7 @@ from jqinject.ops.float8_cast import (
     to_float8,
 )
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
+from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import divide
@@ -258,7 +260,7 @@ class FloatQuant(Quantizer):
         return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
     ) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, scale, zero_point, ends, grid, keep)
@@ -327,7 +329,9 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
         )
 
 
-def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scale: jax.Array) -> jax.Array:
+def _rounded(
+    grid: FloatGrid, dtype: DTypeLike, rounding: Rounding, x: jax.Array, scale: jax.Array
+) -> jax.Array:
     """Numbers of a grid, float32, that `dtype` holds."""
     if type(rounding) is not RoundSte:
         return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
@@ -365,7 +369,7 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
     return Quantized(with_gradient_of(viewed, value), scale, None, grid, levels=levels)
 
 
-def _rounded_in_levels(quantizer: Any, grid: Any, x: jax.Array, scales: BlockScales) -> jax.Array:
+def _rounded_in_levels(quantizer: Any, grid: Grid, x: jax.Array, scales: BlockScales) -> jax.Array:
     """The numbers of the grid, float32; zeros keep their signs if the scales say so."""
     scaling = quantizer.scaling_impl
 

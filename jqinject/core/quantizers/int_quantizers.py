@@ -35,6 +35,7 @@ from jqinject.core.state import QuantStat, float_array
 from jqinject.ops import round_ste
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid
+from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
 
@@ -115,7 +116,13 @@ class DecoupledIntQuant(IntQuant):
     """
 
     def __call__(  # type: ignore[override]
-        self, pre_scale: Any, pre_zero_point: Any, scale: Any, zero_point: Any, bit_width: Any, x: jax.Array
+        self,
+        pre_scale: Any,
+        pre_zero_point: Any,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
+        bit_width: Bits,
+        x: jax.Array,
     ) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
         x = check.float_input(x, "DecoupledIntQuant")
@@ -239,7 +246,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
     def __call__(  # type: ignore[override]
         self,
         x: jax.Array,
-        input_bit_width: Any = None,
+        input_bit_width: Bits | None = None,
         input_is_signed: bool | None = None,
         *,
         keep: bool = False,

@@ -23,6 +23,7 @@ from jqinject.ops.lean import choose, known_zeros, no_change
 from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import Primals, Tangents
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -54,7 +55,7 @@ def _without_gradient(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     return function(*map(jnp.asarray, arrays))  # of a Python float under `grad`, a Python float is left
 
 
-def _no_gradient(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+def _no_gradient(function: Callable[..., Any], primals: Primals, tangents: Tangents) -> Any:
     results = _without_gradient(function, *primals)
     return results, jax.tree.map(no_change, results)
 

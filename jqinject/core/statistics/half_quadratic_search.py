@@ -8,7 +8,7 @@ point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -140,7 +140,7 @@ class HalfQuadraticOptimizer(SearchedStat):
     suffix: ClassVar[str]
     permute_dims: tuple[int, ...] | None
 
-    def __post_init__(self, axis_name: Any) -> None:
+    def __post_init__(self, axis_name: Hashable) -> None:
         if axis_name is not None:
             raise ValueError(
                 f"{type(self).__name__} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
@@ -278,7 +278,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: InitVar[Any] = None
 
-    def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Any) -> None:
+    def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Hashable) -> None:
         super().__post_init__(axis_name)
         remember(self, memory_shape, beta=self.hqo_beta_zp)
 

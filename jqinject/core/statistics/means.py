@@ -15,7 +15,7 @@ from jqinject.core.state import QuantParam, float_array
 from jqinject.core.statistics.extremes import safe_sqrt
 from jqinject.core.statistics.statistic import Reduction, finish
 from jqinject.ops import reductions as ops
-from jqinject.ops.reductions import Axes, Tensors, map_tensors, parts_of
+from jqinject.ops.reductions import Axes, Measured, Tensors, map_tensors, parts_of
 
 
 @frozen_value
@@ -33,11 +33,11 @@ class AbsAve(Reduction):
 
     stats_reduce_dim: Axes = None
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The mean magnitude."""
         return self.over.sum(map_tensors(jnp.abs, x)) / self.over.count(x)
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> jax.Array:
         """How it changes."""
         weight = jnp.float32(1 / self.over.count(x))
         return self.over.sum(map_tensors(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
@@ -74,7 +74,7 @@ class MeanSigmaStd(Reduction):
     stats_reduce_dim: Axes = None
     std_dev_epsilon: check.Positive = 1e-8
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> tuple[jax.Array, jax.Array]:
         """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
         over, magnitude = self.over, map_tensors(jnp.abs, x)
         n = over.count(x)
@@ -82,7 +82,9 @@ class MeanSigmaStd(Reduction):
         unit, squares = _squares(over, magnitude, mean, over.max(magnitude))
         return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+    def change(
+        self, dx: Tensors, x: Tensors, measured: Measured, located: Measured
+    ) -> tuple[jax.Array, jax.Array]:
         """How both change."""
         mean, deviation = jax.lax.stop_gradient(measured)
         n = self.over.count(x)
@@ -95,7 +97,7 @@ class MeanSigmaStd(Reduction):
         along_mean = map_tensors(lambda dx: dx * jnp.float32(1 / n), dx)
         return self.over.sum(along_mean), self.over.sum(map_tensors(along_deviation, dx, x))
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The statistic."""
         mean, deviation = measured
         return self.finished(mean + self.sigma * deviation)
@@ -170,7 +172,7 @@ class L1Norm(Reduction):
     keepdim = True
     stats_reduce_dim: Axes = None
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The norm."""
         return self.over.sum(map_tensors(ops.magnitude, x))
 
@@ -191,7 +193,7 @@ class L2Norm(L1Norm):
         Array([[5.]], dtype=float32)
     """
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The norm."""
         return safe_sqrt(self.over.sum(map_tensors(jnp.square, x)))
 
@@ -231,7 +233,7 @@ class SigmaStd(Reduction):
     about_mean: bool = False
     std_dev_epsilon: check.Positive = 1e-8
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The deviation."""
         over, count = self.over, self.over.count(x)
         mean = over.sum(x) / count if self.about_mean else jnp.float32(0)
@@ -271,7 +273,7 @@ class RMS(Reduction):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The mean square."""
         return self.over.sum(map_tensors(jnp.square, x)) / max(self.over.count(x), 1)
 
@@ -308,7 +310,7 @@ class AbsMean(Reduction):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> tuple[jax.Array, jax.Array]:
         """The sum of the powers, and how many count."""
         counted = map_tensors(
             lambda x: (jnp.full(x.shape, True) if self.count_zeros else x != 0.0).astype(jnp.float32), x
@@ -316,7 +318,7 @@ class AbsMean(Reduction):
         count = self.over.sum(counted, float(self.count_zeros))
         return self.over.sum(map_tensors(lambda x: jnp.abs(x) ** self.p, x)), jnp.maximum(count, 1.0)
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The mean."""
         total, count = measured
         # The root's derivative at 0 is infinite, so useless.

@@ -25,7 +25,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import check
-from jqinject.core._protocols import Stat, View, searches
+from jqinject.core._protocols import Stat, Threshold, View, searches
 from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
@@ -145,7 +145,7 @@ class Candidate:
 Task = Search | Candidate | None
 
 
-def scale_of(scaling: Any, x: jax.Array, threshold: Any, task: Task) -> jax.Array:
+def scale_of(scaling: Any, x: jax.Array, threshold: Threshold, task: Task) -> jax.Array:
     """The scale of `x`; a searching scaling also gets the task."""
     return scaling(x, threshold, task) if searches(scaling) else scaling(x, threshold)
 
@@ -251,7 +251,11 @@ def remember(stat: Any, shape: Sequence[int] | None, **more: float) -> None:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
-    graphdef: Any, cuts: tuple[Cut | None, ...], state: Any, tensors: tuple[jax.Array, ...], scale: Any
+    graphdef: Any,
+    cuts: tuple[Cut | None, ...],
+    state: nnx.State,
+    tensors: tuple[jax.Array, ...],
+    scale: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 

@@ -27,7 +27,7 @@ from jqinject.core.component import frozen_value
 from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
 from jqinject.ops.cut import Cut, warn_if_gathered
 from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
-from jqinject.ops.reductions import Axes, Over, Tensors, map_tensors, parts_of
+from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, parts_of
 from jqinject.ops.sharding import check_same_places, names_of
 
 
@@ -98,25 +98,25 @@ class TwoPhaseStat(ABC):
         """The reduction: float32 tensor -> a few small float arrays (a pytree)."""
 
     @abstractmethod
-    def statistic(self, measured: Any) -> Any:
+    def statistic(self, measured: Measured) -> Any:
         """The statistic as a differentiable function of what was measured; finite for zeros."""
 
-    def locate(self, x: Any, measured: Any) -> Any:
+    def locate(self, x: jax.Array, measured: Measured) -> Any:
         """What else `change` needs: a few small arrays."""
         return ()
 
-    def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: jax.Array, measured: Measured, located: Measured) -> Any:
         """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`.
 
         By default, as JAX differentiates `measure`.
         """
         return jax.jvp(self.measure, (x,), (dx,))[1]
 
-    def changed(self, dx: Any, x: Any, measured: Any) -> Any:
+    def changed(self, dx: Tensors, x: Any, measured: Measured) -> Any:
         """How the measurement changes, where it is not made under a condition: both parts of the derivative."""
         return self.change(dx, x, measured, self.locate(x, measured))
 
-    def finished(self, measured: Any) -> jax.Array:
+    def finished(self, measured: Measured) -> jax.Array:
         """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
         number for each.
         """
@@ -187,7 +187,7 @@ def _(stat, primals, tangents):
     return measured, stat.change(dx, x, measured, where_active(active, stat.locate, x, measured))
 
 
-def where_active(active: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def where_active(active: jax.Array | bool | None, function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's result if `active`, which may be traced, else zeros; None is true."""
     is_known = not isinstance(active, jax.core.Tracer)
     if active is None or (is_known and bool(active)):
@@ -336,7 +336,7 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
     return (axes, x) if len(places) == len(like) == 1 else (reduce_dim, map_tensors(view, x))
 
 
-def in_groups(view: Any, reduce_dim: Axes, x: jax.Array) -> Cut | None:
+def in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     """The groups of a view, if their elements, and perhaps whole axes beside, are reduced and may cross shards."""
     cut = cut_of(view, x)
     if cut is None or reduce_dim is None or isinstance(reduce_dim, Cut):
@@ -385,7 +385,7 @@ def in_place(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool
     return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
 
 
-def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> jax.Array:
+def _told_of_view(stat: object, view: View, x: jax.Array, of_parameter: bool) -> jax.Array:
     """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
     cut = cut_of(view, x)
     if cut is not None:
@@ -400,7 +400,9 @@ def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> ja
     )
 
 
-def with_gather_warning(component: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+def with_gather_warning(
+    component: object, x: jax.Array, axes: Sequence[int], why: str, cure: str
+) -> jax.Array:
     """`x`, of which a `GatheredWarning` says that it is gathered for a component if it is sharded along some axes."""
     along = f"axis {axes[0]}" if len(axes) == 1 else f"one of its axes {tuple(axes)}"
     where = f"a tensor of shape {x.shape} is gathered for it if it is sharded along {along}"
