@@ -195,6 +195,19 @@ class TensorQuant(Protocol):
     def __call__(self, x: jax.Array, /) -> Packable: ...
 
 
+class ServedLayer(Protocol):
+    """A layer with a weight, as the proxies that it holds ask for it; see `jqinject.proxy.base`."""
+
+    @property
+    def weight(self) -> Any: ...
+    @property
+    def bias(self) -> Any: ...
+    @property
+    def weight_shape(self) -> tuple[int, ...]: ...
+    @property
+    def weight_ndim(self) -> int: ...
+
+
 # A fact is an optional member of a protocol, looked up with what counts if it is missing: an `isinstance` of a protocol
 # takes 20 microseconds on Python 3.11, and every quantizer is asked while its layer is built.
 
@@ -225,6 +238,11 @@ def class_fact(kind: type, name: str) -> Any:
     return None
 
 
+def stated(component: object, name: str, unstated: Any) -> Any:
+    """A fact that a component states about itself, else what counts if it does not."""
+    return getattr(component, name, unstated)
+
+
 def has_zero_point(component: object) -> bool:
     """Whether the zero point of a quantizer or a `zero_point_impl` may be nonzero; True if unstated.
 
@@ -233,27 +251,27 @@ def has_zero_point(component: object) -> bool:
         >>> has_zero_point(ZeroZeroPoint()), has_zero_point(lambda x, scale, bit_width: scale)
         (False, True)
     """
-    return getattr(component, "has_zero_point", True)
+    return stated(component, "has_zero_point", True)
 
 
 def scale_dtype(component: object) -> np.dtype | None:
     """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None if unstated."""
-    return getattr(component, "scale_dtype", None)
+    return stated(component, "scale_dtype", None)
 
 
 def is_learned(component: object) -> bool:
     """Whether a bit width is learned; False if unstated."""
-    return getattr(component, "is_learned", False)
+    return stated(component, "is_learned", False)
 
 
 def searches(component: object) -> bool:
     """Whether a statistic, a scaling or a zero point is searched by trying candidates; False if unstated."""
-    return getattr(component, "searches", False)
+    return stated(component, "searches", False)
 
 
 def takes_axes(component: object) -> bool:
     """Whether a statistic can be taken along other axes, by its method `along`; False if unstated."""
-    return getattr(component, "takes_axes", False)
+    return stated(component, "takes_axes", False)
 
 
 def takes_cut(component: Any) -> bool:
@@ -269,26 +287,26 @@ def takes_cut(component: Any) -> bool:
 
 def never_negative(component: object) -> bool:
     """Whether a statistic is never negative; False if unstated."""
-    return getattr(component, "never_negative", False)
+    return stated(component, "never_negative", False)
 
 
 def keeps_sign(component: object) -> bool:
     """Whether a restriction leaves negative values unchanged; False if unstated."""
-    return getattr(component, "keeps_sign", False)
+    return stated(component, "keeps_sign", False)
 
 
 def groups_of(component: object) -> tuple[int, int] | None:
     """Group size and grouped axis of a quantizer or a view; None if unstated."""
-    return getattr(component, "groups", None)
+    return stated(component, "groups", None)
 
 
 def block_width(component: object) -> int:
     """How many groups of a quantizer or a view share a scale, beside each other; 1 if unstated."""
     for name in ("input_view_impl", "int_quant"):
-        inner = getattr(component, name, None)
+        inner = stated(component, name, None)
         if inner is not None:
             return block_width(inner)
-    return getattr(component, "block_width", 1)
+    return stated(component, "block_width", 1)
 
 
 def is_dynamic(component: object) -> bool:
@@ -296,45 +314,45 @@ def is_dynamic(component: object) -> bool:
 
     A quantizer defaults to its `scaling_impl`, a scaling to False.
     """
-    said = getattr(component, "is_dynamic", None)
-    return getattr(getattr(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
+    said = stated(component, "is_dynamic", None)
+    return stated(stated(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
 
 
 @cache
 def by_range(scaling: type) -> bool:
     """Whether a class of scalings finds scale and zero point together, from a range; False if unstated."""
-    return getattr(scaling, "by_range", False)
+    return stated(scaling, "by_range", False)
 
 
 def needs_input_format(component: object) -> bool:
     """Whether a quantizer of weights is called with the format of the layer's input; False if unstated."""
-    return getattr(component, "needs_input_format", False)
+    return stated(component, "needs_input_format", False)
 
 
 def amax_history(quantizer: Any) -> Any:
     """The scaling of a quantizer whose `amax_history` records amaxes; None if unstated."""
-    scaling = getattr(quantizer, "scaling_impl", None)
-    return scaling if hasattr(scaling, "amax_history") else None
+    scaling = stated(quantizer, "scaling_impl", None)
+    return scaling if stated(scaling, "amax_history", None) is not None else None
 
 
 def collects_in_steps(component: object) -> bool:
     """Whether a component is a `StepStatistic`; False if unstated."""
-    return getattr(component, "in_step", None) is not None
+    return stated(component, "in_step", None) is not None
 
 
 def number_format(component: object) -> Any:
     """A quantizer's minifloat format or table; None if unstated."""
-    return getattr(component, "format", None)
+    return stated(component, "format", None)
 
 
 def is_nearest(*components: object) -> bool:
     """Whether quantizers, roundings and clamps do what QuantizeLinear does; False if any does not state it."""
-    return all(getattr(component, "is_nearest", False) for component in components)
+    return all(stated(component, "is_nearest", False) for component in components)
 
 
 def grid_of(quantizer: Any) -> Any:
     """The grid that a quantizer rounds to nearest on; None if it does something else, or does not state it."""
-    return getattr(quantizer, "grid", None)
+    return stated(quantizer, "grid", None)
 
 
 class Factors(Protocol):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core._protocols import amax_history, number_format
+from jqinject.core._protocols import ServedLayer, amax_history, number_format
 from jqinject.dot.tensors.backward_quantizer import (
     GradientFormat,
     quantize_gradient_by,
@@ -122,7 +122,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
     def __init__(
         self,
         injector: Any,
-        layer: Any,
+        layer: ServedLayer,
         *,
         where: tuple[str, str] = ("", ""),
         **how: Any,
@@ -243,7 +243,9 @@ class GradQuantProxyFromInjector(FlowProxy):
             return None
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
-    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+    ) -> QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
@@ -320,5 +322,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
         return result.quant_tensor(training=self.training)
 
-    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+    ) -> QuantMetadata:
         return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

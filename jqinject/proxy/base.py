@@ -25,7 +25,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Quantized, Quantizer, QuantStat
-from jqinject.core._protocols import groups_of, needs_input_format
+from jqinject.core._protocols import ServedLayer, groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
 from jqinject.core.transforms import Transform
 from jqinject.inject import (
@@ -96,7 +96,7 @@ class QuantProxyFromInjector(Answers):
     def __init__(
         self,
         injector: type[ExtendedInjector] | Binding,
-        layer: Any,
+        layer: ServedLayer,
         *,
         overrides: Mapping[str, Any] | None = None,
         offered: Mapping[str, Any] | None = None,
@@ -179,13 +179,13 @@ class QuantProxyFromInjector(Answers):
             warnings.warn(assembly.QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
 
-    def _known(self, layers: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _known(self, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer, ...]:
         """All layers that share the proxy, these among them, as an assembly needs them."""
         if layers and self.served_layers != (count := len(layer_links.relink(self, layers))):
             self.served_layers = count  # set needlessly it would be another graph, and a retrace
         return assembly.beside_weights(layer_links.known_layers(self))
 
-    def add_tracked_module(self, layer: Any) -> None:
+    def add_tracked_module(self, layer: ServedLayer) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.
 
         If the quantizer cannot serve all of them, nothing is changed.
@@ -212,7 +212,7 @@ class QuantProxyFromInjector(Answers):
         layer_links.relink(self, (layer,))
         self.served_layers = len(holders) + 1
 
-    def _assemble_for(self, layers: tuple[Any, ...], committed: bool) -> bool:
+    def _assemble_for(self, layers: tuple[ServedLayer, ...], committed: bool) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
         new, handed = self._build(layers, committed=committed), self._handed(layers)
         quantizer = new.quantizer if committed else new
@@ -230,7 +230,7 @@ class QuantProxyFromInjector(Answers):
 
     def _build(
         self,
-        layers: tuple[Any, ...],
+        layers: tuple[ServedLayer, ...],
         rngs: nnx.Rngs | None = None,
         trace: set[str] | None = None,
         stack: tuple[int, ...] | None = None,
@@ -253,7 +253,7 @@ class QuantProxyFromInjector(Answers):
             )
         return assembly.Committed.of(quantizer, layers[0].weight.get_value()) if committed else quantizer
 
-    def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
+    def _handed(self, layers: tuple[ServedLayer, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""
         tracked: list[Any] = []
         for layer in layers if self.parameter else ():
@@ -262,18 +262,18 @@ class QuantProxyFromInjector(Answers):
         handed = {"module": layers[0] if len(layers) == 1 else layers, "tracked_parameter_list": tracked}
         return handed if rngs is None else {**handed, "rngs": rngs}
 
-    def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
+    def assembled_anew(self) -> tuple[tuple[ServedLayer, ...], Any]:
         """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
         layers = assembly.beside_weights(layer_links.known_layers(self))
         return layers, self._build(layers)
 
-    def check_layers_known(self, layer: Any) -> None:
+    def check_layers_known(self, layer: ServedLayer) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
         layer_links.relink(self, (layer,))
         layer_links.known_layers(self)
 
     def _read_metadata(
-        self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: Any
+        self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: object
     ) -> metadata.QuantMetadata:
         """What is said of a quantizer, and what it says of itself; for the groups of a user's own quantizer that does
         not state them, the injector's declaration counts.
@@ -293,7 +293,7 @@ class QuantProxyFromInjector(Answers):
         by_input = needs_input_format(quantizer)
         return replace(said, group_size=size, group_dim=dim, requires_quant_input=by_input)
 
-    def _hold(self, quantizer: Any) -> None:
+    def _hold(self, quantizer: object) -> None:
         if isinstance(quantizer, assembly.Committed):
             quantizer, self.record = quantizer.quantizer, quantizer.record
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)

@@ -23,15 +23,17 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import StaticRange, UncalibratedWarning
+from jqinject.core._protocols import ServedLayer
 from jqinject.core.state import CURE, UNSEEN
 from jqinject.core.transforms import Chain, Sized, Transform, along
+from jqinject.inject import Binding
 from jqinject.quant_tensor import is_concrete
 
 
@@ -60,6 +62,20 @@ class Linked:
 
     __slots__ = ("links", "range_checked")
     links: Links
+    # What a proxy has in its graph.
+    binding: Binding
+    tensor_quant: Any
+    use_running_average: bool
+    observing: bool
+    served_layers: int
+    role: ClassVar[str]
+    reads: ClassVar[frozenset[str]]
+    pre_transform: Transform | None
+    transform_axes: tuple[int, ...]
+
+    def has_range(self) -> bool | None:
+        """See `StaticRange`."""
+        raise NotImplementedError
 
     def note(self, name: str, value: object) -> None:
         """Set one of these, past NNX, which would take it for a part of the graph."""
@@ -75,7 +91,7 @@ def links_of(proxy: Linked) -> Links | None:
     return getattr(proxy, "links", None)
 
 
-def complete(proxy: Any, layer: Any) -> Links:
+def complete(proxy: Linked, layer: ServedLayer) -> Links:
     """Note that `layer` holds `proxy`, as a read has shown, unless all the layers that the proxy serves are known.
 
     So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone, also inside a
@@ -97,7 +113,7 @@ def complete(proxy: Any, layer: Any) -> Links:
     return links
 
 
-def known_layers(proxy: Any) -> tuple[Any, ...]:
+def known_layers(proxy: Linked) -> tuple[ServedLayer, ...]:
     """All the layers that `proxy` serves.
 
     Raises:
@@ -115,7 +131,7 @@ def known_layers(proxy: Any) -> tuple[Any, ...]:
     return holders
 
 
-def first_parameters(proxy: Any) -> Any:
+def first_parameters(proxy: Linked) -> Any:
     """What has the weight and bias of the first layer of `proxy`: the layer, or what is remembered of a lost one."""
     links = links_of(proxy)
     if links is not None and links.parameters is not None and len(linked_layers(proxy)) < proxy.served_layers:
@@ -123,14 +139,14 @@ def first_parameters(proxy: Any) -> Any:
     return known_layers(proxy)[0]
 
 
-def linked_layers(proxy: Linked) -> tuple[Any, ...]:
+def linked_layers(proxy: Linked) -> tuple[ServedLayer, ...]:
     """The living layers known to hold `proxy`, in the order in which they were seen."""
     links = links_of(proxy)
     living = () if links is None else (reference() for reference in links.layers)
     return tuple(n for n in living if n is not None and any(child is proxy for child in vars(n).values()))
 
 
-def relink(proxy: Linked, layers: tuple[Any, ...]) -> tuple[Any, ...]:
+def relink(proxy: Linked, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer, ...]:
     """Note the layers that a walk has found, in its order.
 
     A walk of part of a model does not find the layers in the rest of it: then the order is that in which all were seen.
@@ -151,7 +167,7 @@ def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
     return all(any(layer is candidate for candidate in others) for layer in some)
 
 
-def ranges_in(quantizer: Any) -> list[StaticRange]:
+def ranges_in(quantizer: object) -> list[StaticRange]:
     """The components of a quantizer that collect a range."""
     if not isinstance(quantizer, nnx.Module):
         return []
@@ -159,7 +175,7 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
     return [node for node in nodes if node.has_range() is not None]
 
 
-def check_range(proxy: Any, x: jax.Array, held_as: str = "") -> None:
+def check_range(proxy: Linked, x: jax.Array, held_as: str = "") -> None:
     """Warn if a proxy is about to quantize `x` in evaluation in a range that never saw data; once for each proxy.
 
     Args:
@@ -175,7 +191,7 @@ def check_range(proxy: Any, x: jax.Array, held_as: str = "") -> None:
         warnings.warn(text, UncalibratedWarning, 3)
 
 
-def name_of(proxy: Any, held_as: str = "") -> str:
+def name_of(proxy: Linked, held_as: str = "") -> str:
     """Where a proxy is found, with its injector: `QuantLinear.input_quant (Int8ActPerTensorFloat)`."""
     injector = proxy.binding.base.__name__
     holders = [held_as] if held_as else []
@@ -188,7 +204,7 @@ PRE_TRANSFORM = "pre_transform"
 
 
 def declare_transform(
-    proxy: Any, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    proxy: Linked, layer: ServedLayer, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
 ) -> None:
     """Make the transform that the injector of a proxy under construction declares.
 
@@ -230,7 +246,7 @@ def declare_transform(
         attributes["transform_axes"] = axes
 
 
-def transformed(proxy: Any, x: jax.Array) -> jax.Array:
+def transformed(proxy: Linked, x: jax.Array) -> jax.Array:
     """A tensor as the proxy's quantizer sees it.
 
     Args:
