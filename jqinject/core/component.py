@@ -18,9 +18,9 @@ import copyreg
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
 
 import jax
 from flax import nnx
@@ -28,6 +28,7 @@ from flax import nnx
 from jqinject.core import check
 
 _Class = TypeVar("_Class", bound=type)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
@@ -50,6 +51,11 @@ class HiddenMethod(property):
         vars(bind).update(vars(method))  # whether it is abstract
         super().__init__(bind, doc=method.__doc__)
         self.__wrapped__ = method
+
+
+def hidden_method(method: _Method) -> _Method:
+    """Hide one method, as a decorator; type checkers see the method."""
+    return cast(_Method, HiddenMethod(cast(FunctionType, method)))
 
 
 def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod]:
