@@ -26,7 +26,7 @@ from jqinject.model.frozen_weights import (
 )
 from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.walk import ModelIndex, check_calibrated, dotted
-from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_param, numbers_of
+from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.weight_axes import is_on
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
 from jqinject.program import QuantizedProgram, change_class
 from jqinject.program.tracing.class_swap import ClassMixin, derived_class

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
 from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.number import DISTANCE
+from jqinject.core.memory.memory_policy import DISTANCE
 from jqinject.core.state import kind_of
 from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer

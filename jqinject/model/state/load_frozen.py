@@ -24,8 +24,7 @@ from jqinject.model.state.loading import proxies_beside, reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.freeze_layer import frozen_param
-from jqinject.nn.frozen.from_host import numbers_from_host
+from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 from jqinject.proxy import stack_of
 
 STEP = 2**20  # bytes

@@ -13,7 +13,7 @@ from flax.linen import fp8_ops
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import dotted, walk
-from jqinject.ops.clamp import known_zeros
+from jqinject.ops.lean import known_zeros
 from jqinject.proxy import GradQuantProxyFromInjector
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.
