@@ -87,8 +87,8 @@ def _write(
     if not _writes_rows(eqn, inputs, new):
         raise ValueError(
             f"{where} has other axes than the quantizer needs: a part of the last axis of {shape_of(cache)} is "
-            "written, which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule that keeps "
-            f"it float, Rule({cache.cache!r}), before the others"
+            "written, which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule "
+            f"that keeps it float, Rule({cache.cache!r}), before the others"
         )
     site = Site(cache.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=cache.cache_ndim)
     run.add(site)
