@@ -19,10 +19,10 @@ from jqinject.program.operand_quantizer import (
     summed_axes,
 )
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
-from jqinject.program.policy import ActivationProduct, Choice, Path, Site, dotted
+from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
 from jqinject.program.run import Run, Step
 from jqinject.program.scopes import weight_scope
-from jqinject.program.tracked_value import Evaluate, Heard, Origin, Tracked, WeightCall, shape_of
+from jqinject.program.tracked_value import Evaluate, Heard, Origin, Path, Tracked, WeightCall, shape_of
 from jqinject.quant_tensor import as_array
 
 BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")

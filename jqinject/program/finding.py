@@ -14,10 +14,10 @@ from jqinject.program.class_swap import original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import of_model
 from jqinject.program.moves import AxesInParameter
-from jqinject.program.policy import ActivationProduct, Occurrence, Path, Policy, Site, SiteNames, WeightUse
+from jqinject.program.policy import ActivationProduct, Occurrence, Policy, Site, SiteNames, WeightUse
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.trace import Program, trace
-from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.tracked_value import Path, Tracked, shape_of
 
 HELD = "op_quant"
 

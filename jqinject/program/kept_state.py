@@ -31,13 +31,12 @@ from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.program.class_swap import Around, intercept, release
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import only_moves
-from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked, shape_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
 MARK = "jqinject_state:"
 SHOWN = 8
-Path = tuple[Any, ...]
 
 
 class KeptState:

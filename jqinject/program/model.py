@@ -20,8 +20,7 @@ from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import CacheSite, Policy, dotted
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
 from jqinject.program.trace import node_at, trace
-
-Path = tuple[Any, ...]
+from jqinject.program.tracked_value import Path
 
 
 def _members(modules: Mapping[str, Any]) -> Mapping[str, Any]:

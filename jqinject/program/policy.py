@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
-from jqinject.program.tracked_value import Tracked
-
-Path: TypeAlias = tuple[Any, ...]
-"""The path of a parameter or module in a model."""
+from jqinject.program.tracked_value import Path, Tracked
 
 
 def dotted(path: Path) -> str:

@@ -23,7 +23,6 @@ from jqinject.program.policy import (
     ActivationProduct,
     Choice,
     Occurrence,
-    Path,
     Policy,
     Site,
     SiteNames,
@@ -31,7 +30,7 @@ from jqinject.program.policy import (
     WeightUse,
 )
 from jqinject.program.quantizers import Quantizers
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 
 V = TypeVar("V")
 

@@ -17,9 +17,7 @@ from jqinject.program.jaxpr import Body
 from jqinject.program.kept_state import STATE, KeptState, label, state_marks
 from jqinject.program.policy import dotted
 from jqinject.program.scopes import scopes
-from jqinject.program.tracked_value import Origin, StateVersion, Tracked
-
-Path = tuple[Any, ...]
+from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked
 
 
 class Program(NamedTuple):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jqinject.program.moved_weight import StoredNumbers
 
 
+Path = tuple[Any, ...]
+"""The path of a parameter, Variable or module in a model."""
 Evaluate = Callable[[list[Any]], list[Any]]
 """Runs an operation on arrays."""
 
@@ -96,7 +98,7 @@ class Tracked:
     site: str = ""
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
-    weight_path: tuple[Any, ...] = ()
+    weight_path: Path = ()
     axes: AxesInParameter | None = None
     form: Any = None
     stored: StoredNumbers | None = None
