@@ -11,14 +11,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.inject import Binding
+from jqinject.nn.base import (
+    ACT,
+    GRAD,
+    INPUT,
+    Out,
+    QuantLayer,
+    Results,
+    binding_of,
+    hold_proxies,
+    is_on,
+    through,
+)
 from jqinject.nn.base.keywords import (
     QuantCheckpointKeywords,
     QuantHardTanhKeywords,
     QuantIdentityKeywords,
     QuantReLUKeywords,
 )
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import ACT, GRAD, INPUT, binding_of, hold_proxies, is_on, through
 from jqinject.ops import tensor_clamp
 from jqinject.ops.packing import saved
 from jqinject.quant import (

@@ -8,15 +8,23 @@ from typing import Any, NamedTuple, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 
+from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.tensors.choice import check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
+from jqinject.nn.base import (
+    ContractionKind,
+    Out,
+    QuantLayer,
+    Results,
+    act_slot,
+    checked_contraction,
+    hold_proxies,
+    is_on,
+    through,
+)
 from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import act_slot, hold_proxies, is_on, through
-from jqinject.nn.base.weight_layer import ContractionKind, checked_contraction
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 

@@ -8,15 +8,12 @@ from typing import Any, Self, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype
 
+from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import without_zero_points
-from jqinject.nn.base.batch_norm_folding import factors_of
+from jqinject.nn.base import LayerGeometry, Out, QuantWeightLayer, Results, check_features, factors_of
 from jqinject.nn.base.keywords import QuantEmbedKeywords, QuantScaleBiasKeywords
-from jqinject.nn.base.layer_geometry import LayerGeometry, check_features
-from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -71,7 +68,6 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
 
     bias_quant = None
     input_quant = None
-    bias = None
     weight_name = "embedding"
     takes_batch_norm = False
     _flax_attend = staticmethod(nnx.Embed.attend)
@@ -287,7 +283,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         shape = self._expanded_shape(x.ndim)
         left, right = without_zero_points(x, reshape(weight, shape), self._zero_points())
         product: Any = left * right
-        if on_integers(bias) and self._bias_on_grid(bias, weight):
+        if on_integers(bias) and self._bias_on_grid(bias):
             product = product + reshape(bias, shape)
         elif bias is not None:
             product = product + as_array(bias).astype(product.dtype).reshape(shape)

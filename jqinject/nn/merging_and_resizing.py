@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.nn.base import INPUT, OUTPUT, Out, QuantLayer, QuantTensorLayer, Results, hold_proxies, through
 from jqinject.nn.base.keywords import QuantConcatKeywords
-from jqinject.nn.base.quant_layer import Out, QuantLayer, QuantTensorLayer, Results
-from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies, through
 from jqinject.ops.ste import round_ste
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (

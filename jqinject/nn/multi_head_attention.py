@@ -11,23 +11,27 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.nn import kv_cache
-from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import (
+from jqinject.nn.base import (
     BIAS,
     GRAD,
     INPUT,
     OUTPUT,
     WEIGHT,
+    ContractionKind,
+    Out,
+    QuantLayer,
+    Results,
     Slot,
     act_slot,
+    check_features,
+    checked_contraction,
     hold_proxies,
     is_on,
     through,
 )
-from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
+from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
 from jqinject.nn.dot_product_attention import (
     ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
@@ -39,7 +43,6 @@ from jqinject.nn.dot_product_attention import (
     attention,
 )
 from jqinject.nn.linear import QuantLinearGeneral
-from jqinject.program import change_class
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 

@@ -7,21 +7,20 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import (
+from jqinject.core.flax_internals import ParameterView, change_class
+from jqinject.nn.base import (
     BIAS,
     WEIGHT,
+    QuantLayer,
     Slot,
     act_slot,
+    check_features,
     make_proxy,
     slots_of,
     split_overrides,
     through,
 )
-from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear import QuantLinear
-from jqinject.program import change_class
 from jqinject.proxy import BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array, on_integers

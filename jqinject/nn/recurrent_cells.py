@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base import Slot
 from jqinject.nn.base.keywords import (
     QuantGRUCellKeywords,
     QuantLSTMCellKeywords,
     QuantOptimizedLSTMCellKeywords,
     QuantSimpleCellKeywords,
 )
-from jqinject.nn.base.slots import Slot
 from jqinject.nn.recurrent_cell import (
     CELL_STATE,
     GATE_ACC,

@@ -10,12 +10,10 @@ from typing import Any, ClassVar, NamedTuple, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import canonicalize_dtype
 
+from jqinject.core.flax_internals import canonicalize_dtype
+from jqinject.nn.base import Out, QuantLayer, Results, Slot, check_features
 from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import Slot
 from jqinject.nn.recurrent_cell import QuantRecurrentCell
 from jqinject.nn.recurrent_cells import QuantLSTMCell, QuantSimpleCell
 from jqinject.quant import QuantizerLike

@@ -1,5 +1,6 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
+from jqinject.core.flax_internals import change_class as change_class
 from jqinject.program.finding import HELD as HELD
 from jqinject.program.finding import find_sites as find_sites
 from jqinject.program.finding import names_of as names_of
@@ -36,7 +37,6 @@ from jqinject.program.tracing.call import checked_method as checked_method
 from jqinject.program.tracing.call import compiled_call as compiled_call
 from jqinject.program.tracing.call import with_copied_modules as with_copied_modules
 from jqinject.program.tracing.class_swap import ClassMixin as ClassMixin
-from jqinject.program.tracing.class_swap import change_class as change_class
 from jqinject.program.tracing.class_swap import derived_class as derived_class
 from jqinject.program.tracing.class_swap import original_class as original_class
 from jqinject.program.tracing.intercept import Around as Around

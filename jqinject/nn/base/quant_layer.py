@@ -22,10 +22,11 @@ from typing import (
 
 from flax import nnx
 
+from jqinject.core.flax_internals import flax_layer, flax_parameters, init_flax
 from jqinject.inject import Node, explain, requested_names
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.show import brief
-from jqinject.nn.base.slots import Slot, binding_of, flax_layer, flax_parameters, init_flax, slots_of
+from jqinject.nn.base.slots import Slot, binding_of, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant.override_names import NAMES, PASSED

@@ -64,8 +64,3 @@ def _picklable(metaclass: Any) -> Any:
     found = type(metaclass.__name__, (metaclass,), {})
     copyreg.pickle(found, lambda made: (_derived, made._made_from))  # pyright: ignore[reportAttributeAccessIssue]
     return found
-
-
-def change_class(module: Any, kind: type) -> None:
-    """Change a module's class; NNX's own setter would treat `__class__` as an attribute."""
-    object.__setattr__(module, "__class__", kind)

@@ -9,7 +9,8 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.program.tracing.class_swap import ClassMixin, change_class, derived_class
+from jqinject.core.flax_internals import change_class
+from jqinject.program.tracing.class_swap import ClassMixin, derived_class
 
 
 class Around:

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from jqinject.core.flax_internals import change_class
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.jaxpr import Body
 from jqinject.program.linen_parameters import dequantized_for_linen
 from jqinject.program.tracing.call import Call, SplitCall
-from jqinject.program.tracing.class_swap import change_class, original_class
+from jqinject.program.tracing.class_swap import original_class
 from jqinject.program.tracing.kept_state import KeptState, label
 from jqinject.program.tracing.scopes import scopes
 from jqinject.program.tracing.state_marks import STATE, state_marks
