@@ -334,8 +334,8 @@ class QuantHardTanh(QuantActLayer[Out]):
         bounds = {"min_val": self.min_val, "max_val": self.max_val}
         declared: dict[str, Any] = {**overrides}
         if binding is not None:
-            given = {"min_val": min_val, "max_val": max_val}
-            declared = {name: bounds[name] for name in bounds if given[name] is not None} | declared
+            explicit = {"min_val": min_val, "max_val": max_val}
+            declared = {name: bounds[name] for name in bounds if explicit[name] is not None} | declared
         self._init_quantizers(locals(), declared, return_quant_tensor, rngs, bounds)
 
     def _activation(self, x: Any) -> Any:

@@ -75,8 +75,8 @@ class IntegerConvolution:
             out = jax.eval_shape(
                 partial(convolution.numbers, dtype=dtype), lhs, jnp.zeros(rhs.shape, lhs.dtype)
             )
-            found = self.grad_quant.gradient_format(out)
-            gradient = None if found is None else found.in_one()
+            form = self.grad_quant.gradient_format(out)
+            gradient = None if form is None else form.in_one()
         y, self.token = integer_conv(convolution, left, right, gradient)
         return with_sharding(y, out_sharding)
 
@@ -385,7 +385,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         Brevitas counts output channels, and adds the places along the axes; where that is enough, widths agree.
         """
         window = self.weight_shape[-self.weight_ndim : -2]
-        strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
+        strides, dilations = (_each(sizes, len(window)) for sizes in (self.strides, self.kernel_dilation))
         places = (
             math.ceil(size / (stride // math.gcd(stride, dilation)))
             for size, stride, dilation in zip(window, strides, dilations, strict=True)

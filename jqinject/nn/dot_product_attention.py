@@ -359,14 +359,14 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         options = {name: argument for name, argument in locals().items() if name in SHARED_OPTIONS}
         operands = (as_array(query), as_array(key), as_array(value))
         query, key, value = pre_processed(self, *operands, input_positions)
-        if scale is None and not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
+        if scale is None and not any(is_on(slot.__get__(self)) for slot in IN_ATTENTION):
             out: Any = nnx.dot_product_attention(
                 query, key, value, dtype=dtype, promote_dtype=promote_dtype, **options
             )
         else:
             query, key, value = promote_dtype((query, key, value), dtype=dtype)
             call = AttentionCall(**options, scale=scale, contraction=self.contraction)
-            proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
+            proxies = {slot.name: slot.__get__(self) for slot in IN_ATTENTION}
             key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
             out = attention(query, key, value, proxies, call)
         out = through(self.sdpa_output_quant, out)

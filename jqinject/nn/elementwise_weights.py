@@ -228,12 +228,12 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         self._init_quantizers(locals(), overrides, return_quant_tensor, nnx.Rngs() if rngs is None else rngs)
 
     @classmethod
-    def from_batch_norm(cls, norm: nnx.BatchNorm, **given: Any) -> Self:
+    def from_batch_norm(cls, norm: nnx.BatchNorm, **quantizers: Any) -> Self:
         """The layer that does what a trained batch normalization does in evaluation mode, up to quantization.
 
         Args:
             norm: `nnx.BatchNorm` or `QuantBatchNorm`; it is not changed.
-            given: quantizers and overrides, as for the class.
+            quantizers: quantizers and overrides, as for the class.
 
         Returns:
             A new layer.
@@ -253,7 +253,9 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         axis = norm.axis
         if not isinstance(axis, int):
             raise ValueError(f"QuantScaleBias has channels along one axis, got a batch norm with axis={axis}")
-        layer = cls(norm.num_features, axis=axis, dtype=norm.dtype, param_dtype=norm.param_dtype, **given)
+        layer = cls(
+            norm.num_features, axis=axis, dtype=norm.dtype, param_dtype=norm.param_dtype, **quantizers
+        )
         layer.scale = nnx.Param(factor.astype(norm.param_dtype))
         layer.bias = nnx.Param(summand.astype(norm.param_dtype))
         return layer

@@ -392,11 +392,11 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
     def _check_features(self, inputs: Any) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
         of_input, of_kernel, _ = _labels(self.einsum_str)
-        known = [len(label) for label in of_input.split("...")]
-        if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
+        lengths = [len(label) for label in of_input.split("...")]
+        if len(shape) < sum(lengths) or (len(lengths) == 1 and len(shape) != lengths[0]):
             raise WrongFeaturesError(
                 f"QuantEinsum({self.einsum_str!r}) got an input of shape {shape}; expected "
-                f"{'at least ' if len(known) > 1 else ''}{sum(known)} axes, {of_input!r}"
+                f"{'at least ' if len(lengths) > 1 else ''}{sum(lengths)} axes, {of_input!r}"
             )
         if "..." in of_kernel:
             return

@@ -147,7 +147,7 @@ def _injector(layer: type, argument: str, quantizer: Any) -> Any:
 
 def keywords_of(slot: Slot, slots: Sequence[Slot], names: Iterable[str]) -> dict[str, str]:
     """The keyword of each name of a quantizer: that with the longest prefix of the layer takes a keyword."""
-    longer = tuple(other.prefix for other in slots if len(other.prefix) > len(slot.prefix))
+    longer = tuple(rival.prefix for rival in slots if len(rival.prefix) > len(slot.prefix))
     keywords = {slot.prefix + name: name for name in sorted(set(names) - PASSED)}
     return {name: keyword for keyword, name in keywords.items() if not keyword.startswith(longer)}
 

@@ -56,7 +56,7 @@ class LayerParameters(NamedTuple):
 
 
 def check_input_for_weight(layer: Any) -> None:
-    """Refuse a weight quantizer that goes by the input where there is none, or an input that it cannot go by.
+    """Refuse a weight quantizer that reads the input's format where no input is quantized, or not to integers.
 
     Args:
         layer: a layer that holds its quantizers.
@@ -108,7 +108,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
 
 
 def input_format(layer: Any) -> IntegerFormat | None:
-    """The format of a layer's quantized input, as far as its `input_quant` says it; None if there is none."""
+    """The format of a layer's quantized input, as far as its `input_quant` says it; None without one."""
     proxy = layer.input_quant
     sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
     return IntegerFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
@@ -127,7 +127,7 @@ def see(layer: Any) -> None:
     A layer that is in `LINKS` itself was seen.
     """
     for slot in slots_of(type(layer)):
-        getattr(layer, slot.name)
+        slot.__get__(layer)
     LINKS[layer] = Links()
 
 
@@ -145,7 +145,7 @@ class Slot:
         name: the attribute, as in `weight_quant`.
         prefix: what overrides for it start with, as in `weight_`; empty for an activation layer's own quantizer.
         proxy_class: the proxy of injectors that name none.
-        what: what it quantizes, in words.
+        what: what it quantizes, for error texts.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
         argument: the argument of the layer; if it is not given, it is called as the attribute.
     """

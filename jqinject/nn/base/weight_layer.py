@@ -51,8 +51,8 @@ def checked_contraction(layer: str, contraction: ContractionKind) -> Contraction
         ValueError: it is not.
     """
     if contraction not in KINDS:
-        known = ", ".join(map(repr, KINDS))
-        raise ValueError(f"{layer}: contraction must be one of {known}, got {contraction!r}")
+        kinds = ", ".join(map(repr, KINDS))
+        raise ValueError(f"{layer}: contraction must be one of {kinds}, got {contraction!r}")
     return contraction
 
 
@@ -64,7 +64,7 @@ def contracted(parameter_view: Any, inputs: jax.Array, *, out_sharding: Any = No
         inputs: the input.
         out_sharding: of the output.
     """
-    parameters = inputs, getattr(parameter_view, parameter_view.weight_name), parameter_view.bias
+    parameters = inputs, vars(parameter_view)[parameter_view.weight_name], parameter_view.bias
     x, weight, bias = parameter_view.promote_dtype(parameters, dtype=parameter_view.dtype)
     placed = placed_by(parameter_view.geometry, x.ndim)
     options = {"preferred_element_type": parameter_view.preferred_element_type, "out_sharding": out_sharding}
@@ -205,7 +205,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     @property
     def weight(self) -> nnx.Variable[Any]:
         """The weight Variable, which the quantizer quantizes; a `FrozenParam` where the float one was not kept."""
-        return getattr(self, self.weight_name) if self.master is None else self.master
+        return vars(self)[self.weight_name] if self.master is None else self.master
 
     @property
     def frozen(self) -> FrozenParam | None:
@@ -216,7 +216,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the weight, frozen or not, with the axes of a stack."""
-        return tuple(getattr(self, self.weight_name).shape)
+        return tuple(vars(self)[self.weight_name].shape)
 
     def quant_weight(
         self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
@@ -224,7 +224,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         """The weight as the layer contracts it.
 
         Args:
-            quant_input: the quantized input, for a weight quantizer that goes by it; None takes what is known of it.
+            quant_input: the quantized input, for a weight quantizer that reads its format; None for what is known.
             subtensor_slice_list: for a part of the weight, (start, stop) along every axis, None for all of an axis; the
                 scales are those of the whole weight.
 
@@ -232,7 +232,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             A QuantTensor, or the array if the weight is not quantized.
 
         Raises:
-            TypeError: the weight quantizer goes by the input, and that is not quantized to integers.
+            TypeError: the weight quantizer reads the input's format, and that is not quantized to integers.
             ValueError: nothing is known of the input, or it is too wide for the accumulator.
         """
         weight = self._quantized_weight(quant_input)
@@ -241,12 +241,12 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return weight[tuple(slice(None) if part is None else slice(*part) for part in subtensor_slice_list)]
 
     def _quantized_weight(self, quant_input: Any) -> Any:
-        held = getattr(self, self.weight_name)
-        if isinstance(held, FrozenParam):
-            return held.quant_tensor()
+        stored = vars(self)[self.weight_name]
+        if isinstance(stored, FrozenParam):
+            return stored.quant_tensor()
         if self not in LINKS:
             see(self)
-        weight, proxy = held[...], vars(self).get("weight_quant")
+        weight, proxy = stored[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
         if not proxy.quant_metadata.requires_quant_input:
@@ -390,11 +390,11 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, attributes = self.contraction, vars(self)
-        if asked == "float":
+        requested, attributes = self.contraction, vars(self)
+        if requested == "float":
             return None
         if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
-            self._check_function(asked)
+            self._check_function(requested)
             return None
         proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
         operand = weight
@@ -402,11 +402,11 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
         placed = self._placed(np.shape(x))
         dims = None if placed is None else placed.dims
-        choice = choose(x, operand, dims, asked, rounded=False, gradient=integer_gradient)
-        if asked not in ("auto", choice.numbers):
+        choice = choose(x, operand, dims, requested, rounded=False, gradient=integer_gradient)
+        if requested not in ("auto", choice.numbers):
             weight = weight.quant_tensor() if stored else weight
             raise ValueError(
-                f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
+                f"{type(self).__name__}(contraction={requested!r}) needs {self.contraction_needs[requested]}; got "
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
