@@ -190,7 +190,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             raise ValueError(
                 f"{type(self).__name__}: {proxy.binding.base.__name__} takes its scale from input and weight, and the "
                 "input is not quantized.\n  cure: io_quant=..., an input that is an IntQuantTensor, or a bias "
-                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for a float one"
+                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for floats"
             )
 
     def _affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
-from jqinject.core.state import LOOKED_AT
 from jqinject.dot.tensors.backward_quantizer import (
     GradientFormat,
     quantize_gradient_by,
@@ -26,15 +25,8 @@ DEQUANT_MODES = ("output", "this_input", "other_input")
 
 
 class FlowProxy(QuantProxyFromInjector):
-    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare.
+    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    Attributes:
-        pre_transform: the transform; None without one.
-        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
-    """
-
-    pre_transform: Any = None
-    transform_axes: tuple[int, ...] = (-1,)
     reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
@@ -76,24 +68,7 @@ class ActQuantProxyFromInjector(FlowProxy):
     role = "activation"
     quantizes_activations = True
 
-    def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
-        """Quantize an activation.
-
-        Args:
-            x: float array, or a QuantTensor, whose value is then quantized anew.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
-            there is a `pre_transform`.
-        """
-        if self.pre_transform is not None:
-            x = transformed(self, as_array(x))
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average and self not in LOOKED_AT:
-            check_range(self, array)
-        return self._quantized(array)
+    __call__ = QuantProxyFromInjector._activation_quantized
 
     def quantize_transformed(self, x: jax.Array) -> Any:
         """Quantize an activation that has been through the `pre_transform`; the caller checks its range.
@@ -214,7 +189,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if not self.is_quant_enabled:
             return y
         y = check.float_input(y, "a gradient quantizer")
-        return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
+        return quantize_gradient_by(y, self, _gradient_quantized, token)
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
@@ -278,6 +253,10 @@ class GradQuantProxyFromInjector(FlowProxy):
                 "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, handed, quantizer)
+
+
+def _gradient_quantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> QuantTensor | jax.Array:
+    return proxy.quantize_gradient(g)
 
 
 @final

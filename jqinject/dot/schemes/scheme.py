@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.core import check as kinds
-from jqinject.core.quantizers.quantizer import delay_steps
+from jqinject.core.quantizers.delay import delay_steps
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.operand_table import operand_table
 from jqinject.dot.schemes.product_transforms import SIGNS, check_signs, check_transforms, check_whole

@@ -20,13 +20,13 @@ from flax import nnx
 
 from jqinject.core import GradSlot, StaticRange
 from jqinject.core._protocols import collects_in_steps
-from jqinject.core.quantizers.quantizer import DelayWrapper
+from jqinject.core.quantizers.delay import DelayWrapper
 from jqinject.core.state import QuantParam, warn_of_unheard
 from jqinject.dot.kernels.integer import has_integers
 from jqinject.inject import Binding
 from jqinject.ops import FloatGrid, IntGrid
-from jqinject.ops.clamp import known_zeros
 from jqinject.ops.float8_cast import to_float8_again
+from jqinject.ops.lean import known_zeros
 from jqinject.ops.observe import SLOT_SIZE, mapped_beside
 from jqinject.ops.ste import backward_only, nearest
 from jqinject.quant_tensor import (

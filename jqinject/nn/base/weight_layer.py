@@ -30,9 +30,8 @@ from jqinject.nn.base.slots import (
     hold_proxies,
     input_format,
     is_on,
-    see,
 )
-from jqinject.proxy import LINKS, GradQuantProxyFromInjector, IntegerFormat, stack_of
+from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -244,8 +243,6 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         stored = vars(self)[self.weight_name]
         if isinstance(stored, FrozenParam):
             return stored.quant_tensor()
-        if self not in LINKS:
-            see(self)
         weight, proxy = stored[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
@@ -320,8 +317,6 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in LINKS:
-            see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
         )

@@ -1,4 +1,4 @@
-"""A model that was quantized without `inputs=` tells, when it is called, what its blocks record and throw away."""
+"""A model that was quantized without `inputs=` warns, when it is called, of state that its blocks discard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.core import LostStateWarning, QuantStat
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
-from jqinject.model.static_ranges import listed
+from jqinject.model.walk import listed
 from jqinject.program import (
     CALL,
     Call,

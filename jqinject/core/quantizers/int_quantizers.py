@@ -1,4 +1,4 @@
-"""Quantizers whose rounding has a scale of its own, and truncation of accumulators."""
+"""Quantizers to integers: by the scale of a component or of the call, by two scales, and truncation of accumulators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,22 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import check
-from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, ZeroPoint
+from jqinject.core._protocols import (
+    BitWidth,
+    Clamp,
+    IntQuantizer,
+    IntScalingImpl,
+    Rounding,
+    Scaling,
+    ZeroPoint,
+    by_range,
+    is_nearest,
+)
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import component, set_view
-from jqinject.core.quantizers.int_quant import IntQuant, int_grid
-from jqinject.core.quantizers.quantizer import Delayed, Quantized, Quantizer
+from jqinject.core.quantizers.delay import Delayed
+from jqinject.core.quantizers.quantizer import IntQuant, Quantized, Quantizer, RoundedByIntQuant, int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
@@ -27,6 +37,60 @@ from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
+
+
+@component
+class RescalingIntQuant(RoundedByIntQuant):
+    """Integer quantization whose scale, zero point and bit width come from components.
+
+    `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
+    `y = int_quant(s, z, b, x)`.
+
+    With a `RangeScaling` scale and zero point come from one range, and the gradient goes through its ends.
+
+    A tensor of zeros is quantized to zeros, with a finite scale greater than 0.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        scaling_impl: the scale.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        zero_point_impl: the zero point; `RangeZeroPoint` if it comes with the scale from one range.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
+        >>> quant = RescalingIntQuant(
+        ...     int_quant=IntQuant(narrow_range=True, signed=True),
+        ...     scaling_impl=ConstScaling(0.1),
+        ...     int_scaling_impl=IntScaling(narrow_range=True, signed=True),
+        ...     zero_point_impl=ZeroZeroPoint(),
+        ...     bit_width_impl=BitWidthConst(4),
+        ... )
+        >>> result = quant(jnp.array([0.042, -0.053, 0.31, -0.44]))
+        >>> [round(v, 4) for v in result.value.tolist()], result.bit_width
+        ([0.0429, -0.0571, 0.1, -0.1], 4)
+    """
+
+    int_quant: IntQuantizer
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
+    def __post_init__(self) -> None:
+        if by_range(type(self.scaling_impl)):
+            self._numbers()  # refuses bits that no range has
+
+    @property
+    def grid(self) -> IntGrid | None:
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
+        if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
+            return None
+        grid = self._numbers()[0]
+        return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
 
 
 class DecoupledIntQuant(IntQuant):
@@ -301,3 +365,34 @@ class TruncIntQuant(Delayed):
         value = ((q if out_zero is None else q - out_zero) * out_scale).astype(x.dtype)
         value = value if self.delay is None else self.delay(x, value)
         return Quantized(value, out_scale, out_zero, grid)
+
+
+@component
+class PrescaledRestrictIntQuant(RoundedByIntQuant):
+    """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
+    weight scale.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst
+        >>> quant = PrescaledRestrictIntQuant(IntQuant(narrow_range=False, signed=True), BitWidthConst(32))
+        >>> quant(jnp.array([0.3, -0.26]), jnp.float32(0.125)).value
+        Array([ 0.25, -0.25], dtype=float32)
+    """
+
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+    scaling_impl = None  # type: ignore[assignment]
+    int_scaling_impl = None
+    has_zero_point = False  # type: ignore[assignment]
+    scale_dtype = None  # type: ignore[assignment]
+
+    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:  # type: ignore[override]
+        """`x` quantized by `scale`."""
+        return self.by_scale(x, jnp.asarray(scale).astype(jnp.float32))
