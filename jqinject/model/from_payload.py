@@ -187,7 +187,7 @@ def _has_two_levels(scale: Any) -> bool:
 
 
 def _keep_scales(
-    proxy: WeightQuantProxyFromInjector, layer: Any, numbers: Numbers, form: FrozenForm, path: str
+    proxy: WeightQuantProxyFromInjector, layer: object, numbers: Numbers, form: FrozenForm, path: str
 ) -> None:
     """Commit a quantizer to the scales and zero points of frozen numbers."""
     inner, _ = _scaled(numbers, form)

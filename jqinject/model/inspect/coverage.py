@@ -175,7 +175,7 @@ def _cells(row: SiteRow) -> tuple[str, ...]:
     return name, row.operation, *grids, row.contraction if row.parameter else "", f"{row.operations:,}"
 
 
-def coverage(model: nnx.Module, *inputs: Any, method: Method = CALL, **keywords: Any) -> Coverage:
+def coverage(model: nnx.Module, *inputs: object, method: Method = CALL, **keywords: object) -> Coverage:
     """Which weights of a model are quantized, how each is contracted, and why the others are not.
 
     The model is traced in evaluation mode and not run. Works on float, quantized, frozen and abstract models; without

@@ -80,11 +80,11 @@ class RulesReport:
 
 
 def rules_report(
-    model: Any,
+    model: object,
     rules: Rule | Iterable[Rule],
-    *inputs: Any,
+    *inputs: object,
     methods: Methods | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> RulesReport:
     """Report which layers of a model every rule matches, and which rules match none; nothing is changed.
 
@@ -158,14 +158,14 @@ def planned_ranges(
             yield f"{HELD}.held.{site.name}"
 
 
-def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
+def _ranges_of(layer: object, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
     """The attributes of a layer that will hold static ranges."""
     if rule.shares:  # with existing quantizers, which may have seen data
         quantizers = ((slot, rule.quantizer(slot)) for slot in entry.slots)
         return tuple(slot for slot, q in quantizers if isinstance(q, StaticRange) and q.has_range() is False)
     paths: list[str] = []
 
-    def quantized(layer: Any) -> tuple[()]:
+    def quantized(layer: object) -> tuple[()]:
         quantize_layer(layer, rule, entry, nnx.Rngs(0))
         paths.extend(
             path
