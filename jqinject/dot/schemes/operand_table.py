@@ -68,7 +68,7 @@ def _numbers(value: Any) -> str:
     """The numbers of an operand as text; empty if only an assembled quantizer knows."""
     if value is None:
         return "float"
-    if not isinstance(value, type | Binding):
+    if not _quantizer(value):
         return "as in y = x w"
     injector: Any = value.injector if isinstance(value, Binding) else value
     names = ("q_dtype", "exponent_bit_width", "mantissa_bit_width", "bit_width", "group_size")
