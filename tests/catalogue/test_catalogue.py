@@ -15,10 +15,9 @@ import jqinject
 from jqinject.__main__ import main as program
 from jqinject.catalogue import all_entries, entry_of, find, write_catalogue
 from jqinject.catalogue.catalogue_command import main
-from jqinject.catalogue.curves import curve_svg, transfer_curve
 from jqinject.catalogue.entries import ready_made
-from jqinject.catalogue.examples import example_of
-from jqinject.catalogue.goals import GOALS
+from jqinject.catalogue.examples import curve_svg, example_of, transfer_curve
+from jqinject.catalogue.index import GOALS
 from jqinject.catalogue.pages import index_page, section
 from jqinject.catalogue.write_index import entry_made, with_curve
 from jqinject.dot import Scheme
