@@ -24,7 +24,7 @@ from jqinject.model.frozen_weights import (
 from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_param, numbers_of
+from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 

@@ -11,7 +11,7 @@ from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import is_frozen_op
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.weight_axes import is_on
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram, change_class
 

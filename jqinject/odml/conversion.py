@@ -156,7 +156,7 @@ class Markers(AsWritten):
                 return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
         return super().arithmetic(name, operands, evaluate)
 
-    def grad_dtype(self, name: str) -> None:
+    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> None:
         """Gradients are not marked."""
 
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:

@@ -6,12 +6,17 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
 from jqinject.core.state import LOOKED_AT
-from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
+from jqinject.dot.tensors.backward_quantizer import (
+    GradientFormat,
+    quantize_gradient_by,
+    reporting,
+    why_not_backward,
+)
+from jqinject.ops import FloatGrid
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.layer_links import PRE_TRANSFORM, check_range, transformed
 from jqinject.proxy.metadata import QuantMetadata
@@ -201,8 +206,7 @@ class GradQuantProxyFromInjector(FlowProxy):
 
         Args:
             y: float array.
-            token: its cotangent becomes the scale of an 8-bit float's gradient, for a contraction that goes on with the
-                payload.
+            token: its cotangent becomes the scale, for a contraction that takes the payload.
 
         Raises:
             TypeError: `y` is not a float array, so it has no gradient.
@@ -241,12 +245,28 @@ class GradQuantProxyFromInjector(FlowProxy):
         return ("gradient", "the one", "proxy.quantize(g)") if reporting(self) is None else None
 
     @property
-    def q_dtype(self) -> np.dtype | None:
-        """Dtype of an 8-bit float's payload that is scaled by amaxes; None for others, and if quantization is off."""
-        if not self.is_quant_enabled or reporting(self) is None:
+    def makes_integers(self) -> bool:
+        """Whether gradients become integers, as far as the quantizer states it."""
+        return self.is_quant_enabled and number_format(self.tensor_quant) is None
+
+    def gradient_format(self, y: jax.Array | jax.ShapeDtypeStruct) -> GradientFormat | None:
+        """Return the numbers of the gradient of an output, for a contraction that takes them backward.
+
+        Args:
+            y: the output, or its abstract value.
+
+        Returns:
+            None where the dequantized gradient is contracted: of other formats than integers of at most 8 bits and
+            8-bit floats scaled by amaxes, and if quantization is off.
+        """
+        if self.makes_integers:
+            return GradientFormat.of_integers(
+                jax.eval_shape(self.quantize, jax.ShapeDtypeStruct(y.shape, y.dtype))
+            )
+        form = number_format(self.tensor_quant) if self.is_quant_enabled else None
+        if form is None or form.dtype not in CONTRACTED or reporting(self) is None:
             return None
-        form = number_format(self.tensor_quant)
-        return form.dtype if form is not None and form.dtype in CONTRACTED else None
+        return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
     def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)

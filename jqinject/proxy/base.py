@@ -118,13 +118,13 @@ class QuantProxyFromInjector(Answers):
             quantizer = self._build(layers, rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
-            check(known=self.reads | metadata.METADATA | trace)
+            check(also_read=self.reads | metadata.METADATA | trace)
             raise
         if layer_links.PRE_TRANSFORM in self.reads and binding.declares(layer_links.PRE_TRANSFORM):
             layer_links.declare_transform(self, layer, stack, trace, handed)
         if names:
-            check(read=metadata.read_by(self, quantizer, trace), given=handed)
-        check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
+            check(read=metadata.read_by(self, quantizer, trace), passed=handed)
+        check_declarations(binding.injector, also_requested=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
         layer_links.LINKS[self] = layer_links.Links(layer)

@@ -210,9 +210,9 @@ class ObservedQuantizers(AsWritten):
         """See `Quantizers`."""
         return self._held.transformed(site, x)
 
-    def grad_dtype(self, name: str) -> Any:
+    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> Any:
         """See `Quantizers`."""
-        return self._held.grad_dtype(name)
+        return self._held.gradient_format(name, y)
 
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
         """See `Quantizers`."""

@@ -39,7 +39,7 @@ from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.frozen.freeze_layer import frozen_param
+from jqinject.nn.freeze_layer import frozen_param
 from jqinject.program import Call, find_sites, quantized_stack
 from jqinject.quant_tensor import as_array
 

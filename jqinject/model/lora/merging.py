@@ -18,7 +18,7 @@ from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
 from jqinject.model.walk import ModelIndex, Path, dotted
-from jqinject.nn.frozen.freeze_layer import frozen_param
+from jqinject.nn.freeze_layer import frozen_param
 from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
 from jqinject.quant_tensor import as_array, is_concrete
 

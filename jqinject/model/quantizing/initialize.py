@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.model.frozen_ops import op_slot
-from jqinject.nn.base.dot_layer import stack_of_layer
+from jqinject.nn.base.layer_schemes import stack_of_layer
 from jqinject.program.tracing.trace import node_at
 
 Path = tuple[Any, ...]

@@ -37,8 +37,7 @@ from jqinject.model.quantizing.scheme_rules import unstored_weights
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.running.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
-from jqinject.nn.base.dot_layer import features_of, stack_of_layer
-from jqinject.nn.base.scheme_op import scheme_op
+from jqinject.nn.base.layer_schemes import features_of, scheme_op, stack_of_layer
 from jqinject.program import (
     CALL,
     HELD,

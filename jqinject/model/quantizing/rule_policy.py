@@ -19,11 +19,11 @@ from jqinject.model.quantizing.rules import Rule
 from jqinject.model.quantizing.scheme_rules import by_scheme
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.activations import QuantActLayer
-from jqinject.nn.attention.dot_product_attention import QuantScaledDotProductAttention
-from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention
-from jqinject.nn.base.scheme_op import build_op
+from jqinject.nn.base.layer_schemes import build_op
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.eltwise import QuantMergeLayer
+from jqinject.nn.dot_product_attention import QuantScaledDotProductAttention
+from jqinject.nn.merging_and_resizing import QuantMergeLayer
+from jqinject.nn.multi_head_attention import QuantMultiHeadAttention
 from jqinject.nn.norms import QuantNormLayer
 from jqinject.nn.pooling import QuantPoolLayer
 from jqinject.program import (

@@ -22,8 +22,7 @@ from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.freeze_layer import frozen_param
-from jqinject.nn.frozen.from_host import numbers_from_host
+from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 
 Model = TypeVar("Model", bound=nnx.Module)
 

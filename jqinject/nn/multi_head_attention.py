@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.attention import kv_cache
-from jqinject.nn.attention.attention_base import (
-    ATTN_OUTPUT_WEIGHTS,
-    IN_ATTENTION,
-    K_TRANSPOSED,
-    Q_SCALED,
-    SOFTMAX_INPUT,
-    AttentionCall,
-    V,
-    attention,
-)
+from jqinject.nn import kv_cache
 from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.layer_geometry import check_features
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import (
     BIAS,
     GRAD,
@@ -36,8 +27,17 @@ from jqinject.nn.base.slots import (
     is_on,
     through,
 )
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
+from jqinject.nn.dot_product_attention import (
+    ATTN_OUTPUT_WEIGHTS,
+    IN_ATTENTION,
+    K_TRANSPOSED,
+    Q_SCALED,
+    SOFTMAX_INPUT,
+    AttentionCall,
+    V,
+    attention,
+)
 from jqinject.nn.linear import QuantLinearGeneral
 from jqinject.program import change_class
 from jqinject.quant import QuantizerLike
@@ -142,15 +142,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantMultiHeadAttention[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantMultiHeadAttention[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantMultiHeadAttention[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]
 
     def __init__(
         self,

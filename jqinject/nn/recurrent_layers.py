@@ -1,18 +1,244 @@
-"""Recurrent layers over whole sequences."""
+"""Recurrent layers over whole sequences, in layers and directions: weights are quantized once a sequence."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Unpack, final
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import canonicalize_dtype
 
 from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
-from jqinject.nn.recurrent.recurrent_cells import QuantLSTMCell, QuantSimpleCell
-from jqinject.nn.recurrent.recurrent_stack import QuantRecurrentStack
+from jqinject.nn.base.layer_geometry import check_features
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
+from jqinject.nn.base.slots import Slot
+from jqinject.nn.recurrent_cell import QuantRecurrentCell
+from jqinject.nn.recurrent_cells import QuantLSTMCell, QuantSimpleCell
 from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, on_integers
+
+
+class CellSequence(NamedTuple):
+    """What a cell makes of a sequence.
+
+    Attributes:
+        outputs: the hidden states of all steps, an `IntQuantTensor` where they are quantized.
+        output: the last one.
+        memory: the last cell state; None of cells without one.
+    """
+
+    outputs: Any
+    output: Any
+    memory: Any
+
+
+def run(
+    cell: QuantRecurrentCell,
+    inputs: Any,
+    initial: tuple[Any, ...],
+    *,
+    time_axis: int,
+    reverse: bool,
+    quantize_input: bool,
+) -> CellSequence:
+    """Run a cell along the time axis of its input.
+
+    Args:
+        cell: the cell; statistics of its quantizers move as if they were called step by step.
+        inputs: float array or QuantTensor, (batch, time, features) or (time, batch, features).
+        initial: the hidden state, and of a cell with a memory the cell state: arrays, or None for zeros.
+        time_axis: which axis is time: 0 or 1.
+        reverse: begin with the last step.
+        quantize_input: whether the input goes through `io_quant`.
+    """
+    x = cell._quant_input(inputs) if quantize_input else inputs
+    parameters = cell._quant_parameters(x)
+    array = as_array(x)
+    carry = _initial_carry(cell, array, initial, time_axis)
+    projected = cell._projected(parameters, array)
+    by_step = {name: jnp.moveaxis(part, time_axis, 0) for name, part in projected.items()}
+    quantizers = dict(cell._quantizers())
+    graphdef, state = nnx.split(quantizers, graph=True)
+    structures: list[Any] = []
+
+    def body(carried: Any, projected: Any) -> Any:
+        state, carry = carried
+        copies = nnx.merge(graphdef, state)
+        result = cell._step(copies, parameters, carry, projected)
+        tensors = result.output, result.memory
+        tensors = [x if x is None or on_integers(x) else as_array(x) for x in tensors]
+        structures[:] = map(jax.tree.structure, tensors)
+        of_output, of_memory = map(jax.tree.leaves, tensors)  # a tensor's value is its first leaf
+        return (nnx.state(copies, graph=True), result.carry), (of_output, of_memory[1:])
+
+    (state, carry), (of_output, of_memory) = jax.lax.scan(body, (state, carry), by_step, reverse=reverse)
+    nnx.update(quantizers, state)
+    last = 0 if reverse else -1
+    values, *metadata = of_output
+    output = jax.tree.unflatten(structures[0], [leaf[last] for leaf in of_output])
+    # In training mode scales differ from step to step.
+    metadata = [x.mean(axis=0) if output.training else x[0] for x in metadata]
+    outputs = jax.tree.unflatten(structures[0], [jnp.moveaxis(values, 0, time_axis), *metadata])
+    if not isinstance(carry, tuple):
+        return CellSequence(outputs, output, None)
+    memory = jax.tree.unflatten(structures[1], [carry[0], *(x[last] for x in of_memory)])
+    return CellSequence(outputs, output, memory)
+
+
+def _initial_carry(
+    cell: Any, x: jax.Array, initial: tuple[Any, ...], time_axis: int
+) -> tuple[jax.Array, ...] | jax.Array:
+    """The carry before the first step: zeros, or what was given, quantized."""
+    steps, batch = x.shape[time_axis], x.shape[1 - time_axis]
+    if steps == 0:
+        raise ValueError(f"a recurrent layer needs at least one time step, got an input of shape {x.shape}")
+    shape = (batch, cell.hidden_features)
+    dtype = canonicalize_dtype(x, jnp.zeros((), cell.param_dtype), dtype=cell.dtype)
+    slots = ("io_quant", "cell_state_quant")
+
+    def state(start: Any, slot: str) -> jax.Array:
+        if start is None:
+            return jnp.zeros(shape, dtype)
+        if start.shape != shape:
+            raise ValueError(f"an initial state has to be (batch, hidden) = {shape}, got {start.shape}")
+        proxy = getattr(cell, slot)
+        return as_array(start if proxy is None else proxy(start)).astype(dtype)
+
+    states = [state(start, slot) for start, slot in zip(initial, slots[: len(initial)], strict=True)]
+    return (states[1], states[0]) if len(states) == 2 else states[0]
+
+
+class QuantRecurrentStack(QuantLayer[Out]):
+    """Abstract: layers of recurrent cells over whole sequences.
+
+    Attributes:
+        layers: layer -> direction -> the cell.
+        batch_first: whether the batch comes before time.
+        return_quant_tensor: whether results are QuantTensors.
+        cell_class: the class of the cells.
+        state_quantizers: the quantizers of the states that are returned.
+        crossed: layer of the backward cell -> the layer of the forward cell that it takes if they are shared.
+    """
+
+    layers: Any
+    batch_first: bool
+    return_quant_tensor: bool
+    cell_class: ClassVar[Any]
+    state_quantizers: ClassVar[tuple[str, ...]]
+    crossed: ClassVar[Mapping[str, str]]
+
+    @classmethod
+    def override_slots(cls) -> tuple[Slot, ...]:
+        """Those of the cells."""
+        return cls.cell_class.override_slots()
+
+    def _build(self, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+        """Make the cells.
+
+        Args:
+            arguments: the `locals()` of `__init__`; the cells take those that they know.
+            more: further keywords of the cells, overrides included.
+        """
+        kind, num_layers, hidden_size = type(self).__name__, arguments["num_layers"], arguments["hidden_size"]
+        directions = 2 if arguments["bidirectional"] else 1
+        self.batch_first, self.return_quant_tensor = (
+            arguments["batch_first"],
+            arguments["return_quant_tensor"],
+        )
+        missing = next((name for name in self.state_quantizers if arguments[name] is None), None)
+        if self.return_quant_tensor and missing is not None:
+            raise self._no_scale_to_return(missing)
+        if num_layers < 1:
+            raise ValueError(f"{kind}: num_layers has to be at least 1, got {num_layers}")
+        if arguments["shared_input_hidden_weights"] and directions == 1:
+            raise ValueError(
+                f"{kind}(shared_input_hidden_weights=True) shares the weights of the input between two "
+                "directions.\n  cure: bidirectional=True"
+            )
+        crossed = self.crossed if arguments["shared_input_hidden_weights"] else {}
+        shared = [name for name in self.state_quantizers if arguments.get(f"shared_{name}", True)]
+        bound = 1.0 / math.sqrt(hidden_size)
+
+        def draw(key: Any, shape: Any, dtype: Any = float, **_: Any) -> jax.Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        parameters = inspect.signature(self.cell_class.__init__).parameters.values()
+        known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        of_cells: dict[str, Any] = {
+            **{"kernel_init": draw, "recurrent_kernel_init": draw, "bias_init": draw},
+            **{"use_bias": arguments["bias"], **more},
+            **{name: argument for name, argument in arguments.items() if name in known},
+        }
+        layers = []
+        for layer in range(num_layers):
+            features = arguments["input_size"] if layer == 0 else hidden_size * directions
+            cells: list[Any] = []
+            for _ in range(directions):
+                forward = vars(cells[0]) if cells else {}
+                # With coupled gates there is nothing to cross, and each direction has an input gate of its own.
+                taken = {n: forward[of] for n, of in crossed.items() if n in forward and of in forward}
+                cells.append(self.cell_class(features, hidden_size, input_layers=taken, **of_cells))
+                of_cells = _sharing(of_cells, shared, cells[-1])
+            layers.append(nnx.List(cells))
+        self.layers = nnx.List(layers)
+
+    def _run(self, inputs: Any, initial: tuple[Any, ...]) -> tuple[Any, list[Any], list[Any]]:
+        """All layers.
+
+        Args:
+            inputs: those of the call.
+            initial: the states of all layers and directions, each an array or None.
+
+        Returns:
+            The outputs of the last layer, and by layer and direction the last hidden and cell states.
+        """
+        if inputs.ndim != 3:
+            axes = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
+            raise ValueError(f"{type(self).__name__} takes {axes}, got shape {tuple(inputs.shape)}")
+        check_features(self, inputs, {-1: self.layers[0][0].in_features}, argument="input_size")
+        count = sum(len(cells) for cells in self.layers)
+        for given in initial:
+            if given is not None and given.shape[0] != count:
+                raise ValueError(
+                    f"{type(self).__name__}: an initial state has one row for each layer and direction, here {count}, "
+                    f"got shape {tuple(given.shape)}"
+                )
+        outputs: list[Any] = []
+        memories: list[Any] = []
+        for number, cells in enumerate(self.layers):
+            sequences = []
+            for direction, cell in enumerate(cells):
+                sequence = run(
+                    cell,
+                    inputs,
+                    tuple(None if states is None else states[len(outputs)] for states in initial),
+                    time_axis=1 if self.batch_first else 0,
+                    reverse=direction == 1,
+                    quantize_input=number == 0,
+                )
+                sequences.append(sequence.outputs)
+                outputs.append(sequence.output[None])
+                memories.append(None if sequence.memory is None else sequence.memory[None])
+            inputs = sequences[0] if len(sequences) == 1 else concatenate(sequences, axis=-1)
+        return inputs, outputs, memories
+
+    def _returned(self, tensor: Any) -> Any:
+        """A result as the user wants it: a tensor, or the states of layers and directions to be joined."""
+        if isinstance(tensor, list):
+            tensor = tensor[0] if len(tensor) == 1 else concatenate(tensor, axis=0)
+        return tensor if self.return_quant_tensor and on_integers(tensor) else as_array(tensor)
+
+
+def _sharing(arguments: Mapping[str, Any], shared: Sequence[str], cell: Any) -> dict[str, Any]:
+    """Arguments of the cells after one, which share some of its quantizers."""
+    prefixes = tuple(name.removesuffix("quant") for name in shared)
+    unshared = {name: argument for name, argument in arguments.items() if not name.startswith(prefixes)}
+    return unshared | {name: getattr(cell, name) for name in shared}
+
 
 NONLINEARITIES = {"tanh": nnx.tanh, "relu": nnx.relu}
 
@@ -78,15 +304,7 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     # give other numbers else.
     crossed = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLSTM[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLSTM[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLSTM[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLSTM[jax.Array], QuantLSTM[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -194,15 +412,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
     state_quantizers = ("io_quant",)
     crossed = {"dense_i": "dense_i"}
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantRNN[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantRNN[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantRNN[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantRNN[jax.Array], QuantRNN[AnyQuantTensor]]
 
     def __init__(
         self,

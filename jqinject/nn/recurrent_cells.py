@@ -14,7 +14,7 @@ from jqinject.nn.base.keywords import (
     QuantSimpleCellKeywords,
 )
 from jqinject.nn.base.slots import Slot
-from jqinject.nn.recurrent.recurrent_cell import (
+from jqinject.nn.recurrent_cell import (
     CELL_STATE,
     GATE_ACC,
     SIGMOID,
@@ -171,7 +171,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
             for name in self.gates.values():
                 if name in vars(self):
                     set_bias(getattr(self, name), None)
-        self._init_quantizers(locals(), overrides, rngs)
+        self._init_quantizers(locals(), overrides, False, rngs)
 
     def _step(
         self,
@@ -245,8 +245,7 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         shared_intra_layer_gate_acc_quant: bool = False,
         **more: Unpack[QuantOptimizedLSTMCellKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, rngs)
+        self._init_layer(locals())
 
     def _step(
         self,
@@ -328,7 +327,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
             set_bias(self.dense_h, self.dense_i.bias)
         if bias_of_hidden or not use_bias:
             set_bias(self.dense_i, None)
-        self._init_quantizers(locals(), overrides, rngs)
+        self._init_quantizers(locals(), overrides, False, rngs)
 
     def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
@@ -407,8 +406,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         shared_intra_layer_gate_acc_quant: bool = False,
         **more: Unpack[QuantGRUCellKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, rngs)
+        self._init_layer(locals())
 
     def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
+from jqinject.nn.base.layer_geometry import check_features
 from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import (
     BIAS,
@@ -18,7 +19,6 @@ from jqinject.nn.base.slots import (
     split_overrides,
     through,
 )
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear import QuantLinear
 from jqinject.program import change_class
@@ -77,13 +77,18 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         return [(of_input, of_hidden) for of_input, of_hidden in self.gates.items() if of_input in vars(self)]
 
     def _init_quantizers(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs
+        self,
+        arguments: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
     ) -> None:
         """Make the quantizers, once the layers are there.
 
         Args:
             arguments: the `locals()` of `__init__`: quantizers, and which of them are shared.
             overrides: the user's further keywords.
+            return_quant_tensor: always False: a cell returns arrays.
             rngs: for quantizers that draw random numbers.
         """
         by_slot = split_overrides(self, self.override_slots(), overrides)
@@ -111,7 +116,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         return (self.hidden_features,) if known else None
 
     def _quantize_layers(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs | None
     ) -> None:
         """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
         of_weights, of_biases = (
