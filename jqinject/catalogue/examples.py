@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
-from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH, line_svg
+from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
@@ -226,17 +226,6 @@ def curve_points(x: np.ndarray, y: np.ndarray) -> str:
         f"{MARGIN + (float(x[i]) - low) * across:.1f},{HEIGHT - MARGIN - (float(y[i]) - low) * up:.1f}"
         for i in _corners(x, y)
     )
-
-
-def curve_svg(x: np.ndarray, y: np.ndarray, title: str) -> str:
-    """The curve as a small picture, with the identity line behind it.
-
-    Args:
-        x: the inputs, ascending.
-        y: the outputs.
-        title: alternative text.
-    """
-    return line_svg(curve_points(x, y), title)
 
 
 def _corners(x: np.ndarray, y: np.ndarray) -> list[int]:

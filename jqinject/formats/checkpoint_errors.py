@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ class CheckpointError(ValueError):
 
 class MissingLibraryError(ImportError):
     """A checkpoint needs a library that is not installed; the message says how to install it."""
+
+
+def listed(names: Sequence[str], count: int = 4) -> str:
+    """Return the first of some names as text, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def library(name: str, path: Path) -> Any:

@@ -240,17 +240,6 @@ def _bits(dtype: np.dtype) -> int:
     return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
-    command = argparse.ArgumentParser(
-        prog="python -m jqinject inspect",
-        description="What is in a checkpoint: names, formats, shapes and bytes of its arrays, and how much of it is "
-        "in low bits. Its numbers are not read.",
-    )
-    command.add_argument("checkpoint", metavar="CHECKPOINT", help=KINDS)
-    return command
-
-
 def main(arguments: Sequence[str]) -> int:
     """Print what is in a checkpoint.
 
@@ -260,9 +249,14 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit status: 2 if the checkpoint cannot be read, with the reason on stderr.
     """
-    checkpoint = parser().parse_args(arguments).checkpoint
+    parser = argparse.ArgumentParser(
+        prog="python -m jqinject inspect",
+        description="What is in a checkpoint: names, formats, shapes and bytes of its arrays, and how much of it is "
+        "in low bits. Its numbers are not read.",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=KINDS)
     try:
-        print(inspect_checkpoint(checkpoint))
+        print(inspect_checkpoint(parser.parse_args(arguments).checkpoint))
     except (ValueError, OSError, ImportError) as error:
         print(f"python -m jqinject inspect: {error}", file=sys.stderr)
         return 2

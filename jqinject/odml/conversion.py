@@ -5,7 +5,7 @@ The compiler knows a composite operation around quantizing and dequantizing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
 from jqinject.program import (
     HELD,
-    AsWritten,
     Call,
     OpQuantizers,
     QuantizedProgram,
@@ -31,6 +30,7 @@ from jqinject.program import (
     find_sites,
     quantized_class,
 )
+from jqinject.program.quantizers import Finder
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 
@@ -121,8 +121,8 @@ def _marked(marker: FakeQuantMarker, x: jax.Array) -> jax.Array:
     return straight_through(x)
 
 
-class Markers(AsWritten):
-    """Puts `quant.fake_quant` at the sites.
+class Markers(Finder):
+    """Inserts `quant.fake_quant` at the sites, around weights too where they are contracted; nothing goes backward.
 
     Args:
         markers: name of the site -> marker.
@@ -131,6 +131,7 @@ class Markers(AsWritten):
     constants_now = True  # a factor's mark needs its number
 
     def __init__(self, markers: dict[str, FakeQuantMarker]) -> None:
+        super().__init__()
         self._markers = markers
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
@@ -155,36 +156,6 @@ class Markers(AsWritten):
                 marker = FakeQuantMarker((float(abs(factor)) / 127,), None, (1,) * x.ndim, None, False)
                 return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
         return super().arithmetic(name, operands, evaluate)
-
-    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> None:
-        """Gradients are not marked."""
-
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
-        """The contraction of floats."""
-        return site.equation.bind([lhs, rhs, *rest])[0]
-
-    def rounds_again(self, weight_path: SitePath) -> bool:
-        """Nothing is contracted backward."""
-        return False
-
-    def holds(self, weight_path: SitePath) -> bool:
-        """Weights are marked where they are contracted."""
-        return False
-
-    def has_state(self) -> bool:
-        """No."""
-        return False
-
-    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
-        """Has no effect."""
-        return (), ()
-
-    def restored(self, state: object) -> Markers:
-        """Itself."""
-        return self
-
-    def update(self, state: object) -> None:
-        """Has no effect."""
 
 
 class ConvertedSites(nnx.Module):

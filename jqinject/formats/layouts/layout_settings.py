@@ -39,10 +39,7 @@ class Settings:
         Raises:
             CheckpointError: it is no JSON of settings.
         """
-        try:
-            return Settings(json.loads(text), where)
-        except ValueError as error:
-            raise error if isinstance(error, CheckpointError) else _no_json(where, error) from None
+        return Settings(parsed(text, where), where)
 
     def choice(self, name: str, choices: Sequence[Value], default: Value | None = None) -> Value:
         """Return a setting that is one of several.
@@ -122,8 +119,16 @@ class Settings:
         return self
 
 
-def _no_json(where: str, error: ValueError) -> CheckpointError:
-    return CheckpointError(f"{where} is no JSON: {error}")
+def parsed(text: str, where: str) -> Any:
+    """Return what a text of JSON says.
+
+    Raises:
+        CheckpointError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{where} is no JSON: {error}") from None
 
 
 def groups_of(columns: int, group_size: int) -> int:

@@ -5,7 +5,6 @@ torchao flattens its tensor subclasses into safetensors files.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 
 from jqinject.formats.bits import low_nibble_first
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.layouts.layout_settings import Settings, as_blocks
+from jqinject.formats.layouts.layout_settings import Settings, as_blocks, parsed
 from jqinject.formats.safetensors_files import FLOATS, ONE, Tensors
 from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
 from jqinject.ops import IntGrid
@@ -165,18 +164,12 @@ def read_torchao(tensors: Tensors, config: Settings | None) -> list[StoredMatrix
         CheckpointError: a tensor's class is not known, or contradicts its parts.
     """
     matrices = []
-    for name in _json(tensors.metadata["tensor_names"], "tensor_names"):
-        values = _json(tensors.metadata.get(name, "null"), name)
+    for name in parsed(tensors.metadata["tensor_names"], "the metadata tensor_names"):
+        where = f"the metadata of {name}"
+        values = parsed(tensors.metadata.get(name, "null"), where)
         if isinstance(values, Mapping) and values.get("_type") != "Tensor":
-            matrices.append(_matrix(tensors, name, Settings(values, f"the metadata of {name}")))
+            matrices.append(_matrix(tensors, name, Settings(values, where)))
     return matrices
-
-
-def _json(text: str, name: str) -> list[str]:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"the metadata {name} are no JSON: {error}") from None
 
 
 def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError, listed
 from jqinject.formats.loading.frozen_matrix import floats_of, maker_of
 from jqinject.formats.loading.loaded_quantizers import (
     cache_formats,
@@ -156,7 +156,7 @@ def load(
     needs = () if inputs is not None else _needs_inputs(model, plan, low_bits)
     if needs:
         raise CheckpointError(
-            f"{opened.path} has low-bit numbers for {_first(needs)}, which the model contracts without a layer: how, "
+            f"{opened.path} has low-bit numbers for {listed(needs)}, which the model contracts without a layer: how, "
             "only a call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
             "jax.ShapeDtypeStructs"
         )
@@ -202,14 +202,9 @@ def _refuse_quantized(model: nnx.Module) -> None:
     ]
     if quantized:
         raise ValueError(
-            f"load takes a float model; this one has quantized weights: {_first(quantized)}.\n"
+            f"load takes a float model; this one has quantized weights: {listed(quantized)}.\n"
             "  cure: the model before quantize and freeze; jqinject.load_state for float weights"
         )
-
-
-def _first(paths: Sequence[str]) -> str:
-    """Return the first four of some paths, as text."""
-    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
 
 
 def _plan(
@@ -257,7 +252,7 @@ def _warn_of_floats(paths: Sequence[str]) -> None:
     """Warn of matrices in low bits that become floats."""
     if paths:
         warnings.warn(
-            f"load: the groups of {_first(paths)} follow no axis of the weight, so it became floats.\n  cure: a "
+            f"load: the groups of {listed(paths)} follow no axis of the weight, so it became floats.\n  cure: a "
             "checkpoint with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several "
             "orders are joined, or adapters lie above",
             DequantizedWarning,

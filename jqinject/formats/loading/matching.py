@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError, listed
 from jqinject.formats.loading.parameter_names import READY, Name, compiled, published_name
 from jqinject.inject.errors import did_you_mean
 
@@ -180,8 +180,8 @@ def unused_scales(left: Sequence[str]) -> str:
         return ""
     pattern = re.sub(r"\.\d+\.", ".{i}.", scales[0])
     which = "k" if scales[0].endswith("k_scale") else "v"
-    shown = ", ".join(scales[:2]) + (f" and {len(scales) - 2} more" if len(scales) > 2 else "")
     plural, verb, them = ("", "is", "it") if len(scales) == 1 else ("s", "are", "them")
+    shown = listed(scales, 2)
     return (
         f"{len(scales)} scale{plural} of a quantized cache {verb} not used ({shown}): the model's caches stay float\n"
         f"  to use {them}: names={{..., '{pattern}': 'cache.layer_{{i}}.{which}'}}, the cache's name in inputs,\n"

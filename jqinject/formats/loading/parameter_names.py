@@ -123,12 +123,12 @@ def _has_axes(model: str | tuple[str, ...]) -> bool:
 def _table(rows: str) -> tuple[Name, ...]:
     """Return the names of a table: rows of a tensor, a parameter, and axes; `a|b` in both makes a row for each."""
     names = []
-    for row in rows.strip().splitlines():
+    for row in rows.strip().replace("*", "model.layers.{i}").splitlines():
         file, model, *axes = re.split(r"\s{2,}", row.strip())
-        ends = CHOICE.search(model)
-        for end in [""] if ends is None else ends[1].split("|"):
-            single = (CHOICE.sub(end, text.replace("*", "model.layers.{i}")) for text in (file, model))
-            names.append(Name(*single, *axes))
+        choices = CHOICE.search(model)
+        for choice in [""] if choices is None else choices[1].split("|"):
+            text = axes[0] if axes else None
+            names.append(Name(CHOICE.sub(choice, file), CHOICE.sub(choice, model), text))
     return tuple(names)
 
 

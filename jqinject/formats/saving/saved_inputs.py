@@ -16,7 +16,7 @@ from flax import nnx
 
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.transforms import Permutation
-from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError, listed
 from jqinject.formats.loading.loaded_quantizers import LARGEST, cache_proxies, input_quantizer, static_format
 from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
 from jqinject.formats.loading.parameter_names import Name, compiled
@@ -140,7 +140,9 @@ def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[
     Raises:
         CheckpointError: one has no name, or no static scale of 8 bits.
     """
-    return [_written(path, name, proxy) for path, name, proxy in _named(model, rules)]
+    return [
+        CacheQuantizer(path, name, _static(path, proxy), proxy) for path, name, proxy in _named(model, rules)
+    ]
 
 
 def _named(
@@ -169,14 +171,14 @@ def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
     return None
 
 
-def _written(path: str, name: str, proxy: ActQuantProxyFromInjector) -> CacheQuantizer:
+def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
     form = None if proxy.is_dynamic else static_format(proxy)
     if form is None or not form.symmetric or vars(proxy).get("pre_transform") is not None:
         raise CheckpointError(
             f"{path} quantizes a cache as {proxy.binding.base.__name__}, which no checkpoint can say.\n"
             "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat, whose scale is static; or rules without it"
         )
-    return CacheQuantizer(path, name, form, proxy)
+    return form
 
 
 def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -232,11 +234,10 @@ def refuse_other_quantizers(
             if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
                 lost.append(dotted(path))
     if lost:
-        shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
         is_frozen = not any(path.endswith("weight_quant") for path in lost)
         frozen_cure = "rules without these, in the model that is saved"
         raise CheckpointError(
-            f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {shown}.\n"
+            f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {listed(lost)}.\n"
             f"  cure: {frozen_cure if is_frozen else 'save(jqinject.freeze(model), ...)'}"
         )
 
