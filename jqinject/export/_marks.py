@@ -16,7 +16,7 @@ from flax import nnx
 from jax.interpreters import batching
 
 from jqinject.core._protocols import is_nearest
-from jqinject.core.quantizers.quantizer import DelayWrapper
+from jqinject.core.quantizers.delay import DelayWrapper
 from jqinject.export._operations import (
     DEQUANTIZE,
     Parameters,

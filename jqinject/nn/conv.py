@@ -384,13 +384,13 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     def _placed(self, shape: tuple[int, ...]) -> Any:
         return None if self.transpose_kernel else super()._placed(shape)
 
-    def _choice(self, x: Any, weight: Any) -> Any:
+    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
         array = as_array(x)
         explicit = asked(
             True, array, weight.numbers["scale"] if isinstance(weight, FrozenParam) else as_array(weight)
         )
-        return super()._choice(array if explicit else x, weight)
+        return super()._choice(array if explicit else x, weight, integer_gradient)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         def forward(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:

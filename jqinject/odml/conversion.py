@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
-from jqinject.core.component import HiddenMethod
+from jqinject.core.component import hidden_method
 from jqinject.model import Rule
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
@@ -195,7 +195,7 @@ class ConvertedProgram(QuantizedProgram):
 
     __slots__ = ()
 
-    @HiddenMethod
+    @hidden_method
     def quantizers(self) -> Markers:
         """The markers of the sites."""
         return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]

@@ -28,7 +28,7 @@ from jqinject.formats.loading.matching import PROXIES, CacheScale
 from jqinject.formats.stored_matrix import InputFormat, order_of_groups
 from jqinject.inject import ExtendedInjector
 from jqinject.model import Rule
-from jqinject.model.quantizing.counterparts import counterpart_of
+from jqinject.model.quantizing.rules import counterpart_of
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
 from jqinject.nn.base.weight_layer import QuantWeightLayer

@@ -268,7 +268,7 @@ class OrdersBeforeParameters:
 
     def __init__(self, index: ModelIndex) -> None:
         self.rules: tuple[Rule, ...] = ()
-        self.transforms: dict[str, nnx.Module] = {}
+        self.transforms: dict[str, object] = {}
         for _, node in index.places:
             if isinstance(node, QuantizedProgram) and isinstance(node.op_quant.policy, RulePolicy):
                 self.rules += node.op_quant.policy.rules

@@ -28,9 +28,8 @@ from jqinject.nn.base.slots import (
     hold_proxies,
     input_format,
     is_on,
-    see,
 )
-from jqinject.proxy import LINKS, GradQuantProxyFromInjector, IntegerFormat, stack_of
+from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -239,8 +238,6 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         held = getattr(self, self.weight_name)
         if isinstance(held, FrozenParam):
             return held.quant_tensor()
-        if self not in LINKS:
-            see(self)
         weight, proxy = held[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
@@ -307,8 +304,6 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in LINKS:
-            see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
         )
@@ -391,7 +386,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         asked, attributes = self.contraction, vars(self)
         if asked == "float":
             return None
-        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
+        if not self._contracts_as_flax():
             self._check_function(asked)
             return None
         proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
