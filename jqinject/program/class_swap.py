@@ -16,6 +16,8 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.core.flax_internals import change_class
+
 
 class ClassMixin:
     """Abstract: an addition to the class of a module.
@@ -69,11 +71,6 @@ def _picklable(metaclass: Any) -> Any:
     picklable = type(metaclass.__name__, (metaclass,), {})
     copyreg.pickle(picklable, lambda kind: (_derived, kind._made_from))  # pyright: ignore[reportAttributeAccessIssue]
     return picklable
-
-
-def change_class(module: Any, kind: type) -> None:
-    """Change a module's class; NNX's own setter would treat `__class__` as an attribute."""
-    object.__setattr__(module, "__class__", kind)
 
 
 class Around:
