@@ -15,7 +15,6 @@ from flax import nnx
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.quantizing.watched_call import unwatch_call
 from jqinject.model.walk import ModelIndex, listed, static_ranges
 from jqinject.ops.processes import on_host
 from jqinject.program import (
@@ -236,7 +235,6 @@ def calibrate(
             "  cure: quantize a model that was built for real, and load its weights"
         )
     copy = nnx.clone(model, graph=True)
-    unwatch_call(copy)  # `_check_not_lost` refuses what the call would only warn of
     observers = _prepare(copy, quantized)
     step = compiled_call(_run)
     count, called = 0, None

@@ -49,9 +49,9 @@ def freeze(
     The model is set to evaluation mode. Every quantized weight becomes a `jqinject.dot.FrozenParam` in its place: the
     weight of a jqinject layer, whose quantizer and gradient quantizer go; the kernel of a Flax layer with a
     `QDotGeneral`, `QEinsum` or `QConvGeneralDilated`, which contracts it; and a parameter that the model contracts by
-    itself. It holds the payload (int8; narrower integers packed; 8-bit floats in their dtype, other
-    minifloats as codes, packed likewise), its scale, and its zero point unless it is symmetric. All else stays.
-    Weights are replaced one by one, so there are never two copies of the model.
+    itself. It holds the payload (int8; 4-bit and narrower integers packed; 8-bit floats in their dtype, other
+    minifloats as codes, packed likewise), its scale, and its zero point unless it is symmetric. Everything else
+    stays as it is. Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
     unfrozen layer in evaluation, and that of training up to float rounding. Averaged ranges of inputs become

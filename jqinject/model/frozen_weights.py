@@ -18,7 +18,7 @@ from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
 from jqinject.program import QuantizedProgram, change_class
-from jqinject.program.tracing.class_swap import ClassMixin, derived_class
+from jqinject.program.class_swap import ClassMixin, derived_class
 
 Axes = tuple[int, ...]
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from jqinject.dot.tensors.choice import ContractionKind
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
-from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.tracked_value import Path, Tracked
+
+
+def dotted(path: Path) -> str:
+    """A parameter's path as text, by which its quantizer is held."""
+    return ".".join(map(str, path))
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Choice:
     lhs: Any = None
     rhs: Any = None
     grad: Any = None
-    contraction: str = "auto"
+    contraction: ContractionKind = "auto"
     scheme: Any = None
     rounds_again: bool = False
     share: bool = False
@@ -178,7 +186,7 @@ class Policy(Protocol):
         Args:
             path: of the module that it is in.
             operation: its row of the table.
-            weight_path: of the parameter that it contracts or looks up; empty if there is none.
+            weight_path: of the parameter that it contracts or looks up; empty without one.
             name: of the operation in its method, `blocks.0.einsum1`.
         """
 
@@ -228,14 +236,40 @@ def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in axes)
 
 
-def site_of(
-    x: Tracked,
-    name: str,
-    quantizer: Any,
-    overrides: dict[str, Any],
-    axes: SummedAxes = NO_AXES,
-    stack: tuple[int, ...] = (),
-) -> Site:
-    """The site where `x` is quantized."""
-    facts = x.is_weight, shape_of(x), x.weight_path
-    return Site(name, quantizer, overrides, *facts, **axes._asdict(), stack=stack)
+@dataclass(frozen=True)
+class SiteNames:
+    """The names of sites in a model, of a program of one of its methods.
+
+    Attributes:
+        prefix: what the method's own names begin with.
+        same: its own name -> that of the same place in the program of an earlier method.
+    """
+
+    prefix: str = ""
+    same: Mapping[str, str] = field(default_factory=dict)
+
+    def full(self, name: str) -> str:
+        """The name in the model."""
+        own = self.prefix + name
+        return self.same.get(own, own)
+
+
+PLAIN = SiteNames()
+
+
+class Occurrence(NamedTuple):
+    """An operation in a program, or a call of a layer.
+
+    Attributes:
+        path: of the module.
+        operation: its name; "layer" for the call of a layer.
+        read: what it reads that no other place does: a parameter's path, or the layer's; empty if nothing.
+        equation: of the program.
+        name: of the method's own.
+    """
+
+    path: str
+    operation: str
+    read: tuple[Any, ...]
+    equation: Equation
+    name: str

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from jqinject.dot import LowBitCache
-from jqinject.program.weights.moves import AxesInParameter
+from jqinject.program.moves import AxesInParameter
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
-    from jqinject.program.weights.low_rank_product import LowRankProduct
-    from jqinject.program.weights.stored_numbers import StoredNumbers
+    from jqinject.program.low_rank_product import LowRankProduct
+    from jqinject.program.moved_weight import StoredNumbers
+
+
+Path = tuple[Any, ...]
+"""The path of a parameter, Variable or module in a model."""
+Evaluate = Callable[[list[Any]], list[Any]]
+"""Runs an operation on arrays."""
 
 
 class Origin(enum.Enum):
@@ -92,7 +98,7 @@ class Tracked:
     site: str = ""
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
-    weight_path: tuple[Any, ...] = ()
+    weight_path: Path = ()
     axes: AxesInParameter | None = None
     form: Any = None
     stored: StoredNumbers | None = None
@@ -109,8 +115,8 @@ class Tracked:
     @property
     def array(self) -> Any:
         """The numbers as an array."""
-        found = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
-        return found if self.chosen is None else self.chosen(found, self.unrounded)
+        array = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        return array if self.chosen is None else self.chosen(array, self.unrounded)
 
     @property
     def floats(self) -> Any:
@@ -147,10 +153,10 @@ class Tracked:
         alone = self.low_rank is None and self.unrounded is None
         same = alone or jnp.shape(value) == shape_of(self)
         low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
-        found = replace(self, value=value, masked=None, state=None, twins={})
-        found.low_rank, found.unrounded = low_rank, unrounded
-        found.chosen = None if unrounded is None else self.chosen
-        return found
+        tracked = replace(self, value=value, masked=None, state=None, twins={})
+        tracked.low_rank, tracked.unrounded = low_rank, unrounded
+        tracked.chosen = None if unrounded is None else self.chosen
+        return tracked
 
 
 def plain(value: Any, inputs: Any) -> Tracked:
@@ -185,3 +191,38 @@ def shape_of(x: Tracked) -> tuple[int, ...]:
 def dtype_of(value: Any) -> Any:
     """The dtype of an array, a QuantTensor or a number."""
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
+
+
+class Heard(NamedTuple):
+    """What one quantizer of a contraction did.
+
+    Attributes:
+        part: "input" or "output".
+        site: its name.
+        x: what it was given.
+        made: what it made of it.
+    """
+
+    part: str
+    site: str
+    x: Any
+    made: Any
+
+
+@dataclass(frozen=True)
+class WeightCall:
+    """One contraction with a parameter, one look-up in it, or one contraction of two activations.
+
+    Attributes:
+        name: the parameter's path as text; of two activations, the operation's name.
+        module: path of the module that it is in.
+        quantized: runs it as the model's quantizers have it; to be called once.
+        floating: runs it on the float parameter, without quantizers: the output as an array.
+        heard: what its quantizers did, after `quantized`.
+    """
+
+    name: str
+    module: str
+    quantized: Callable[[], Tracked]
+    floating: Callable[[], Any]
+    heard: list[Heard] = field(default_factory=list)

@@ -145,7 +145,7 @@ class Place:
         name = equation.name
         path = path_in(equation.scopes) or self.path
         steps = self.steps * (equation.times if equation.scan else 1)
-        inside = self.inside or ("" if runs_inside(name) else name)
+        inside = self.inside or ("" if runs_inside(equation) else name)
         return Place(path, self.times * equation.times, inside, steps)
 
 

@@ -39,7 +39,6 @@ from jqinject.model.quantizing.rules import (
     counterpart_of,
     plan_layers,
 )
-from jqinject.model.quantizing.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.layer_schemes import features_of, scheme_op, stack_of_layer
 from jqinject.program import (
@@ -52,7 +51,7 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
-from jqinject.program.tracing.trace import node_at
+from jqinject.program.trace import node_at
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -205,8 +204,6 @@ def _quantized(
     outside = sites.sites or any(use.quantizer is not None for use in sites.uses)
     if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
         quantize_program(model, policy, sites, calls, rngs)
-    elif not have_inputs(calls):
-        watch_call(model)
     return model
 
 

@@ -56,9 +56,9 @@ def moves_of(eqn: Equation, values: Sequence[Any]) -> list[Move] | None:
         eqn: its equation; the weight is the first operand.
         values: the operands; of the weight only the shape is read.
     """
-    found = MOVES.get(eqn.name)
-    made = None if found is None else found(eqn, values)
-    return made if made is None or isinstance(made, list) else [made]
+    move = MOVES.get(eqn.name)
+    result = None if move is None else move(eqn, values)
+    return result if result is None or isinstance(result, list) else [result]
 
 
 def only_moves(name: str) -> bool:
@@ -119,12 +119,12 @@ def _placed(eqn: Equation, values: Sequence[Any]) -> Move:
 
 def _reshard(eqn: Equation, values: Sequence[Any]) -> Move:
     """A change of an explicit sharding, which scales follow, but for their axes of size 1."""
-    wanted = eqn.params["dst_sharding"]
+    sharding = eqn.params["dst_sharding"]
 
     def follow(x: jax.Array) -> jax.Array:
-        names = (*wanted.spec, *(None,) * (x.ndim - len(wanted.spec)))
-        kept = (None if size == 1 else name for name, size in zip(names, x.shape, strict=True))
-        return jax.sharding.reshard(x, wanted.update(spec=jax.sharding.PartitionSpec(*kept)))
+        names = (*sharding.spec, *(None,) * (x.ndim - len(sharding.spec)))
+        spec = (None if size == 1 else name for name, size in zip(names, x.shape, strict=True))
+        return jax.sharding.reshard(x, sharding.update(spec=jax.sharding.PartitionSpec(*spec)))
 
     return Move(_bound(eqn), follow)
 

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 from jqinject.program.jaxpr import Equation
 from jqinject.program.policy import NO_AXES, Choice, SummedAxes, other_axes
+from jqinject.program.quantizers import has_row_scales
+from jqinject.program.run import Run
 from jqinject.program.tracked_value import Tracked, shape_of
-from jqinject.program.weights.quantized_rows import has_row_scales
 from jqinject.proxy import transform_of
 
 Axes = tuple[int, ...]
 
 
-class Wanted(NamedTuple):
+class OperandQuantizer(NamedTuple):
     """The quantizer of an operand.
 
     Attributes:
@@ -28,15 +29,15 @@ class Wanted(NamedTuple):
     overrides: Mapping[str, Any] = {}
 
 
-def wanted(
-    run: Any, x: Tracked, other: Tracked, choice: Choice | None, eqn: Equation, place: int
-) -> Wanted | None:
+def operand_quantizer(
+    run: Run, x: Tracked, partner: Tracked, choice: Choice | None, eqn: Equation, place: int
+) -> OperandQuantizer | None:
     """The quantizer of an operand at a contraction; None if it is left as it is.
 
     Args:
         run: the interpreter.
         x: the operand.
-        other: the other one.
+        partner: the other one.
         choice: of the policy.
         eqn: the equation.
         place: which operand it is.
@@ -45,31 +46,31 @@ def wanted(
         return None
     turned = x.turned is not None
     if x.quantized and (
-        turned or not (x.is_activation and transform_of(_declared(choice, x, other, place)) is not None)
+        turned or not (x.is_activation and transform_of(_declared(choice, x, partner, place)) is not None)
     ):
         return None
     summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
     if x.is_weight:
         if choice.weight is None:
             return None
-        axes = run.policy.channel_axes(summed, ndim, is_weight=True)
-        return Wanted(choice.weight, overrides={"channelwise_axes": axes})
+        axes = run.policy.channel_axes(summed, ndim, True)
+        return OperandQuantizer(choice.weight, overrides={"channelwise_axes": axes})
     if not x.is_activation:
         return None
     if choice.dynamic:
-        if choice.inputs is None or not other.is_weight:
+        if choice.inputs is None or not partner.is_weight:
             return None
-        axes = run.policy.channel_axes(summed, ndim, is_weight=False)
-        return Wanted(choice.inputs, overrides={"channelwise_axes": axes})
-    declared = _declared(choice, x, other, place)
+        axes = run.policy.channel_axes(summed, ndim, False)
+        return OperandQuantizer(choice.inputs, overrides={"channelwise_axes": axes})
+    declared = _declared(choice, x, partner, place)
     if declared is None:
         return None
     rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
     transformed = transformed_axes(eqn, place) if transform_of(declared) is not None else ()
-    return Wanted(declared, SummedAxes(rows, transformed, turned and bool(transformed)))
+    return OperandQuantizer(declared, SummedAxes(rows, transformed, turned and bool(transformed)))
 
 
-def check_turned(run: Any, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
+def check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
     """Refuse a product of numbers that a cache holds transformed with others that are not.
 
     Args:
@@ -82,11 +83,11 @@ def check_turned(run: Any, operands: Sequence[Tracked], choice: Choice | None, n
         ValueError: it is one.
     """
     for place, x in enumerate(operands):
-        other = operands[1 - place]
-        if x.turned is None or other.turned == x.turned:
+        partner = operands[1 - place]
+        if x.turned is None or partner.turned == x.turned:
             continue
-        declared = None if choice is None else _declared(choice, other, x, 1 - place)
-        if not other.is_activation or transform_of(declared) != x.turned:
+        declared = None if choice is None else _declared(choice, partner, x, 1 - place)
+        if not partner.is_activation or transform_of(declared) != x.turned:
             side = ("lhs", "rhs")[1 - place]
             raise ValueError(
                 f"{run.names.full(name)}: its operand comes from the cache {x.cache}, which keeps numbers after "
@@ -96,8 +97,8 @@ def check_turned(run: Any, operands: Sequence[Tracked], choice: Choice | None, n
             )
 
 
-def _declared(choice: Choice, x: Tracked, other: Tracked, place: int) -> Any:
-    own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
+def _declared(choice: Choice, x: Tracked, partner: Tracked, place: int) -> Any:
+    own = (choice.lhs, choice.rhs)[place] if partner.is_activation else None
     return own or (None if choice.inputs is None else x.pending or choice.inputs)
 
 

@@ -10,26 +10,33 @@ and so does the model at the end (`KeptState`). See `Interpreter.carried` for ho
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from flax.errors import TraceContextError
+from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.core import LostStateWarning
+from jqinject.core import GradSlot, GradStat, LostStateWarning, QuantParam, QuantStat
+from jqinject.core.state import state_parts
+from jqinject.dot.schemes.quantized_op import QuantizedOp
+from jqinject.program.class_swap import Around, intercept, release
 from jqinject.program.jaxpr import Equation
-from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
-from jqinject.program.weights.moves import only_moves
+from jqinject.program.moves import only_moves
+from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked, shape_of
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
 MARK = "jqinject_state:"
 SHOWN = 8
-Path = tuple[Any, ...]
 
 
 class KeptState:
@@ -84,10 +91,10 @@ class KeptState:
             places: None for all numbers, in their order.
         """
         if places is not None:
-            whole = self.newest.get(text, self._whole.get(text))
-            if whole is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            state = self.newest.get(text, self._whole.get(text))
+            if state is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
                 return  # a slot, of which only the cotangent counts
-            value = whole.array.reshape(-1).at[places].set(value).reshape(shape_of(whole))
+            value = state.array.reshape(-1).at[places].set(value).reshape(shape_of(state))
         self.newest[text] = Tracked(value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers)))
 
     def thrown_away(self, x: Tracked) -> None:
@@ -118,8 +125,8 @@ class KeptState:
         return x
 
     def _number(self, text: str) -> int:
-        known = self.newest.get(text)
-        return 0 if known is None or known.state is None else known.state.number
+        newest = self.newest.get(text)
+        return 0 if newest is None or newest.state is None else newest.state.number
 
     def _shape(self, text: str) -> tuple[int, ...] | None:
         return shape_of(self.newest[text]) if text in self.newest else None
@@ -129,17 +136,17 @@ class KeptState:
         returned = {x.state.label: x.state.number for x in outputs if x.state is not None}
         return [text for text in self.newest if returned.get(text, 0) < self._number(text)]
 
-    def crossing(self, given: list[Tracked], inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
+    def crossing(self, outer: list[Tracked], inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
         """What a part of the program throws away: label -> place of the input that it came in by.
 
         Args:
-            given: the inputs of the part.
+            outer: the inputs of the part.
             inputs: the same, as the part sees them.
             outputs: of the part.
         """
         states = [(x.state.label, place) for place, x in enumerate(inputs) if x.state is not None]
         # State may come in twice, but not by parts, of which a mark does not say which it was.
-        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in given if x.state is not None}
+        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in outer if x.state is not None}
         times = collections.Counter(text for text, *_ in forms)
         entered = {
             text: place
@@ -170,8 +177,8 @@ class KeptState:
 
     def check_unchanged_part(self, eqn: Equation) -> None:
         """Note the state that a part of the program which runs as it is throws away."""
-        inner = (one for body in eqn.bodies for one in body.everywhere())
-        labels = (one.label for one in inner if one.is_read == (False,))
+        inner = (equation for body in eqn.bodies for equation in body.everywhere())
+        labels = (equation.label for equation in inner if equation.is_read == (False,))
         self.lost.update(label.removeprefix(MARK) for label in labels if label.startswith(MARK))
 
 
@@ -188,3 +195,133 @@ def label(path: Path) -> str:
 def of_model(text: str) -> str:
     """A label without the number that says of which module it is."""
     return text.split(".", 1)[-1]
+
+
+STATE = (QuantParam, QuantStat, GradStat, GradSlot, nnx.RngState)
+METHODS = ("__call__", "attend")
+
+
+@dataclass(frozen=True)
+class _Marks(Around):
+    """Marks the state that a call has changed.
+
+    Attributes:
+        held: of each Variable, its path in the called module, and its path in the model.
+        always: whether state is marked although it has not changed.
+    """
+
+    held: tuple[tuple[Path, Path], ...]
+    always: bool
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        with contextlib.ExitStack() as stack:
+            parts = [
+                (part, label((*path, *name)))
+                for inside, path in self.held
+                for name, part in state_parts(stack.enter_context(_writable(layer, inside)))
+            ]
+            before = [part.get_value() for part, _ in parts]
+            out = call(*args, **kwargs)
+            for (part, text), old in zip(parts, before, strict=True):
+                new = part.get_value()
+                if new is not old or self.always:
+                    part.set_value(checkpoint_name(new, MARK + text))
+        return out
+
+
+@contextlib.contextmanager
+def _writable(layer: Any, path: Path) -> Iterator[nnx.Variable[Any]]:
+    """A Variable of a layer; in its place a copy, if the layer stems from outside of a transformation of JAX.
+
+    NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
+    """
+    holder = layer
+    for name in path[:-1]:
+        holder = _children(holder)[name]
+    children = _children(holder)
+    variable = children[path[-1]]
+    try:
+        variable.set_value(variable.get_raw_value())
+    except TraceContextError:
+        children[path[-1]] = variable.copy()
+        try:
+            yield children[path[-1]]
+        finally:
+            children[path[-1]] = variable
+    else:
+        yield variable
+
+
+def _children(node: Any) -> Any:
+    return node if isinstance(node, list | tuple | dict) else vars(node)
+
+
+@contextlib.contextmanager
+def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always: bool) -> Iterator[None]:
+    """Let every layer and every quantizer of private copies mark the state that its calls change.
+
+    Args:
+        called: copies of the model, and of the modules among the arguments.
+        is_leaf: whether a module is not looked into.
+        always: whether state is marked although it has not changed.
+    """
+    paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, graph=True))}
+    marked: list[tuple[Any, str]] = []
+    for module, variables in _holders(called, is_leaf, set()):
+        state = tuple(
+            (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
+        )
+        for method in METHODS if state else ():
+            if method in dir(type(module)):
+                intercept(module, _Marks(state, always), method)
+                marked.append((module, method))
+    yield
+    for module, method in reversed(marked):
+        release(module, _Marks, method)
+
+
+Holder = tuple[Any, list[tuple[Path, Any]]]
+
+
+def _holders(node: Any, is_leaf: Callable[[Any], bool], visited: set[int]) -> Iterator[Holder]:
+    """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
+    if id(node) in visited:
+        return
+    visited.add(id(node))
+    if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
+        below = list(_below(node, (), set()))
+        if any(_is_quantizer(child_node) for _, child_node in below):
+            state = [(path, child_node) for path, child_node in below if isinstance(child_node, STATE)]
+            yield node, state
+            return
+    for _, child in _items(node):
+        yield from _holders(child, is_leaf, visited)
+
+
+def _is_quantizer(node: Any) -> bool:
+    return isinstance(node, QuantProxyFromInjector | QuantizedOp)
+
+
+def _below(node: Any, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
+    """A module, and the modules and Variables in it, each once."""
+    if id(node) in visited:
+        return
+    visited.add(id(node))
+    yield path, node
+    for name, child in _items(node):
+        yield from _below(child, (*path, name), visited)
+
+
+def _items(node: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(node, nnx.Variable):
+        return
+    if isinstance(node, nnx.Pytree):
+        named: Any = vars(node).items()
+    elif isinstance(node, dict):
+        named = node.items()
+    else:
+        named = enumerate(node)
+    for name, child in named:
+        if isinstance(child, nnx.Pytree | nnx.Variable | dict | list | tuple):
+            yield name, child

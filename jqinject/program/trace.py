@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
+from jqinject.core.flax_internals import change_class
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
+from jqinject.program.call import ARRAYS, Call, SplitCall
+from jqinject.program.class_swap import original_class
 from jqinject.program.jaxpr import Body
-from jqinject.program.linen_parameters import dequantized_for_linen
-from jqinject.program.tracing.call import Call, SplitCall
-from jqinject.program.tracing.class_swap import change_class, original_class
-from jqinject.program.tracing.kept_state import KeptState, label
-from jqinject.program.tracing.scopes import scopes
-from jqinject.program.tracing.state_marks import STATE, state_marks
-from jqinject.program.tracked_value import Origin, StateVersion, Tracked
-from jqinject.program.weights.parameters import dotted
-
-Path = tuple[Any, ...]
+from jqinject.program.kept_state import STATE, KeptState, label, state_marks
+from jqinject.program.policy import dotted
+from jqinject.program.scopes import scopes
+from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked
 
 
 class Program(NamedTuple):
@@ -41,19 +39,19 @@ class Program(NamedTuple):
     new_state: list[tuple[Path, Any]]
     paths: list[Path]
 
-    def changed(self, values: list[Any], kept: KeptState) -> list[tuple[Path, Any, Any]]:
+    def changed(self, values: list[Any], state: KeptState) -> list[tuple[Path, Any, Any]]:
         """Path, Variable and value of every change of the state.
 
         Args:
             values: the outputs of the program.
-            kept: state that parts of the program threw away.
+            state: state that parts of the program threw away.
         """
         first = len(values) - len(self.new_state)
         rows = zip(self.new_state, self.body.returns_input[first:], values[first:], strict=True)
         return [
             (path, variable, value)
             for (path, variable), is_input, value in rows
-            if not is_input or label(path) in kept.newest
+            if not is_input or label(path) in state.newest
         ]
 
 
@@ -72,7 +70,7 @@ def trace(
     """
     split = SplitCall(model, call)
     flat, treedef = jax.tree.flatten_with_path(split.state, is_leaf=is_low_bit_cache)
-    found: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
 
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
         copy, copied_call = split.merged(jax.tree.unflatten(treedef, leaves), arrays)
@@ -86,9 +84,9 @@ def trace(
         ):
             out = copied_call(copy)
         vars(copy).update(put_aside)
-        found["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
-        found["tree"] = jax.tree.structure(out)
-        return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
+        traced["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
+        traced["tree"] = jax.tree.structure(out)
+        return jax.tree.leaves(out), [_value(leaf) for _, leaf in traced["state"]]
 
     try:
         closed = jax.make_jaxpr(run)(
@@ -110,8 +108,8 @@ def trace(
         for array, place in zip(call.arrays, places, strict=False)
     ]
     paths = [_keys(path) for path, _ in flat]
-    new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
-    return Program(Body.of(closed), inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
+    new_state = [(tuple(path), leaf) for path, leaf in traced["state"]]
+    return Program(Body.of(closed), inputs, traced["tree"], new_state, [*paths, *(() for _ in call.arrays)])
 
 
 def _value(leaf: Any) -> Any:
@@ -141,7 +139,7 @@ def _state_input(
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
-    if not holder or not hasattr(leaf, "shape"):
+    if not holder or not isinstance(leaf, ARRAYS):
         return Tracked(leaf, state=state)
     name = dotted((*modules[keys[0]], *holder[1:]))
     return Tracked(leaf, state=state, cache=name, cache_ndim=len(leaf.shape))
@@ -151,5 +149,38 @@ def node_at(root: Any, path: Path) -> Any:
     """What is at a path below a module."""
     for key in path:
         is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
-        root = root[key] if is_item else getattr(root, key)
+        root = root[key] if is_item else vars(root)[key]
     return root
+
+
+@contextlib.contextmanager
+def dequantized_for_linen(model: Any) -> Iterator[None]:
+    """Let bridges to Linen hold dequantized parameters while a private copy of a model is called.
+
+    A bridge tells Linen's collections by the types of Variables, and knows `nnx.Param` alone. In a program each is one
+    equation that dequantizes, which the interpreter recognizes.
+
+    Args:
+        model: a private copy.
+    """
+    parameters = [
+        (container, key, frozen)
+        for _, module in nnx.iter_modules(model, graph=True)
+        if isinstance(module, nnx.bridge.ToNNX)
+        for container, key, frozen in _frozen_in(vars(module))
+    ]
+    for container, key, frozen in parameters:
+        container[key] = nnx.Param(frozen[...])
+    yield
+    for container, key, frozen in parameters:
+        container[key] = frozen
+
+
+def _frozen_in(container: Any) -> list[tuple[Any, Any, FrozenParam]]:
+    parameters: list[tuple[Any, Any, FrozenParam]] = []
+    for key, value in list(container.items()):
+        if isinstance(value, FrozenParam):
+            parameters.append((container, key, value))
+        elif isinstance(value, dict | nnx.Dict):
+            parameters += _frozen_in(value)
+    return parameters

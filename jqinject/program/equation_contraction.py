@@ -16,8 +16,8 @@ from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
+from jqinject.program.operations import contraction_arguments
 from jqinject.program.tracked_value import Tracked, dtype_of
-from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.quant_tensor import is_quantized
 
 
@@ -52,11 +52,11 @@ def contracted(
         gradient: the numbers of the output's gradient, if it arrives quantized; else None.
     """
     lhs, rhs = (x.value for x in operands)
-    found = None
+    product = None
     if is_quantized(lhs) and is_quantized(rhs):
-        found = _of_payloads(eqn, numbers, lhs, rhs, rest, gradient)
-    if found is not None:
-        return found
+        product = _of_payloads(eqn, numbers, lhs, rhs, rest, gradient)
+    if product is not None:
+        return product
     value = _stored_product(eqn, numbers, operands)
     if value is None:
         (value,) = evaluate([*(x.array for x in operands), *rest])
@@ -80,7 +80,7 @@ def _of_payloads(
     if name == "dot_general":
         where = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
     elif name == "conv_general_dilated":
-        where = Convolution.of(lhs.shape, rhs.shape, **arguments_of(eqn), dtype=np.dtype(dtype))
+        where = Convolution.of(lhs.shape, rhs.shape, **contraction_arguments(eqn), dtype=np.dtype(dtype))
     elif name == "ragged_dot_general" and plain:
         how["group_sizes"] = rest[0]
         if rest[0].ndim == 1:
@@ -110,19 +110,19 @@ def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[
     place = next((place for place in (1, 0) if operands[place].stored_numbers is not None), None)
     if eqn.name != "dot_general" or numbers == "float" or place is None:
         return None
-    x, held = operands[1 - place].array, operands[place].stored_numbers
-    assert held is not None, "looked for above"
-    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(held.value)):
+    x, stored = operands[1 - place].array, operands[place].stored_numbers
+    assert stored is not None, "looked for above"
+    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(stored.value)):
         return None
     contracted, batch = eqn.params["dimension_numbers"]
-    own = [tuple(held.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
-    beside = [axes[1 - place] for axes in (contracted, batch)]
-    dims = Dimensions.of(x.ndim, len(held.order), tuple(zip(beside, own, strict=True)))
-    order = _order_of_output(dims, held.order, place)
+    own = [tuple(stored.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
+    of_x = [axes[1 - place] for axes in (contracted, batch)]
+    dims = Dimensions.of(x.ndim, len(stored.order), tuple(zip(of_x, own, strict=True)))
+    order = _order_of_output(dims, stored.order, place)
     sharding = eqn.params.get("out_sharding")
     if sharding is not None and order != tuple(range(len(order))):
         return None
-    choice = choose(x, FrozenParam.holding(held.numbers, held.form, {}), dims, numbers)
+    choice = choose(x, FrozenParam.holding(stored.numbers, stored.form, {}), dims, numbers)
     if choice.kernel != "stored":
         return None
     how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}

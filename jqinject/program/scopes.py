@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.program.tracing.intercept import Around, intercept, release
+from jqinject.program.class_swap import Around, intercept, release
 
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
@@ -46,18 +46,18 @@ LINEN_REGIONS: tuple[tuple[type, str], ...] = (
 
 def path_in(name_stack: Any) -> str | None:
     """The path of the innermost module in an equation's name stack; None if it has no mark."""
-    found = SCOPED.findall(str(name_stack))
-    if not found:
+    paths = SCOPED.findall(str(name_stack))
+    if not paths:
         return None
     # A Linen module knows its path relative to the module that wraps it.
-    around = next((path for path in reversed(found) if not path.startswith("+")), "")
-    return found[-1] if found[-1] == around else f"{around}.{found[-1][1:]}".lstrip(".")
+    around = next((path for path in reversed(paths) if not path.startswith("+")), "")
+    return paths[-1] if paths[-1] == around else f"{around}.{paths[-1][1:]}".lstrip(".")
 
 
 def weight_in(name_stack: Any) -> str | None:
     """The path of the parameter that an equation contracts, as `name_in_scope` writes it; None without a mark."""
-    found = OF_WEIGHT.findall(str(name_stack))
-    return found[-1] if found else None
+    paths = OF_WEIGHT.findall(str(name_stack))
+    return paths[-1] if paths else None
 
 
 def weight_scope(weight_path: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
@@ -75,7 +75,7 @@ def name_in_scope(path: str) -> str:
 def region_of(module: Any, is_leaf: Callable[[Any], bool]) -> str | None:
     """The operation that a module counts as; "layer" or "quantized_layer" if it is not looked into; else None."""
     if is_leaf(module):
-        ends_quantized = getattr(module, "output_quant", None) or getattr(module, "act_quant", None)
+        ends_quantized = vars(module).get("output_quant") or vars(module).get("act_quant")
         return LAYER if ends_quantized is None else QUANTIZED_LAYER
     regions = LINEN_REGIONS if isinstance(module, linen.Module) else NNX_REGIONS
     return next((name for kind, name in regions if isinstance(module, kind)), None)
@@ -117,7 +117,7 @@ def scopes(model: Any, is_leaf: Callable[[Any], bool]) -> Iterator[None]:
         if path and "__call__" in dir(type(module)):
             name = ".".join(map(str, path))
             intercept(module, _Scope(name, region_of(module, is_leaf)))
-            if is_leaf(module) and callable(getattr(type(module), ATTEND, None)):
+            if is_leaf(module) and ATTEND in dir(type(module)):
                 intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
     has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
     with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
@@ -145,13 +145,13 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not any(note.startswith(RAISED_IN) for note in getattr(error, "__notes__", ())):
+        if not any(note.startswith(RAISED_IN) for note in vars(error).get("__notes__", ())):
             error.add_note(f"{RAISED_IN} {path.removeprefix('+')}")
         raise
 
 
-def _labelled(x: Any, label: str, wanted: Callable[[Any], bool]) -> Any:
-    return checkpoint_name(x, label) if wanted(x) else x
+def _labelled(x: Any, label: str, is_marked: Callable[[Any], bool]) -> Any:
+    return checkpoint_name(x, label) if is_marked(x) else x
 
 
 def _is_array(x: Any) -> bool:

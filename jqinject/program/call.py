@@ -7,6 +7,7 @@ of the program, as in a direct call: the model may branch on it.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from flax import nnx
 
 from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.tracing.class_swap import original_class
+from jqinject.program.class_swap import original_class
 
 CALL = "__call__"
 ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)
@@ -46,8 +47,8 @@ class Frame:
     def filled(self, arrays: Iterable[Any], modules: Iterable[Any]) -> Call:
         """The call with these arrays and modules."""
         leaves = list(self.others)
-        for place, given in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
-            leaves[place] = given
+        for place, leaf in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
+            leaves[place] = leaf
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return Call(args, kwargs, self.method)
 
@@ -87,13 +88,13 @@ class Call:
         if self.method == CALL:
             return model(*self.args, **self.kwargs)
         if isinstance(self.method, str):
-            return getattr(model, self.method)(*self.args, **self.kwargs)
+            return operator.methodcaller(self.method, *self.args, **self.kwargs)(model)
         return self.method(model, *self.args, **self.kwargs)
 
     def __str__(self) -> str:
         """The arguments, arrays by dtype and shape."""
         args, kwargs = jax.tree.map(_in_words, (self.args, self.kwargs), is_leaf=_is_leaf)
-        return ", ".join([*map(str, args), *(f"{name}={given}" for name, given in kwargs.items())])
+        return ", ".join([*map(str, args), *(f"{name}={leaf}" for name, leaf in kwargs.items())])
 
     def places(self, model: Any) -> list[tuple[str, ...]]:
         """Where each array, then each module, is among the arguments: the parameter's name, and keys below it.
@@ -115,10 +116,14 @@ class Call:
         count = len(self.args)
         function = getattr(type(model), self.method) if isinstance(self.method, str) else self.method
         try:
-            known = list(inspect.signature(function).parameters.values())[1:]
+            parameters = list(inspect.signature(function).parameters.values())[1:]
         except (TypeError, ValueError):
-            known = []
-        names = [one.name for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+            parameters = []
+        names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
         return [*names[:count], *(f"argument{place}" for place in range(len(names), count))]
 
     @property
@@ -177,14 +182,14 @@ def with_copied_modules(calls: Sequence[Call]) -> list[Call]:
     if not any(call.modules for call in calls):
         return list(calls)
     copies = nnx.clone([call.modules for call in calls], graph=True)
-    return [call.frame.filled(call.arrays, held) for call, held in zip(calls, copies, strict=True)]
+    return [call.frame.filled(call.arrays, modules) for call, modules in zip(calls, copies, strict=True)]
 
 
-def arguments_of(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments in a tuple or list (positional), in a dict (keywords), or in anything else (a single one)."""
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    return (tuple(given), {}) if isinstance(given, tuple | list) else ((given,), {})
+    if isinstance(arguments, Mapping):
+        return (), dict(arguments)
+    return (tuple(arguments), {}) if isinstance(arguments, tuple | list) else ((arguments,), {})
 
 
 def checked_method(model: Any, method: Any, caller: str) -> Method:
@@ -204,7 +209,7 @@ def checked_method(model: Any, method: Any, caller: str) -> Method:
     """
     kind = original_class(type(model))
     if callable(method):
-        function = method.__func__ if getattr(method, "__self__", None) is model else method  # pyright: ignore
+        function = method.__func__ if inspect.ismethod(method) and method.__self__ is model else method
         name = getattr(function, "__name__", "")
         return name if getattr(kind, name, None) is function else function
     if not isinstance(method, str):
@@ -213,8 +218,8 @@ def checked_method(model: Any, method: Any, caller: str) -> Method:
             f"first; got {type(method).__name__}"
         )
     if not callable(getattr(model, method, None)):
-        known = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-        own = [name for name in known if name not in dir(nnx.Module)]
+        public = [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
+        own = [name for name in public if name not in dir(nnx.Module)]
         hint = did_you_mean(method, own)
         raise ValueError(
             f"{caller}: {kind.__name__} has no method {method!r}{'; ' + hint if hint else '.'}\n"

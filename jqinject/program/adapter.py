@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.component import InnerModule
-from jqinject.program.tracing.trace import Program
-from jqinject.program.weights.low_rank_product import LowRankProduct
-from jqinject.program.weights.low_rank_sum import low_rank_sum
-from jqinject.program.weights.parameters import dotted
+from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
+from jqinject.program.policy import dotted
+from jqinject.program.trace import Program
 
 
 class Adapter(InnerModule):
@@ -22,7 +21,7 @@ class Adapter(InnerModule):
     Attributes:
         a: `nnx.LoRAParam`, (*batch, *contracted, rank), the parameter's axes in its own order.
         b: `nnx.LoRAParam`, (*batch, rank, *free).
-        dropout: of the input; None for none.
+        dropout: of the input; None without one.
         weight_path: the parameter's path in the model.
         contracted: axes of the parameter that only A has.
         free: axes that only B has; any other is a batch axis of both: experts, layers of a stack.
@@ -115,16 +114,16 @@ def with_adapters(model: Any, program: Program) -> Program:
     return program._replace(inputs=inputs)
 
 
-def _spread(factor: jax.Array, ndim: int, own: tuple[int, ...], other: tuple[int, ...]) -> jax.Array:
+def _spread(factor: jax.Array, ndim: int, own: tuple[int, ...], unshared: tuple[int, ...]) -> jax.Array:
     """A factor (*batch, *own, rank) in the axes of the parameter, and the rank.
 
     Args:
         factor: the factor.
         ndim: axes of the parameter.
         own: axes of the parameter that only this factor has.
-        other: those that only the other factor has.
+        unshared: those that only the other factor has.
     """
-    batch = [axis for axis in range(ndim) if axis not in {*own, *other}]
+    batch = [axis for axis in range(ndim) if axis not in {*own, *unshared}]
     order = [*batch, *own]
     places = [order.index(axis) for axis in sorted(order)]
-    return jnp.expand_dims(jnp.transpose(factor, (*places, factor.ndim - 1)), other)
+    return jnp.expand_dims(jnp.transpose(factor, (*places, factor.ndim - 1)), unshared)
