@@ -27,7 +27,7 @@ class ClassMixin:
     _base_class: type
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         """The replacement of a method of the class `kind`: by default the mixin's own method of that name."""
         return getattr(cls, name)
 
@@ -70,7 +70,7 @@ def _picklable(metaclass: Any) -> Any:
     return picklable
 
 
-def change_class(module: Any, kind: type) -> None:
+def change_class(module: object, kind: type) -> None:
     """Change a module's class; NNX's own setter would treat `__class__` as an attribute."""
     object.__setattr__(module, "__class__", kind)
 
@@ -79,7 +79,9 @@ class Around:
     """Abstract: code that runs around the calls of a module. Compared by identity, unless a class says otherwise."""
 
     @abstractmethod
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Run instead of a call.
 
         Args:
@@ -97,11 +99,11 @@ class _Intercepted(ClassMixin):
     __slots__ = ()
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         own, attribute = getattr(kind, name), _attribute(name)
 
-        def through(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call: Callable[..., Any] = partial(own, self)
+        def through(self: Any, *args: object, **kwargs: object) -> object:
+            call: Callable[..., object] = partial(own, self)
             for around in getattr(self, attribute):
                 call = partial(around, self, call)
             return call(*args, **kwargs)
