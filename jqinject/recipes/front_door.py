@@ -23,12 +23,11 @@ from jqinject.quant import (
     LearnedRoundImplType,
     QuantizerLike,
 )
-from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
+from jqinject.recipes.passes.batch_norm import CorrectBatchNorm, FoldBatchNorm, Pairs
 from jqinject.recipes.passes.correct_biases import CorrectBiases, Corrected
-from jqinject.recipes.passes.fold_batch_norm import FoldBatchNorm, Pairs
 from jqinject.recipes.passes.solve import Solve, Solved
-from jqinject.recipes.report import Step
-from jqinject.recipes.solvers.learned_rounding import LearnedRounding
+from jqinject.recipes.recipe import Step
+from jqinject.recipes.solvers.rounding_descent import LearnedRounding
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)

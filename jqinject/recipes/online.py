@@ -1,4 +1,4 @@
-"""Transforms that stay before the inputs of sites: as a part of the rules that quantize them."""
+"""What stays before the inputs of sites: transforms, as a part of the rules that quantize them, and quantizers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Chain, Sized, Transform, along
@@ -16,10 +18,22 @@ from jqinject.model.quantizing.counterparts import counterpart_of, slots_for
 from jqinject.model.quantizing.plan import takes_layer
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import ModelIndex
-from jqinject.program import dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import (
+    HELD,
+    Call,
+    OpQuantizers,
+    dotted,
+    find_sites,
+)
 from jqinject.quant import NoneActQuant
-from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.matrices import ConvolutionMatrices, RaggedMatrices
+from jqinject.quant_tensor import as_array, on_integers
+from jqinject.recipes.stream.flat_program import (
+    ConvolutionMatrices,
+    FlatProgram,
+    RaggedMatrices,
+    Slot,
+)
 from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, ProgramSites
 
 Path = tuple[Any, ...]
@@ -168,12 +182,8 @@ def _other_use(program: FlatProgram, found: ProgramSites, slot: Slot, known: set
         if step.name in (*CASTS, *MOVES) and step.outputs[0] in found.fixed and step.inputs[0] in owned:
             owned.update(step.outputs)
         else:
-            return f"{step.name}{_at(step)} reads the parameter too"
+            return f"{step.name}{step.where} reads the parameter too"
     return ""
-
-
-def _at(step: FlatStep) -> str:
-    return f" in {step.path}" if step.path else ""
 
 
 def _module_of(site: ContractionSite) -> str:
@@ -277,3 +287,120 @@ def _variables(node: Any) -> list[tuple[Any, Any]]:
     return sorted(
         ((path, one) for path, one in found if isinstance(one, nnx.Variable)), key=lambda pair: str(pair[0])
     )
+
+
+def has_open_range(node: Any) -> bool:
+    """Whether a module is a proxy whose range is collected from data, and has none yet."""
+    ask = getattr(type(node), "has_range", None)
+    return ask is not None and node.has_range() is False
+
+
+def _beside_of(model: nnx.Module, call: Call) -> dict[str, str]:
+    """The name of the quantizer of each contraction's other operand, by the contraction's name in its method.
+
+    An input that several contractions read goes through one quantizer, which the first of them names.
+
+    Args:
+        model: quantized.
+        call: of it.
+    """
+    held = vars(model).get(HELD)
+    if not isinstance(held, OpQuantizers) or not len(held.held):
+        return {}
+    found = find_sites(model, held.policy, [call])
+    return {use.name.removeprefix(f"{call.name}:"): use.beside for use in found.uses if use.beside}
+
+
+class InputQuantizers:
+    """The quantizers of the inputs of sites, in a quantized model.
+
+    Args:
+        model: quantized, in evaluation mode.
+        call: of it.
+        online: path of a parameter -> the transform before the inputs of its sites.
+    """
+
+    def __init__(self, model: nnx.Module, call: Call, online: Mapping[str, Online] = {}) -> None:
+        self._online, self._beside = online, _beside_of(model, call)
+        places = ModelIndex(model).places
+        self._layers = {path: node for path, node in places if isinstance(node, QuantWeightLayer)}
+        self._held: dict[str, Any] = {}
+        self._stacks: dict[str, int] = {}
+        for _, node in places:
+            if isinstance(node, OpQuantizers):
+                self._held |= dict(node.held.items())
+                self._stacks |= dict(node.stacks)
+
+    def of(self, site: ContractionSite) -> Any:
+        """The quantizer of a site's input; None if it has none."""
+        layer = self._layer(site)
+        stacked = layer is not None and len(layer.weight_shape) - layer.weight_ndim
+        depth = self._stacks.get(self._name_between(site), 0) if layer is None else stacked
+        return _at_turn(self.held_for(site), site.turn[:depth])
+
+    def held_for(self, site: ContractionSite) -> Any:
+        """The quantizer that the model holds for a site's input, of a stack that of all layers; None if it has none."""
+        layer = self._layer(site)
+        return self._held.get(self._name_between(site)) if layer is None else layer.input_quant
+
+    def transform_of(self, site: ContractionSite) -> Any:
+        """The transform that the model holds before a site's input; None if it holds none.
+
+        Args:
+            site: of the model.
+        """
+        proxy = self.held_for(site)
+        return None if proxy is None else proxy.pre_transform
+
+    def _name_between(self, site: ContractionSite) -> str:
+        """The name of the quantizer of the input of a contraction that is no layer of ours."""
+        return self._beside.get(site.operand.rpartition("_")[0], site.operand)
+
+    def _layer(self, site: ContractionSite) -> Any:
+        layer = self._layers.get(tuple(map(str, site.path[:-1])))
+        return layer if layer is not None and layer.weight_name == str(site.path[-1]) else None
+
+    def is_on(self, site: ContractionSite) -> bool:
+        """Whether a site's input is quantized."""
+        proxy = self.of(site)
+        return proxy is not None and getattr(proxy, "is_quant_enabled", True)
+
+    def integers(self, site: ContractionSite, x: jax.Array) -> tuple[int, bool] | None:
+        """Bits and sign of the integers that a site's input becomes; None if it becomes none.
+
+        Args:
+            site: of the model.
+            x: an input.
+        """
+        if not self.is_on(site):
+            return None
+        found = self.of(site)(x)
+        if not on_integers(found) or isinstance(found.bit_width, jax.Array):
+            return None
+        return found.bit_width, found.signed
+
+    def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
+        """A site's input as the quantized model sees it, in float."""
+        proxy = self.of(site)
+        if proxy is not None and (self.is_on(site) or proxy.pre_transform is not None):
+            return jnp.asarray(as_array(proxy(x)))
+        return transformed_input(self._online, site, x)
+
+    def bits(self, site: ContractionSite) -> int | None:
+        """How many bits a number of a site's input has; None if it is not quantized."""
+        proxy = self.of(site)
+        width = None if proxy is None else proxy.bit_width()
+        return None if width is None else int(np.max(np.asarray(width)))
+
+
+def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:
+    """The quantizer of one layer of a stack, in the turns of the loops that run them; itself without a stack."""
+    if proxy is None or not turn:
+        return proxy
+    graphdef, state = nnx.split(proxy, graph=True)
+    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[turn], state))
+
+
+def site_path(site: ContractionSite) -> str:
+    """The path of a site's parameter, as text."""
+    return dotted(site.path)

@@ -19,8 +19,8 @@ from jqinject.ops.groups import fitting_size, split_groups, spread_groups
 from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.stream.matrices import Moved
+from jqinject.recipes.solvers.solver import MatrixGrid
+from jqinject.recipes.stream.flat_program import Moved
 from jqinject.recipes.stream.site import ContractionSite, Places
 
 
@@ -233,7 +233,7 @@ class _Layout:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
 class SiteMeasure:
-    """See `jqinject.recipes.rounding_grid.Measure`: a pytree, so that equal sites share compiled functions.
+    """See `jqinject.recipes.solvers.solver.Measure`: a pytree, so that equal sites share compiled functions.
 
     Attributes:
         layout: static.

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from jqinject import Rule, quant
 from jqinject.ops import IntGrid, TableGrid
 from jqinject.recipes import GPFQ, GPTQ, Problem, Qronos, Recipe, Solve
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 
 COLUMNS, TOP = 20, 7
 SOLVERS = (GPTQ, GPFQ, Qronos)

@@ -8,8 +8,7 @@ from flax import nnx
 
 from jqinject import Rule, quant
 from jqinject.recipes import AWQ, GPTQ, RTN, Clip, Problem, Recipe, Solve
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 from tests.recipes.test_solvers import measure
 
 

@@ -21,7 +21,7 @@ from jqinject.recipes import (
     TweakNorms,
 )
 from jqinject.recipes.passes.correct_biases import Corrected
-from jqinject.recipes.passes.tweak_norms import Tweaked
+from jqinject.recipes.passes.descent import Tweaked
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.site import LeftOut
 

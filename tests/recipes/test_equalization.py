@@ -11,8 +11,7 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import Equalize, Recipe, SmoothQuant, SplitChannels
-from jqinject.recipes.passes.equalize import shrinkage_of
-from jqinject.recipes.passes.split_channels import Split
+from jqinject.recipes.passes.equalize import Split, shrinkage_of
 from jqinject.recipes.stream.site import LeftOut
 
 X = jax.random.normal(jax.random.key(2), (6, 8))

@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject import Rule, quantize
 from jqinject.quant import Int8WeightPerChannelFloat, IntWeightSymmetricGroupQuant
 from jqinject.recipes import AWQ, RTN, Equalize, Recipe, SmoothQuant, Solve
-from jqinject.recipes.passes.rescaling import Rescaled, Rescaling
+from jqinject.recipes.passes.float_change import Rescaled, Rescaling
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.site import LeftOut
 

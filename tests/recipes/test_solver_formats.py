@@ -27,9 +27,7 @@ from jqinject.recipes import (
     Solve,
 )
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.solver import squared_errors
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics, squared_errors
 from tests.quant._own_format import Log2WeightPerGroup
 
 FORMATS = {

@@ -24,12 +24,11 @@ from jqinject.recipes import (
     Recipe,
     Solve,
 )
-from jqinject.recipes.passes.awq import awq_scales
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.auto_round import Descent
+from jqinject.recipes.passes.smoothing import awq_scales
+from jqinject.recipes.passes.solve import output_error
 from jqinject.recipes.solvers.corrections import largest_eigenvalue
-from jqinject.recipes.solving import output_error
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.rounding_descent import Descent
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 
 RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))
 

@@ -15,10 +15,11 @@ from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
+from jqinject.recipes.online import site_path
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.stream.stream import Batch, Visit
-from jqinject.recipes.transforms.biases import Bias, Biases
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.transforms.gains_and_biases import Bias, Biases
+from jqinject.recipes.work import Work
 
 Inputs = Literal["float", "quantized"]
 

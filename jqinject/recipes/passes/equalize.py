@@ -1,17 +1,24 @@
-"""Cross-layer equalization: channels of consecutive weights get ranges of the same size."""
+"""Equalization and splitting of channels between consecutive weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.recipes.passes.rescaling import Rescaling
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.program import dotted
+from jqinject.recipes.online import site_path
+from jqinject.recipes.passes.float_change import Rescaling
+from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work
 
 Numbers = tuple[np.ndarray, np.ndarray]
@@ -155,3 +162,188 @@ def shrinkage_of(bias: np.ndarray, weights: np.ndarray) -> float:
     if median > 30 or mean > 500:
         return 20.0
     return 10.0 if median > 15 or mean > 250 else 5.0
+
+
+FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
+"""Layers that know how many features their kernel's last two axes have."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The channels that were split between some sites.
+
+    Attributes:
+        sources, sinks: the parameters that make the channels, and those that contract them.
+        channels: which were split; the copies follow the last channel, in this order.
+    """
+
+    sources: tuple[str, ...]
+    sinks: tuple[str, ...]
+    channels: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.channels[:8])) + (", ..." if len(self.channels) > 8 else "")
+        return f"{', '.join(self.sources)} to {', '.join(self.sinks)}: {len(self.channels)} channels split: {shown}"
+
+
+@dataclass(frozen=True)
+class SplitChannels:
+    """Splits the channels with the largest weights in two, so that the range that their quantizer has to cover shrinks.
+
+    A channel between two weights is copied: on one side its numbers are halved, original and copy; on the other side
+    the copy is the same. The layers get wider by the copies, which follow the last channel. It is done where a factor
+    for each channel could be moved from one weight to the other, and nothing else in the program goes by the number of
+    channels; other sites are left out, and the report says why. The float model's function stays, and is checked.
+
+    Args:
+        ratio: the share of the channels that are split, rounded up.
+        split_input: halve the weights that contract a channel, and choose channels by these; False: the weights and
+            biases that make it.
+
+    Raises:
+        ValueError: the ratio is not above 0 and at most 1; or, when applied, the float model's outputs move.
+
+    Source: Zhao et al., "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
+    2019; Brevitas's `GraphChannelSplitting` (criterion "maxabs").
+
+    Example:
+        >>> from jqinject import Rule
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> from jqinject.recipes import Recipe
+        >>> rngs = nnx.Rngs(0)
+        >>> model = nnx.Sequential(nnx.Linear(8, 10, rngs=rngs), nnx.relu, nnx.Linear(10, 4, rngs=rngs))
+        >>> rule = Rule(weight_quant=Int8WeightPerChannelFloat)
+        >>> made = Recipe(SplitChannels(0.2)).apply(model, rule, [jnp.ones((2, 8))], progress=False).model
+        >>> made.layers[0].kernel.shape, made.layers[2].kernel.shape
+        ((8, 12), (12, 4))
+    """
+
+    ratio: float = 0.02
+    split_input: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(
+                f"SplitChannels: ratio is {self.ratio}, must be above 0 and at most 1.\n  cure: ratio=0.02"
+            )
+
+    def __call__(self, work: Work) -> list[Any]:
+        """See `Pass`."""
+        rescaling = Rescaling(work, repr(self))
+        left = list(rescaling.left_out)
+        able: list[tuple[Region, dict[Path, _Side]]] = []
+        for region in rescaling.regions:
+            sides = _sides(region)
+            if isinstance(sides, str):
+                left += _left(region, sides)
+            else:
+                able.append((region, sides))
+        found: list[Any] = []
+        model = nnx.clone(work.model, graph=True)
+        for region, sides in able:
+            made = nnx.clone(model, graph=True)
+            done = self._split(made, region, sides)
+            moved = _moved(rescaling, made)
+            if isinstance(moved, str):
+                left += _left(region, moved)
+                continue
+            if not moved <= rescaling.allowed:
+                raise ValueError(
+                    f"{self!r}: the float model's outputs moved by {moved:.2g} of the largest where the inputs of "
+                    f"{region.sinks[0].site.name} were split, and at most {rescaling.allowed:.2g} is rounding.\n"
+                    "  cure: look whether the model's code depends on the number of channels; or leave this pass out"
+                )
+            model = made
+            found.append(done)
+        work.model = model
+        return [*found, *left]
+
+    def _split(self, model: nnx.Module, region: Region, sides: Mapping[Path, _Side]) -> Split:
+        """Split channels of a region, in place."""
+        index = ModelIndex(model)
+        modules = {tuple(map(str, path)): node for path, node in index.places}
+        sinks, sources = ({member.site.path for member in each} for each in (region.sinks, region.sources))
+        values = {path: jnp.asarray(index.by_name[dotted(path)].get_value()) for path in sides}
+        sizes = np.zeros(region.channels, np.float32)
+        for path in sinks if self.split_input else sources:
+            sizes = np.maximum(sizes, sides[path].sizes(values[path]))
+        count = math.ceil(self.ratio * region.channels)
+        chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
+        for path, side in sides.items():
+            made = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
+            index.by_name[dotted(path)].set_value(made)
+            _widen(modules.get(tuple(map(str, path[:-1]))), path, side.axis - made.ndim, count)
+        names = [
+            tuple(sorted({site_path(member.site) for member in each}))
+            for each in (region.sources, region.sinks)
+        ]
+        return Split(names[0], names[1], tuple(map(int, chosen)))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Where the channels of a region stand in one of its parameters.
+
+    Attributes:
+        axis: of the parameter.
+        places: of each channel along it.
+    """
+
+    axis: int
+    places: np.ndarray
+
+    def sizes(self, value: Any) -> np.ndarray:
+        """The largest magnitude of each channel."""
+        moved = np.moveaxis(np.abs(on_host(value).astype(np.float32)), self.axis, 0)
+        return moved.reshape(moved.shape[0], -1).max(axis=1)[self.places]
+
+    def split(self, value: Any, channels: np.ndarray, *, halved: bool) -> Any:
+        """The parameter with copies of channels at the end, these and their originals halved or as they are."""
+        at = self.places[channels]
+        if halved:
+            shape = [1] * value.ndim
+            shape[self.axis] = value.shape[self.axis]
+            factors = np.ones(value.shape[self.axis], np.float32)
+            factors[at] = 0.5
+            value = value * jnp.asarray(factors.reshape(shape), value.dtype)
+        return jnp.concatenate([value, jnp.take(value, at, axis=self.axis)], axis=self.axis)
+
+
+def _sides(region: Region) -> dict[Path, _Side] | str:
+    """Where the channels stand in each parameter; a sentence if a channel cannot be copied."""
+    if region.gains or not region.sources:
+        return (
+            "a norm's gain, not a weight, makes its inputs: channels of what it normalizes cannot be copied"
+        )
+    if any(member.labels.shape[0] > 1 for member in (*region.sinks, *region.sources)):
+        return "its weights are a stack of matrices, or a convolution with groups"
+    found = {}
+    for path, labels in region.parameters.items():
+        axes = varies(labels) or {axis for axis in range(labels.ndim) if region.channels == 1}
+        flat = np.abs(labels.reshape(-1))
+        if len(axes) != 1 or sorted(flat) != list(range(1, region.channels + 1)):
+            return f"its channels are not one axis of {'.'.join(map(str, path))}, each once"
+        found[path] = _Side(axes.pop(), np.argsort(flat))
+    return found
+
+
+def _left(region: Region, reason: str) -> list[LeftOut]:
+    return [LeftOut(member.site.name, member.site.path, reason) for member in region.sinks]
+
+
+def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
+    """How far the outputs moved; a sentence if the model cannot be called any more."""
+    try:
+        return rescaling.error_of(model)
+    except (TypeError, ValueError, IndexError) as error:
+        first = str(error).partition("\n")[0]
+        return f"the model's code goes by the number of its channels: {first:.120}"
+
+
+def _widen(layer: Any, path: Path, axis: int, count: int) -> None:
+    """Tell a layer of Flax that its kernel has more features."""
+    if isinstance(layer, FEATURES) and str(path[-1]) == "kernel":
+        if axis == -1:
+            layer.out_features += count
+        else:
+            layer.in_features += count

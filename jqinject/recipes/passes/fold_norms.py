@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.program import dotted
+from jqinject.recipes.online import site_path
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import Path
-from jqinject.recipes.transforms.biases import Biases
-from jqinject.recipes.transforms.gains import Gain, Gains, Sink
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.transforms.gains_and_biases import Biases, Gain, Gains, Sink
+from jqinject.recipes.work import Work
 
 
 @dataclass(frozen=True)

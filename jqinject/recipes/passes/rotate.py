@@ -15,13 +15,13 @@ import numpy as np
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
 from jqinject.program import dotted
-from jqinject.recipes.online import columns_of
+from jqinject.recipes.online import columns_of, site_path
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.passes.turn_scores import turned_scores
+from jqinject.recipes.passes.scores import turned_scores
 from jqinject.recipes.stream.site import ContractionSite, LeftOut
-from jqinject.recipes.transforms.sources import comes_from_nonlinearity
 from jqinject.recipes.transforms.turning import TurnedRegion
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.transforms.values import comes_from_nonlinearity
+from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2", "R3", "R4")
 

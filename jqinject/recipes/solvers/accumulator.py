@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.accumulator_bounds import integer_budget
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.solver import Problem
+from jqinject.recipes.solvers.solver import MatrixGrid, Problem
 
 
 def l1_threshold(magnitudes: jax.Array, radius: jax.Array | float) -> jax.Array:

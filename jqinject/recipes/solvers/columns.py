@@ -10,8 +10,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.rounding_grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.accumulator import Room, rounded
+from jqinject.recipes.solvers.solver import MatrixGrid, Measure, ordered
 
 ScaleRule = Literal["original", "live", "block"]
 """When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.recipes.solvers.accumulator import onto_ball
 from jqinject.recipes.solvers.columns import HIGHEST, diagonal_of, on_diagonal, without_dead_inputs
-from jqinject.recipes.solvers.gptq import GPTQ
+from jqinject.recipes.solvers.greedy import GPTQ
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 
 

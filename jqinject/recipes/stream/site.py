@@ -12,8 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.program import dotted
-from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.matrices import Matrices, matrices_of
+from jqinject.recipes.stream.flat_program import (
+    CONTRACTIONS,
+    FlatProgram,
+    FlatStep,
+    Matrices,
+    Slot,
+    matrices_of,
+)
 
 
 @dataclass(frozen=True, eq=False)

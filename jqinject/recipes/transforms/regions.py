@@ -11,7 +11,8 @@ import numpy as np
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot
 from jqinject.recipes.stream.site import ContractionSite, Path, ProgramSites
 from jqinject.recipes.transforms.transform_steps import RULES
-from jqinject.recipes.transforms.transform_walk import DefUse, Labels, Walk, relabelled
+from jqinject.recipes.transforms.transform_walk import Labels, Walk, relabelled
+from jqinject.recipes.transforms.values import DefUse
 
 TRIES = 16
 """How many ways to carry a factor through products are tried."""

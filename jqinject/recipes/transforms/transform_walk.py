@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import known_value
+from jqinject.recipes.transforms.values import DefUse
 
 Labels = np.ndarray
-
-
-class Refused(Exception):
-    """A gain cannot be taken over, or a value not rotated, and why."""
 
 
 def compressed(labels: Labels) -> Labels:
@@ -171,7 +167,7 @@ class Walk:
                 step = self.flat.steps[index]
                 rule = self.rules.get(step.name)
                 if rule is None:
-                    self.refuse(slot, f"{step.name}{_at(step)} does not commute with a factor")
+                    self.refuse(slot, f"{step.name}{step.where} does not commute with a factor")
                 else:
                     rule(self, step, index)
 
@@ -240,63 +236,3 @@ class Walk:
         """The factors of a value must be 1."""
         if slot in self.labels and self.channels.join(self.labels[slot], np.zeros((), int)):
             self.reasons.append(why)
-
-
-class DefUse:
-    """What makes and what reads each value of a program.
-
-    Args:
-        flat: the program.
-        parameters: the slots that hold parameters.
-        fixed: slots that depend on parameters and constants alone.
-        shapes: of the program's inputs.
-        count: how many outputs the model returns; the others are its state.
-    """
-
-    def __init__(
-        self,
-        flat: FlatProgram,
-        parameters: set[Slot],
-        fixed: set[Slot],
-        shapes: Mapping[Slot, tuple[int, ...]],
-        count: int,
-    ) -> None:
-        self.parameters, self.fixed = parameters, fixed
-        self.inputs = set(flat.inputs)
-        returned, state = flat.outputs[:count], flat.outputs[count:]
-        self.outputs = {*returned, *(slot for slot in state if slot not in parameters)}
-        self.made_by: dict[Slot, tuple[FlatStep, int]] = {}
-        self.shapes = dict(shapes) | {slot: np.shape(value) for slot, value in flat.constants.items()}
-        self.unowned = set(flat.constants)
-        """Slots that depend on constants alone."""
-        self.owned = set(parameters)
-        """Slots of `fixed` that depend on a parameter."""
-        self.discrete: set[Slot] = set()
-        """Slots of whole numbers and truth values."""
-        self._touching: dict[Slot, list[int]] = {}
-        for index, step in enumerate(flat.steps):
-            for slot in dict.fromkeys((*step.inputs, *step.outputs)):
-                self._touching.setdefault(slot, []).append(index)
-            self.made_by |= {slot: (step, place) for place, slot in enumerate(step.outputs)}
-            self.shapes |= dict(zip(step.outputs, self._made(step), strict=True))
-            if step.equation is not None:
-                made = zip(step.outputs, step.equation.outputs, strict=True)
-                self.discrete |= {slot for slot, x in made if not jnp.issubdtype(x.dtype, jnp.inexact)}
-            if all(slot in self.unowned for slot in step.inputs):
-                self.unowned.update(step.outputs)
-            elif any(slot in self.owned for slot in step.inputs) and step.outputs[0] in fixed:
-                self.owned.update(step.outputs)
-
-    def touching(self, slot: Slot) -> list[int]:
-        """The steps that make or read a value."""
-        return self._touching.get(slot, [])
-
-    def _made(self, step: FlatStep) -> list[tuple[int, ...]]:
-        if step.equation is not None:
-            return [tuple(x.shape) for x in step.equation.outputs]
-        shape = self.shapes[step.inputs[0]]
-        return [shape[1:] if step.name == "slice_of_stack" else (len(step.inputs), *shape)]
-
-
-def _at(step: FlatStep) -> str:
-    return f" in {step.path}" if step.path else ""

@@ -10,9 +10,16 @@ import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 from jqinject.recipes.stream.site import CASTS, ContractionSite, Path, ProgramSites
-from jqinject.recipes.transforms.axes import MOVED, SAME, CutBlocks, followed
-from jqinject.recipes.transforms.sources import live_steps, varies_by_input
-from jqinject.recipes.transforms.transform_walk import DefUse, Refused
+from jqinject.recipes.transforms.values import (
+    MOVED,
+    SAME,
+    CutBlocks,
+    DefUse,
+    Refused,
+    followed,
+    live_steps,
+    varies_by_input,
+)
 
 GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
 

@@ -17,8 +17,7 @@ from jqinject import Rule, quant
 from jqinject.ops import IntGrid
 from jqinject.ops.power import divide
 from jqinject.recipes import GPTQ, QEP, RTN, MagR, Problem, Recipe, Solution, Solve, cheapest_errors
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.ptq_cases import said
 from tests.golden.adapters.ptq_layerwise import convolution, images, kernel_of, weight_of

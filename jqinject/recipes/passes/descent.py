@@ -1,23 +1,94 @@
-"""`LearnedRotation`: rotations that a descent finds, folded into the weights."""
+"""Passes that descend on the error of the quantized model's outputs: `LearnedRotation` and `TweakNorms`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
+from flax import nnx
 
 from jqinject.model.running.batches import with_progress
+from jqinject.model.walk import ModelIndex
 from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.passes.rotate import turned
-from jqinject.recipes.sensitivities import BatchErrors
+from jqinject.recipes.passes.sensitivities import outputs_of
+from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import Path
 from jqinject.recipes.transforms.turning import TurnedRegion
 from jqinject.recipes.work import Work
+
+T = TypeVar("T")
+Distance = Callable[[list[jax.Array], list[jax.Array]], jax.Array]
+
+
+class _Batch(NamedTuple):
+    """One batch: its arrays, what the float model makes of them, and the compiled error and gradient."""
+
+    error: Callable[..., jax.Array]
+    gradient: Callable[..., Any]
+    arrays: Any
+    wanted: list[jax.Array]
+
+
+class BatchErrors(Generic[T]):
+    """How far the outputs of a quantized model are from the float model's; compiled once for calls of one kind.
+
+    Args:
+        work: with the float model and the data.
+        quantized: the quantized model.
+        values: from what is learned to parameters of the quantized model, by path as text.
+        distance: from its outputs and the float model's to a number.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        quantized: nnx.Module,
+        values: Callable[[T], Mapping[str, jax.Array]],
+        distance: Distance,
+    ) -> None:
+        made: dict[Any, tuple[Any, Any, Any]] = {}
+        self._batches: list[_Batch] = []
+        for call in work.calls:
+            if call.frame not in made:
+                outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
+                error = partial(_error, outputs, values, distance)
+                made[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
+            error_of, gradient_of, wanted_of = made[call.frame]
+            self._batches.append(_Batch(error_of, gradient_of, call.arrays, wanted_of(call.arrays)))
+
+    def error(self, learned: T) -> float:
+        """The mean over all batches."""
+        found = [float(each.error(learned, each.arrays, each.wanted)) for each in self._batches]
+        return sum(found) / len(found)
+
+    def gradient(self, step: int, learned: T) -> T:
+        """The gradient of the error of one batch: they come in turn.
+
+        Args:
+            step: which step it is for.
+            learned: where.
+        """
+        each = self._batches[step % len(self._batches)]
+        return each.gradient(learned, each.arrays, each.wanted)
+
+
+def _error(
+    outputs: Callable[..., list[jax.Array]],
+    values: Callable[[Any], Mapping[str, jax.Array]],
+    distance: Distance,
+    learned: Any,
+    arrays: Any,
+    wanted: list[jax.Array],
+) -> jax.Array:
+    return distance(outputs(values(learned), arrays), wanted)
+
 
 KINDS = ("R1", "R2")
 
@@ -239,3 +310,136 @@ def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_s
         moved = jnp.linalg.solve(one + skew, (one - skew) @ matrix)
         # Rounding is taken back: one step of Newton's towards the nearest orthogonal matrix.
         return moved @ (1.5 * one - 0.5 * (moved.T @ moved))
+
+
+@dataclass(frozen=True)
+class Tweaked:
+    """Gains that were adjusted.
+
+    Attributes:
+        paths: of the gains.
+        before, after: how far the channels of the outputs were from the float model's.
+        steps: how many were taken until the best.
+    """
+
+    paths: tuple[str, ...]
+    before: float
+    after: float
+    steps: int
+
+    def __str__(self) -> str:
+        moved = f"distance of the outputs' channels from {self.before:.3g} to {self.after:.3g}"
+        return f"{', '.join(self.paths) or 'no gains'}: {moved}, after {self.steps} steps"
+
+
+@dataclass(frozen=True)
+class TweakNorms:
+    """Adjusts the gains of norms in the quantized model until the channels of its outputs have their distribution back.
+
+    The distance is `mean |m_q - m| + mean |v_q - v|`, by the mean `m` and the variance `v` of each channel (the last
+    axis of an output) over a batch. Steps are Adam's, a batch each in turn; the gains with the least distance over all
+    batches are kept. Gains are found from the program: parameters of one axis, without a quantizer, that values are
+    multiplied by. It belongs at the end of a recipe: passes after it run the data through the gains as they were.
+
+    Args:
+        steps: of the descent.
+        learning_rate: of Adam, relative to the largest magnitude of each gain.
+
+    Raises:
+        ValueError: numbers that make no sense.
+
+    Source: Li et al., "Norm Tweaking: High-performance Low-bit Quantization of Large Language Models", 2023.
+
+    Differs from the paper: the outputs of the model are compared, not those of each block; all gains are adjusted
+    together.
+
+    Example:
+        >>> TweakNorms(steps=10)
+        TweakNorms(steps=10, learning_rate=0.001)
+    """
+
+    steps: int = 50
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                f"TweakNorms: steps is {self.steps} and learning_rate {self.learning_rate}.\n"
+                "  cure: at least one step; a rate above 0"
+            )
+
+    def __call__(self, work: Work) -> list[Any]:
+        """See `Pass`."""
+        variables = ModelIndex(work.quantized).by_name
+        quantized = work.parameters()
+        paths = tuple(path for path in gains_of(work) if path in variables and path not in quantized)
+        if not paths:
+            return [Tweaked((), 0.0, 0.0, 0)]
+        start = {path: jnp.asarray(variables[path].get_value()) for path in paths}
+        sizes = {
+            path: jnp.maximum(jnp.abs(value.astype(jnp.float32)).max(), 1e-6) for path, value in start.items()
+        }
+        errors = BatchErrors[dict[str, jax.Array]](
+            work, work.quantized, partial(_gains, start, sizes), _apart
+        )
+        optimizer = optax.adam(self.learning_rate)
+        moved = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
+        state, before = optimizer.init(moved), errors.error(moved)
+        best, least, taken = moved, before, 0
+        for step in with_progress(range(self.steps), "norms", shown=work.progress):
+            gradients = errors.gradient(step, moved)
+            with jax.numpy_dtype_promotion(
+                "standard"
+            ):  # optax raises floats to the power of an integer count
+                updates, state = optimizer.update(gradients, state)
+            moved = jax.tree.map(jnp.add, moved, updates)
+            found = errors.error(moved)
+            if found < least:
+                best, least, taken = moved, found, step + 1
+        for path in paths:
+            variables[path].set_value(_at(start[path], best[path], sizes[path]))
+        return [Tweaked(paths, before, least, taken)]
+
+
+def gains_of(work: Work) -> list[str]:
+    """The paths of parameters of one axis that values of the float model's program are multiplied by."""
+    stream = work.float_stream(work.calls[:1])
+    traced = stream.traced
+    inputs = zip(traced.flat.inputs, traced.program.inputs, strict=True)
+    owners: dict[Slot, frozenset[Slot]] = {}
+    paths: dict[Slot, str] = {}
+    for slot, given in inputs:
+        if given.is_weight and jnp.ndim(given.value) == 1:
+            owners[slot], paths[slot] = frozenset({slot}), dotted(given.weight_path)
+    found: dict[str, None] = {}
+    for step in traced.flat.steps:
+        own = frozenset[Slot]().union(*(owners.get(slot, frozenset()) for slot in step.inputs))
+        if step.outputs and step.outputs[0] in traced.found.fixed:
+            owners.update(dict.fromkeys(step.outputs, own))
+        elif step.name == "mul" and len(own) == 1:
+            found[paths[next(iter(own))]] = None
+    return list(found)
+
+
+def _gains(
+    start: dict[str, jax.Array], sizes: dict[str, jax.Array], moved: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """All gains that have moved."""
+    return {path: _at(value, moved[path], sizes[path]) for path, value in start.items()}
+
+
+def _at(value: jax.Array, moved: jax.Array, size: jax.Array) -> jax.Array:
+    """A gain that has moved."""
+    return (value.astype(jnp.float32) + size * moved).astype(value.dtype)
+
+
+def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of each channel."""
+    rows = x.reshape(-1, x.shape[-1] if x.ndim else 1)
+    return rows.mean(axis=0), rows.var(axis=0)
+
+
+def _apart(found: list[jax.Array], wanted: list[jax.Array]) -> jax.Array:
+    """How far the moments of outputs are from each other."""
+    pairs = (zip(_moments(x), _moments(y), strict=True) for x, y in zip(found, wanted, strict=True))
+    return sum((jnp.abs(a - b).mean() for pair in pairs for a, b in pair), jnp.float32(0))
