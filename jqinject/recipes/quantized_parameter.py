@@ -20,8 +20,8 @@ from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.solvers.solver import MatrixGrid
-from jqinject.recipes.stream.flat_program import Moved
-from jqinject.recipes.stream.site import ContractionSite, Places
+from jqinject.recipes.stream.flat_program import ContractionSite
+from jqinject.recipes.stream.matrices import Moved, Places
 
 
 class QuantizedParameter:
@@ -56,14 +56,14 @@ class QuantizedParameter:
         Raises:
             TypeError: it states none.
         """
-        found = grid_of(self.proxy.tensor_quant)
-        if found is None:
+        grid = grid_of(self.proxy.tensor_quant)
+        if grid is None:
             raise TypeError(
                 f"{self.name}: {self.proxy.binding.base.__name__} has no grid of its own to round to nearest on, so no "
                 "solver can choose its numbers.\n  cure: float_to_int_impl_type = 'round'; or a rule with another "
                 "weight quantizer for this parameter"
             )
-        return found
+        return grid
 
     @property
     def by_reciprocal(self) -> bool:
@@ -173,9 +173,9 @@ def measured(proxy: Any, value: jax.Array, depth: int) -> tuple[jax.Array, jax.A
         value: the parameter.
         depth: leading axes along which it is a stack of weights.
     """
-    found = quantized_stack(proxy, value, depth)
-    scale, zero_point = (jnp.broadcast_to(x, value.shape) for x in (found.scale, found.zero_point))
-    return scale, zero_point
+    quantized = quantized_stack(proxy, value, depth)
+    scale, zero_point = quantized.scale, quantized.zero_point
+    return jnp.broadcast_to(scale, value.shape), jnp.broadcast_to(zero_point, value.shape)
 
 
 def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
@@ -239,15 +239,15 @@ class SiteMeasure:
         layout: static.
         state: the arrays of the quantizer.
         values: the parameter, whose other numbers may share scales with the site's.
-        each: see `Places`.
-        known: the site's matrices as they are, and their grid, which is measured already; None within such a function.
+        scattered: see `Places`.
+        measured: the site's matrices as they are, and their grid; None within such a function.
     """
 
     layout: _Layout
     state: Any
     values: jax.Array
-    each: Any = None
-    known: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
+    scattered: np.ndarray | None = None
+    measured: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -255,7 +255,7 @@ class SiteMeasure:
         parameter: QuantizedParameter,
         site: ContractionSite,
         values: jax.Array,
-        known: tuple[jax.Array, MatrixGrid],
+        measured: tuple[jax.Array, MatrixGrid],
     ) -> SiteMeasure:
         """That of a site.
 
@@ -263,20 +263,20 @@ class SiteMeasure:
             parameter: of the quantized model.
             site: that contracts it.
             values: the parameter as it is now.
-            known: the site's matrices, and their grid.
+            measured: the site's matrices, and their grid.
         """
         quantizer, state = nnx.split(parameter.proxy, graph=True)
         places, weight = site.places, site.matrices.weight
         numbers = (parameter.grid, parameter.by_reciprocal)
         layout = _Layout(quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
-        return cls(layout, state, values, places.each, known)
+        return cls(layout, state, values, places.scattered, measured)
 
     def __call__(self, matrices: jax.Array) -> MatrixGrid:
         """The grid of matrices `(stack, rows, columns)` in the place of the site's."""
-        if self.known is not None and matrices is self.known[0]:
-            return self.known[1]
+        if self.measured is not None and matrices is self.measured[0]:
+            return self.measured[1]
         layout = self.layout
-        places = Places(layout.shape, layout.start, self.each)
+        places = Places(layout.shape, layout.start, self.scattered)
         value = places.put(self.values, layout.weight.array(matrices))
         scale, zero_point = measured(nnx.merge(layout.quantizer, self.state), value, layout.depth)
         scale, zero_point = (layout.weight.matrices(places.taken(x)) for x in (scale, zero_point))
@@ -284,7 +284,7 @@ class SiteMeasure:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], _Layout]:
         """Arrays, and what is static."""
-        return (self.state, self.values, self.each), self.layout
+        return (self.state, self.values, self.scattered), self.layout
 
     @classmethod
     def tree_unflatten(cls, layout: _Layout, arrays: tuple[Any, ...]) -> SiteMeasure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from jqinject.model import calibrate, quantize
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.program import (
     CALL,
@@ -24,20 +25,10 @@ from jqinject.program import (
 )
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.recipes.journal import Journal
-from jqinject.recipes.online import InputQuantizers, Online, has_open_range, site_path, transformed_input
+from jqinject.recipes.online import InputQuantizers, Online, transformed_input
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of, quantized_parameters
+from jqinject.recipes.stream.flat_program import Path
 from jqinject.recipes.stream.stream import QuantizeInput, Stream
-
-
-@dataclass(frozen=True)
-class LooksIntoEverything:
-    """A policy of a trace in which every module is looked into."""
-
-    follows_parameters = True
-
-    def is_leaf(self, module: Any) -> bool:
-        """No module is taken whole."""
-        return False
 
 
 @dataclass
@@ -107,12 +98,12 @@ class Work:
             call=call,
         )
         work.model.eval()
-        found = checked_method(model, method, caller) if data and call is None else None
-        if found == CALL:
+        traced = checked_method(model, method, caller) if data and call is None else None
+        if traced == CALL:
             args, kwargs = arguments_of(data[0])
             work.inputs = kwargs or args
-        elif isinstance(found, str):
-            work.methods = {found: data[0]}
+        elif isinstance(traced, str):
+            work.methods = {traced: data[0]}
         return work
 
     @classmethod
@@ -130,9 +121,7 @@ class Work:
         for _, node in nnx.iter_modules(floating, graph=True):
             if isinstance(node, QuantProxyFromInjector):
                 node.observing = True
-        made = cls(floating, (), (), list(calls), None, progress=progress)
-        made._quantized = quantized
-        return made
+        return cls(floating, (), (), list(calls), None, progress=progress, _quantized=quantized)
 
     def write_to(self, model: nnx.Module) -> None:
         """Give a model the parameters, scales and statistics of the quantized model.
@@ -155,9 +144,9 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            self._quantized = self.quantized_by(self.rules_with_transforms)
-            self._fill_transforms()
-            self._calibrate()
+            index = ModelIndex(self.model)
+            first = [before.rule(name, index, self.rules) for name, before in self.online.items()]
+            return self.quantize_with(self.quantized_by((*first, *self.rules)))
         return self._quantized
 
     def quantized_by(self, rules: Sequence[Rule]) -> nnx.Module:
@@ -169,14 +158,21 @@ class Work:
         idle = self.allow_idle or bool(self.online)
         return quantize(self.model, rules, inputs=self.inputs, methods=self.methods, allow_idle=idle)
 
-    @property
-    def rules_with_transforms(self) -> tuple[Rule, ...]:
-        """The rules, after one for each parameter that is stored for a transform of its input."""
-        if not self.online:
-            return self.rules
-        model = ModelIndex(self.model)
-        online = [one.rule(name, model, self.rules) for name, one in self.online.items()]
-        return (*online, *self.rules)
+    def quantize_with(self, model: nnx.Module) -> nnx.Module:
+        """Go on with a quantized model.
+
+        Args:
+            model: of the float model and the rules; its ranges need not be calibrated.
+
+        Returns:
+            The model, its transforms filled and its ranges calibrated.
+        """
+        self._quantized = model
+        self._fill_transforms()
+        model.eval()
+        if not self.explaining and uncalibrated(ModelIndex(model)):
+            calibrate(model, self.batches, method=self.method, call=self.call, progress=self.progress)
+        return model
 
     def _fill_transforms(self) -> None:
         """Give the transforms before the inputs of sites their numbers.
@@ -184,45 +180,27 @@ class Work:
         Raises:
             ValueError: an input has no quantizer that holds the transform; the text names the site.
         """
-        held = None if not self.online else self.input_quantizers
-        for site in [] if held is None else self.float_stream(self.calls[:1]).sites:
-            online = self.online.get(site_path(site))
-            if held is None or online is None:
-                continue
-            transform = held.transform_of(site)
-            if transform is not None:
-                online.fill(transform)
-            else:
-                raise ValueError(
-                    f"{site.name} ({site_path(site)}): its weights are stored for a transform of its input, and the "
-                    "quantized model has none there.\n  cure: leave out the pass that kept it, or quantize with inputs"
-                )
+        if not self.online:
+            return
+        quantizers = self.input_quantizers
+        for site in self.float_stream(self.calls[:1]).sites:
+            if site.parameter in self.online:
+                transform = quantizers.transform_of(site)
+                if transform is None:
+                    raise ValueError(
+                        f"{site.name} ({site.parameter}): its weights are stored for a transform of its input, and the "
+                        "quantized model has none there.\n"
+                        "  cure: leave out the pass that kept it, or quantize with inputs"
+                    )
+                self.online[site.parameter].fill(transform)
 
-    def quantize_with(self, model: nnx.Module) -> None:
-        """Go on with a quantized model that a pass has made.
-
-        Args:
-            model: of the float model and the rules; its ranges need not be calibrated.
-        """
-        self._quantized = model
-        self._fill_transforms()
-        self._calibrate()
-
-    def _updates(self) -> dict[Any, jax.Array]:
+    def _updates(self) -> dict[Path, jax.Array]:
         """The low-rank updates beside parameters of the quantized model, as arrays by path."""
         adapters = adapters_of(self.quantized)
-        shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
-        return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
-
-    def _calibrate(self) -> None:
-        assert self._quantized is not None
-        self._quantized.eval()
-        if not self.explaining and any(
-            has_open_range(node) for _, node in ModelIndex(self._quantized).places
-        ):
-            calibrate(
-                self._quantized, self.batches, method=self.method, call=self.call, progress=self.progress
-            )
+        shapes = {name: x.value.shape for name, x in self.parameters().items()} if adapters else {}
+        return {
+            adapter.weight_path: dense_update(adapter, shapes[name]) for name, adapter in adapters.items()
+        }
 
     @property
     def current(self) -> nnx.Module:
@@ -231,9 +209,9 @@ class Work:
 
     def copied(self) -> Work:
         """The work as it is now, which later passes do not change."""
-        kept = None if self._quantized is None else nnx.clone(self._quantized, graph=True)
+        quantized = None if self._quantized is None else nnx.clone(self._quantized, graph=True)
         model = nnx.clone(self.model, graph=True)
-        return replace(self, model=model, _quantized=kept, online=dict(self.online))
+        return replace(self, model=model, _quantized=quantized, online=dict(self.online))
 
     def parameters(self) -> dict[str, QuantizedParameter]:
         """The parameters that have a quantizer, by path."""
@@ -245,24 +223,8 @@ class Work:
         Args:
             calls: of the model; all by default.
         """
-        chosen = self.calls if calls is None else calls
-        return Stream(
-            self.model,
-            chosen,
-            LooksIntoEverything(),  # pyright: ignore
-            transform_input=self._transform_input,
-            updates=self._updates() if self.is_quantized else None,
-            on_host=self.on_host,
-        )
-
-    @property
-    def input_quantizers(self) -> InputQuantizers:
-        """The quantizers of the inputs of the quantized model's sites."""
-        return InputQuantizers(self.quantized, self.calls[0], self.online)
-
-    @property
-    def _transform_input(self) -> QuantizeInput | None:
-        return partial(transformed_input, self.online) if self.online else None
+        updates = self._updates() if self.is_quantized else None
+        return self._stream(self.calls if calls is None else calls, None, updates)
 
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.
@@ -270,13 +232,25 @@ class Work:
         Args:
             quantize_inputs: whether they are; quantizers of weights alone otherwise.
         """
-        held = self.input_quantizers
+        quantize_input = self.input_quantizers.quantize if quantize_inputs else None
+        return self._stream(self.calls, quantize_input, self._updates())
+
+    def _stream(
+        self,
+        calls: Sequence[Call],
+        quantize_input: QuantizeInput | None,
+        updates: Mapping[Path, jax.Array] | None,
+    ) -> Stream:
         return Stream(
             self.model,
-            self.calls,
-            LooksIntoEverything(),  # pyright: ignore
-            quantize_input=held.quantize if quantize_inputs else None,
-            transform_input=self._transform_input,
-            updates=self._updates(),
+            calls,
+            quantize_input=quantize_input,
+            transform_input=partial(transformed_input, self.online) if self.online else None,
+            updates=updates,
             on_host=self.on_host,
         )
+
+    @property
+    def input_quantizers(self) -> InputQuantizers:
+        """The quantizers of the inputs of the quantized model's sites."""
+        return InputQuantizers(self.quantized, self.calls[0], self.online)

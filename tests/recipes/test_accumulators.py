@@ -29,7 +29,7 @@ def problem(seed: int, inputs: tuple[int, bool] | None) -> Problem:
     weights = jax.random.normal(keys[0], (2, 3, COLUMNS)) + 0.5
     x = jax.random.normal(keys[1], (2, 60, COLUMNS)) @ jax.random.normal(keys[2], (2, COLUMNS, COLUMNS))
     hessian = jnp.einsum("sni,snj->sij", x, x)
-    sums = Statistics(jnp.full(2, 60.0), hessian, 1.1 * hessian)
+    sums = Statistics(jnp.full(2, 60.0), {"hessian": hessian, "cross": 1.1 * hessian})
     return Problem(weights, weights, sums, measure, input_integers=inputs)
 
 

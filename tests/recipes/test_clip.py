@@ -16,7 +16,7 @@ def problem() -> Problem:
     """Rows with one large number each, whose input is nearly always 0."""
     weights = jax.random.normal(jax.random.key(0), (1, 4, 12)).at[:, :, 3].set(8.0)
     hessian = jnp.eye(12).at[3, 3].set(1e-4)[None]
-    return Problem(weights, weights, Statistics(jnp.ones(1), hessian, hessian), measure)
+    return Problem(weights, weights, Statistics(jnp.ones(1), {"hessian": hessian, "cross": hessian}), measure)
 
 
 def test_a_range_is_cut_to_the_share_with_the_least_error() -> None:

@@ -23,7 +23,7 @@ from jqinject.recipes import (
 from jqinject.recipes.passes.correct_biases import Corrected
 from jqinject.recipes.passes.descent import Tweaked
 from jqinject.recipes.quantized_parameter import quantized_parameters
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.stream.flat_program import LeftOut
 
 X = jax.random.normal(jax.random.key(0), (48, 8)) + 1
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3), input_quant=Int8ActPerTensorAbsMax)

@@ -12,7 +12,7 @@ from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import Equalize, Recipe, SmoothQuant, SplitChannels
 from jqinject.recipes.passes.equalize import Split, shrinkage_of
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.stream.flat_program import LeftOut
 
 X = jax.random.normal(jax.random.key(2), (6, 8))
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat)

@@ -60,7 +60,7 @@ def problem(name: str) -> Problem:
         return MatrixGrid(scale.T[None], zero_point.T[None], parameter.grid)
 
     sharing = Sharing(lambda: parameter.owners().T[None], restricted=name in SCALES_OF_8_BITS)
-    sums = Statistics(jnp.full(1, 96.0), hessian, hessian)
+    sums = Statistics(jnp.full(1, 96.0), {"hessian": hessian, "cross": hessian})
     return Problem(weights, weights, sums, measured, parameter.group_size, sharing)
 
 

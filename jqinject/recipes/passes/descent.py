@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,12 +15,11 @@ from flax import nnx
 from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.program import dotted
-from jqinject.recipes.passes.float_change import Change, FloatChange
+from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.rotate import turned
 from jqinject.recipes.passes.sensitivities import outputs_of
-from jqinject.recipes.stream.flat_program import Slot
-from jqinject.recipes.stream.site import Path
-from jqinject.recipes.transforms.turning import TurnedRegion
+from jqinject.recipes.stream.flat_program import Path
+from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
 from jqinject.recipes.work import Work
 
 T = TypeVar("T")
@@ -32,8 +31,23 @@ class _Batch(NamedTuple):
 
     error: Callable[..., jax.Array]
     gradient: Callable[..., Any]
-    arrays: Any
-    wanted: list[jax.Array]
+    arrays: Sequence[jax.Array]
+    floats: list[jax.Array]
+
+
+class Descent(NamedTuple, Generic[T]):
+    """The end of a descent.
+
+    Attributes:
+        best: with the least error over all batches.
+        before, after: the error at the start, and of the best.
+        steps: how many were taken until the best.
+    """
+
+    best: T
+    before: float
+    after: float
+    steps: int
 
 
 class BatchErrors(Generic[T]):
@@ -53,41 +67,50 @@ class BatchErrors(Generic[T]):
         values: Callable[[T], Mapping[str, jax.Array]],
         distance: Distance,
     ) -> None:
-        made: dict[Any, tuple[Any, Any, Any]] = {}
+        compiled: dict[Hashable, tuple[Any, Any, Any]] = {}
         self._batches: list[_Batch] = []
         for call in work.calls:
-            if call.frame not in made:
+            if call.frame not in compiled:
                 outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
                 error = partial(_error, outputs, values, distance)
-                made[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
-            error_of, gradient_of, wanted_of = made[call.frame]
-            self._batches.append(_Batch(error_of, gradient_of, call.arrays, wanted_of(call.arrays)))
+                compiled[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
+            error_of, gradient_of, floats_of = compiled[call.frame]
+            self._batches.append(_Batch(error_of, gradient_of, call.arrays, floats_of(call.arrays)))
 
     def error(self, learned: T) -> float:
         """The mean over all batches."""
-        found = [float(each.error(learned, each.arrays, each.wanted)) for each in self._batches]
-        return sum(found) / len(found)
+        errors = [float(batch.error(learned, batch.arrays, batch.floats)) for batch in self._batches]
+        return sum(errors) / len(errors)
 
-    def gradient(self, step: int, learned: T) -> T:
-        """The gradient of the error of one batch: they come in turn.
+    def descend(self, start: T, step: Callable[[int, T, T], T], steps: Iterable[int]) -> Descent[T]:
+        """Take steps, each by the gradient of the error of one batch: they come in turn.
 
         Args:
-            step: which step it is for.
-            learned: where.
+            start: where it begins.
+            step: from the number of a step, what is learned and its gradient to what is learned after it.
+            steps: the numbers.
         """
-        each = self._batches[step % len(self._batches)]
-        return each.gradient(learned, each.arrays, each.wanted)
+        learned = best = start
+        before = least = self.error(start)
+        taken = 0
+        for number in steps:
+            batch = self._batches[number % len(self._batches)]
+            learned = step(number, learned, batch.gradient(learned, batch.arrays, batch.floats))
+            error = self.error(learned)
+            if error < least:
+                best, least, taken = learned, error, number + 1
+        return Descent(best, before, least, taken)
 
 
 def _error(
     outputs: Callable[..., list[jax.Array]],
-    values: Callable[[Any], Mapping[str, jax.Array]],
+    values: Callable[[T], Mapping[str, jax.Array]],
     distance: Distance,
-    learned: Any,
-    arrays: Any,
-    wanted: list[jax.Array],
+    learned: T,
+    arrays: Sequence[jax.Array],
+    floats: list[jax.Array],
 ) -> jax.Array:
-    return distance(outputs(values(learned), arrays), wanted)
+    return distance(outputs(values(learned), arrays), floats)
 
 
 KINDS = ("R1", "R2")
@@ -170,115 +193,78 @@ class LearnedRotation:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
-        regions = self._regions(change)
+        regions = [
+            (site.name, region)
+            for site, region in turned_regions(change.flat)
+            if not isinstance(region, str) and region.kind in self.kinds and region.block > 1
+        ]
         if not regions:
             return [NothingToRotate()]
-        descent = _Descent(work, change, [region for _, region in regions])
-        before = descent.error(descent.matrices)
-        best, least, taken = descent.matrices, before, 0
-        for step in with_progress(range(self.steps), "rotations", shown=work.progress):
-            descent.step(step, jnp.float32(self.learning_rate * (1 - step / self.steps)))
-            found = descent.error(descent.matrices)
-            if found < least:
-                best, least, taken = descent.matrices, found, step + 1
-        if taken:
-            change.change(regions[0][1].first, descent.changes(best))
-        kinds, sizes = zip(*((kind, region.block) for kind, region in regions), strict=True)
-        return [Learned(kinds, sizes, before, least, taken), *change.finish()]
-
-    def _regions(self, change: FloatChange) -> list[tuple[str, _Region]]:
-        found: list[tuple[str, _Region]] = []
-        for site, region in change.turning():
-            if isinstance(region, str):
-                continue
-            kind = "R1" if region.normalized else "R2"
-            if kind in self.kinds and region.block > 1:
-                found.append((kind, _Region.of(region, site.name)))
-        return found
-
-
-@dataclass(frozen=True)
-class _Region:
-    """What one matrix turns."""
-
-    block: int
-    axes: tuple[tuple[Path, int], ...]
-    keeps_sums: bool
-    first: str
-
-    @staticmethod
-    def of(region: TurnedRegion, first: str) -> _Region:
-        return _Region(region.block, tuple(region.parameters.items()), region.keeps_sums, first)
-
-
-@dataclass
-class _Descent:
-    """Matrices, and the error of the quantized model with the weights that they turn."""
-
-    work: Work
-    change: FloatChange
-    regions: list[_Region]
-    matrices: tuple[jax.Array, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in self.regions)
-        quantized = self.work.copied().quantized
-        names = {path: dotted(path) for region in self.regions for path, _ in region.axes}
-        held = {path: self.change.values[path] for path in names}
-
-        def values(matrices: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
-            return {names[path]: value for path, value in self._turned(held, matrices).items()}
-
-        self._errors = BatchErrors[tuple[jax.Array, ...]](self.work, quantized, values, _distance)
-        self._step = jax.jit(cayley_step, static_argnums=3)
-
-    def error(self, matrices: tuple[jax.Array, ...]) -> float:
-        """The mean over all batches."""
-        return self._errors.error(matrices)
-
-    def step(self, index: int, rate: jax.Array) -> None:
-        """Turn the matrices by one batch."""
-        gradients = self._errors.gradient(index, self.matrices)
-        self.matrices = tuple(
-            self._step(matrix, gradient, rate, region.keeps_sums)
-            for matrix, gradient, region in zip(self.matrices, gradients, self.regions, strict=True)
+        rotations = _Rotations([region for _, region in regions])
+        values = {path: change.values[path] for path in rotations.paths}
+        errors = BatchErrors[Matrices](
+            work, work.copied().quantized, partial(rotations.values, values), _distance
         )
+        turn = jax.jit(cayley_step, static_argnums=3)
 
-    def changes(self, matrices: tuple[jax.Array, ...]) -> dict[Path, Change]:
-        """What the matrices do to each parameter."""
-        paths = dict.fromkeys(path for region in self.regions for path, _ in region.axes)
-        return {path: partial(self._one, path, matrices) for path in paths}
+        def step(number: int, matrices: Matrices, gradients: Matrices) -> Matrices:
+            rate = jnp.float32(self.learning_rate * (1 - number / self.steps))
+            pairs = zip(matrices, gradients, rotations.regions, strict=True)
+            return tuple(
+                turn(matrix, gradient, rate, region.keeps_sums) for matrix, gradient, region in pairs
+            )
 
-    def _turned(self, held: dict[Path, Any], matrices: tuple[jax.Array, ...]) -> dict[Path, jax.Array]:
-        return {path: self._one(path, matrices, value.astype(jnp.float32)) for path, value in held.items()}
+        steps = with_progress(range(self.steps), "rotations", shown=work.progress)
+        best, before, after, taken = errors.descend(rotations.start, step, steps)
+        if taken:
+            changes = {path: partial(rotations.turned, path, best) for path in rotations.paths}
+            change.change(regions[0][0], changes)
+        kinds, sizes = zip(*((region.kind, region.block) for _, region in regions), strict=True)
+        return [Learned(kinds, sizes, before, after, taken), *change.finish()]
 
-    def _one(self, path: Path, matrices: tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
+
+Matrices = tuple[jax.Array, ...]
+
+
+class _Rotations:
+    """What some matrices do to the parameters of a model.
+
+    Args:
+        regions: what each matrix turns.
+
+    Attributes:
+        paths: of the parameters.
+        start: the identity.
+    """
+
+    def __init__(self, regions: Sequence[TurnedRegion]) -> None:
+        self.regions = regions
+        self.paths = tuple(dict.fromkeys(path for region in regions for path in region.parameters))
+        self.start: Matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in regions)
+
+    def values(self, values: Mapping[Path, jax.Array], matrices: Matrices) -> dict[str, jax.Array]:
+        """Parameters turned by matrices, float32, by path as text."""
+        return {
+            dotted(path): self.turned(path, matrices, value.astype(jnp.float32))
+            for path, value in values.items()
+        }
+
+    def turned(self, path: Path, matrices: Matrices, value: jax.Array) -> jax.Array:
+        """One parameter turned by matrices."""
         with jax.default_matmul_precision("highest"):
             for matrix, region in zip(matrices, self.regions, strict=True):
-                for each, axis in region.axes:
-                    if each == path:
-                        value = turned(value, transform=_Times(matrix), axis=axis, block=region.block)  # pyright: ignore
+                if path in region.parameters:
+                    axis = region.parameters[path]
+                    value = turned(value, transform=lambda x, m=matrix: x @ m, axis=axis, block=region.block)
         return value
 
 
-def _distance(found: list[jax.Array], wanted: list[jax.Array]) -> jax.Array:
+def _distance(outputs: list[jax.Array], floats: list[jax.Array]) -> jax.Array:
     """The squared difference of outputs, relative to their squares."""
-    off = sum((jnp.square(a - b).sum() for a, b in zip(found, wanted, strict=True)), jnp.float32(0))
-    whole = sum((jnp.square(b).sum() for b in wanted), jnp.float32(0))
-    return off / jnp.where(whole > 0, whole, 1.0)
-
-
-@dataclass(frozen=True)
-class _Times:
-    """An `Orthogonal` whose matrix may be traced."""
-
-    matrix: jax.Array
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.matrix
-
-
-HIGHEST = "highest"
+    pairs = zip(outputs, floats, strict=True)
+    difference = sum((jnp.square(a - b).sum() for a, b in pairs), jnp.float32(0))
+    size = sum((jnp.square(b).sum() for b in floats), jnp.float32(0))
+    return difference / jnp.where(size > 0, size, 1.0)
 
 
 def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_sums: bool) -> jax.Array:
@@ -298,7 +284,7 @@ def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_s
         >>> bool(jnp.allclose(turned.T @ turned, jnp.eye(2), atol=1e-6)), bool(turned[0, 1] < 0)
         (True, True)
     """
-    with jax.default_matmul_precision(HIGHEST):
+    with jax.default_matmul_precision("highest"):
         skew = gradient @ matrix.T
         skew = skew - skew.T
         if keeps_sums:
@@ -306,10 +292,10 @@ def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_s
             skew = skew - skew.mean(axis=1, keepdims=True)
         size = jnp.abs(skew).sum(axis=1).max()
         skew = skew * (rate / 2 / jnp.where(size > 0, size, 1.0))
-        one = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
-        moved = jnp.linalg.solve(one + skew, (one - skew) @ matrix)
+        eye = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+        moved = jnp.linalg.solve(eye + skew, (eye - skew) @ matrix)
         # Rounding is taken back: one step of Newton's towards the nearest orthogonal matrix.
-        return moved @ (1.5 * one - 0.5 * (moved.T @ moved))
+        return moved @ (1.5 * eye - 0.5 * (moved.T @ moved))
 
 
 @dataclass(frozen=True)
@@ -376,61 +362,46 @@ class TweakNorms:
         if not paths:
             return [Tweaked((), 0.0, 0.0, 0)]
         start = {path: jnp.asarray(variables[path].get_value()) for path in paths}
-        sizes = {
-            path: jnp.maximum(jnp.abs(value.astype(jnp.float32)).max(), 1e-6) for path, value in start.items()
-        }
-        errors = BatchErrors[dict[str, jax.Array]](
-            work, work.quantized, partial(_gains, start, sizes), _apart
-        )
+        sizes = {path: jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(), 1e-6) for path, x in start.items()}
+
+        def gains(moved: Gains) -> Gains:
+            return {
+                path: (value.astype(jnp.float32) + sizes[path] * moved[path]).astype(value.dtype)
+                for path, value in start.items()
+            }
+
+        errors = BatchErrors[Gains](work, work.quantized, gains, _apart)
+        origin = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
         optimizer = optax.adam(self.learning_rate)
-        moved = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
-        state, before = optimizer.init(moved), errors.error(moved)
-        best, least, taken = moved, before, 0
-        for step in with_progress(range(self.steps), "norms", shown=work.progress):
-            gradients = errors.gradient(step, moved)
-            with jax.numpy_dtype_promotion(
-                "standard"
-            ):  # optax raises floats to the power of an integer count
+        state = optimizer.init(origin)
+
+        def step(number: int, moved: Gains, gradients: Gains) -> Gains:
+            nonlocal state
+            with jax.numpy_dtype_promotion("standard"):  # optax raises floats to an integer power
                 updates, state = optimizer.update(gradients, state)
-            moved = jax.tree.map(jnp.add, moved, updates)
-            found = errors.error(moved)
-            if found < least:
-                best, least, taken = moved, found, step + 1
-        for path in paths:
-            variables[path].set_value(_at(start[path], best[path], sizes[path]))
-        return [Tweaked(paths, before, least, taken)]
+            return jax.tree.map(jnp.add, moved, updates)
+
+        steps = with_progress(range(self.steps), "norms", shown=work.progress)
+        best, before, after, taken = errors.descend(origin, step, steps)
+        for path, value in gains(best).items():
+            variables[path].set_value(value)
+        return [Tweaked(paths, before, after, taken)]
+
+
+Gains = dict[str, jax.Array]
 
 
 def gains_of(work: Work) -> list[str]:
     """The paths of parameters of one axis that values of the float model's program are multiplied by."""
-    stream = work.float_stream(work.calls[:1])
-    traced = stream.traced
-    inputs = zip(traced.flat.inputs, traced.program.inputs, strict=True)
-    owners: dict[Slot, frozenset[Slot]] = {}
-    paths: dict[Slot, str] = {}
-    for slot, given in inputs:
-        if given.is_weight and jnp.ndim(given.value) == 1:
-            owners[slot], paths[slot] = frozenset({slot}), dotted(given.weight_path)
-    found: dict[str, None] = {}
-    for step in traced.flat.steps:
-        own = frozenset[Slot]().union(*(owners.get(slot, frozenset()) for slot in step.inputs))
-        if step.outputs and step.outputs[0] in traced.found.fixed:
-            owners.update(dict.fromkeys(step.outputs, own))
-        elif step.name == "mul" and len(own) == 1:
-            found[paths[next(iter(own))]] = None
-    return list(found)
-
-
-def _gains(
-    start: dict[str, jax.Array], sizes: dict[str, jax.Array], moved: dict[str, jax.Array]
-) -> dict[str, jax.Array]:
-    """All gains that have moved."""
-    return {path: _at(value, moved[path], sizes[path]) for path, value in start.items()}
-
-
-def _at(value: jax.Array, moved: jax.Array, size: jax.Array) -> jax.Array:
-    """A gain that has moved."""
-    return (value.astype(jnp.float32) + size * moved).astype(value.dtype)
+    flat = work.float_stream(work.calls[:1]).flat
+    paths: dict[str, None] = {}
+    for step in flat.steps:
+        if step.name == "mul" and step.outputs[0] not in flat.fixed:
+            owners = {owner for slot in step.inputs for owner in flat.owners.get(slot, ())}
+            gains = [owner for owner in owners if len(flat.shapes[owner]) == 1]
+            if len(gains) == 1:
+                paths[dotted(flat.parameters[gains[0]])] = None
+    return list(paths)
 
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -439,7 +410,7 @@ def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rows.mean(axis=0), rows.var(axis=0)
 
 
-def _apart(found: list[jax.Array], wanted: list[jax.Array]) -> jax.Array:
+def _apart(outputs: list[jax.Array], floats: list[jax.Array]) -> jax.Array:
     """How far the moments of outputs are from each other."""
-    pairs = (zip(_moments(x), _moments(y), strict=True) for x, y in zip(found, wanted, strict=True))
+    pairs = (zip(_moments(x), _moments(y), strict=True) for x, y in zip(outputs, floats, strict=True))
     return sum((jnp.abs(a - b).mean() for pair in pairs for a, b in pair), jnp.float32(0))

@@ -14,9 +14,8 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.recipes.online import site_path
 from jqinject.recipes.passes.float_change import Rescaling
-from jqinject.recipes.stream.site import LeftOut, Path
+from jqinject.recipes.stream.flat_program import LeftOut, Path
 from jqinject.recipes.transforms.regions import Region
 from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work
@@ -274,7 +273,7 @@ class SplitChannels:
             index.by_name[dotted(path)].set_value(made)
             _widen(modules.get(tuple(map(str, path[:-1]))), path, side.axis - made.ndim, count)
         names = [
-            tuple(sorted({site_path(member.site) for member in each}))
+            tuple(sorted({member.site.parameter for member in each}))
             for each in (region.sources, region.sinks)
         ]
         return Split(names[0], names[1], tuple(map(int, chosen)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -22,19 +22,14 @@ from jqinject.recipes.online import (
     columns_of,
     online_of,
     quantizes_weight,
-    site_path,
     stored_for,
     why_not_online,
 )
-from jqinject.recipes.passes.solve import finite_statistics
 from jqinject.recipes.solvers.solver import Statistics
-from jqinject.recipes.stream.flat_program import Slot
-from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
-from jqinject.recipes.transforms.gains_and_biases import Biases
-from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Path
+from jqinject.recipes.transforms.gains_and_biases import bias_of
+from jqinject.recipes.transforms.regions import Region, by_region
 from jqinject.recipes.transforms.transform_walk import factors_of
-from jqinject.recipes.transforms.turning import TurnedRegion, Turning
-from jqinject.recipes.transforms.values import DefUse, values_of
 from jqinject.recipes.work import Work
 
 TOLERANCE = 1e-5
@@ -50,6 +45,7 @@ class FloatChange:
         by: the pass, for messages.
 
     Attributes:
+        flat: the model's program.
         values: the parameters as they are now.
         sites: of the model, in the order in which they run.
         left_out: contractions that no pass can reach, and why.
@@ -64,55 +60,26 @@ class FloatChange:
                 f"  cure: Recipe({by}, Solve(GPTQ()))"
             )
         self.work, self.by = work, by
-        self.stream = stream = work.float_stream()
-        self.traced = traced = stream.traced
-        inputs = list(zip(traced.flat.inputs, traced.program.inputs, strict=True))
-        weights = [(slot, given) for slot, given in inputs if given.is_weight]
-        self.values: dict[Path, Any] = {given.weight_path: jnp.asarray(given.value) for _, given in weights}
-        self.shapes: dict[Slot, tuple[int, ...]] = {
-            slot: tuple(np.shape(given.value)) for slot, given in inputs
-        }
-        self.owners = {slot: (given.weight_path, self.shapes[slot]) for slot, given in weights}
-        self.state = {slot: given.value for slot, given in inputs if not given.is_activation}
-        self.sites = list(stream.sites)
-        self.left_out: list[LeftOut] = [*stream.left_out]
+        self.stream = work.float_stream()
+        self.flat = flat = self.stream.flat
+        self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
+        self.sites = list(flat.sites)
+        self.left_out: list[LeftOut] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
         self.done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
 
-    @cached_property
-    def links(self) -> DefUse:
-        """What makes and reads each value of the program."""
-        count = self.traced.program.output_tree.num_leaves
-        return DefUse(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
-
-    @cached_property
-    def value_of(self) -> Callable[[Slot], Any]:
-        """From a slot that depends on parameters alone to its value in the float model."""
-        return values_of(self.traced.flat, self.state, self.links)
-
-    def turning(self) -> Iterator[tuple[ContractionSite, TurnedRegion | str]]:
-        """Each site with what a matrix before its inputs turns, or why nothing can; the first site of each region."""
-        paths = {slot: path for slot, (path, _) in self.owners.items()}
-        turning = Turning(self.links, self.traced.flat, self.traced.found, paths, self.value_of)
-        taken: set[str] = set()
-        for site in self.sites:
-            if site.name not in taken:
-                region = turning.of(site)
-                taken |= set() if isinstance(region, str) else region.sinks
-                yield site, region
-
-    def run(self, wanted: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
+    def run(self, names: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
         """Run the data through the model as it is, and note its outputs.
 
         Args:
-            wanted: names of the `Statistics` that are collected at a site; none by default.
+            names: of the `Statistics` that are collected at a site; none by default.
         """
-        names = [name for site in self.sites for name in wanted(site)]
+        collects = any(names(site) for site in self.sites)
         with jax.default_matmul_precision("highest"):
-            for visit in with_progress(self.stream, "measuring", shown=self.work.progress and bool(names)):
-                if wanted(visit.site):
-                    self.statistics[visit.site.name] = finite_statistics(visit, *wanted(visit.site))
-            self._before = next(self.stream.outputs())[0]
+            for visit in with_progress(self.stream, "measuring", shown=self.work.progress and collects):
+                if names(visit.site):
+                    self.statistics[visit.site.name] = visit.statistics(*names(visit.site))
+            self._before = self.stream.outputs()
 
     def weights(self, site: ContractionSite) -> np.ndarray:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
@@ -140,15 +107,11 @@ class FloatChange:
         Returns:
             Why that is impossible; empty if it was done.
         """
-        name = site_path(site)
-        sites = [each for each in self.sites if each.path == site.path]
-        slot = next(slot for slot, (path, _) in self.owners.items() if path == site.path)
-        index, program = ModelIndex(self.work.model), self.traced.flat
-        why = why_not_online(index, self.work.rules, program, self.traced.found, sites, slot)
+        sites = [same for same in self.sites if same.path == site.path]
+        why = why_not_online(ModelIndex(self.work.model), self.work.rules, self.flat, sites)
         if not why:
-            before = self._online(self.done).get(name)
-            online = online_of(site, transform, before)
-            self.change(site.name, {site.path: stored_for(sites, transform)}, {name: online})
+            online = online_of(site, transform, self._online(self.done).get(site.parameter))
+            self.change(site.name, {site.path: stored_for(sites, transform)}, {site.parameter: online})
         return why
 
     def finish(self) -> list[LeftOut]:
@@ -171,11 +134,13 @@ class FloatChange:
         self.work.model, self.work.online = model, online
         return self.left_out
 
-    def _online(self, done: Sequence[tuple[str, Any, Mapping[str, Online]]]) -> dict[str, Online]:
-        made = dict(self.work.online)
-        for _, _, online in done:
-            made |= online
-        return made
+    def _online(
+        self, done: Sequence[tuple[str, Mapping[Path, Change], Mapping[str, Online]]]
+    ) -> dict[str, Online]:
+        return {
+            **self.work.online,
+            **{name: before for _, _, online in done for name, before in online.items()},
+        }
 
     def _with(self, values: Mapping[Path, Any]) -> nnx.Module:
         model = nnx.clone(self.work.model, graph=True)
@@ -200,7 +165,7 @@ class FloatChange:
             with jax.default_matmul_precision("highest"):
                 for _ in stream:
                     pass
-                after = next(stream.outputs())[0]
+                after = stream.outputs()
         finally:
             self.work.model, self.work.online = before
         pairs = zip(self._before, after, strict=True)
@@ -286,20 +251,15 @@ class Rescaling(FloatChange):
         self, work: Work, by: str, statistics: Sequence[str] = (), online: KeepOnline = "never"
     ) -> None:
         super().__init__(work, by)
-        traced = self.traced
-        self._flat, self._slots = traced.flat, {path: slot for slot, (path, _) in self.owners.items()}
-        self._biases = Biases(traced.flat, self.owners)
-        count = traced.program.output_tree.num_leaves
-        self._regions = Regions(traced.flat, traced.found, self.owners, self.shapes, count)
-        self.regions, reasons = by_region(self._regions, self.sites)
+        self.regions, reasons = by_region(self.flat)
         rest = [site for site in self.sites if site.name in reasons]
         if online == "all":
             self.regions, rest = [], self.sites
         self.alone: dict[Path, list[ContractionSite]] = {}
-        if online == "never":
-            self.left_out += [LeftOut(site.name, site.path, reasons[site.name]) for site in rest]
-        else:
-            for site in rest:
+        for site in rest:
+            if online == "never":
+                self.left_out.append(LeftOut(site.name, site.path, reasons[site.name]))
+            else:
                 self.alone.setdefault(site.path, []).append(site)
         plain = {site.name for site in rest if online == "never"}
         self.run(lambda site: ("magnitude",) if statistics and site.name in plain else statistics)
@@ -311,11 +271,11 @@ class Rescaling(FloatChange):
             maker: the site, or the path of the gain.
         """
         if isinstance(maker, ContractionSite):
-            found = self._biases.of(self._flat.steps[maker.step].outputs[0])
+            bias = bias_of(self.flat, self.flat.steps[maker.step].outputs[0])
         else:
-            moves = ("broadcast_in_dim", "mul", "div")
-            found = self._biases.of(self._slots[maker], moves)
-        return None if found is None else found.path
+            gain = next(slot for slot, path in self.flat.parameters.items() if path == maker)
+            bias = bias_of(self.flat, gain, ("broadcast_in_dim", "mul", "div"))
+        return None if bias is None else bias.path
 
     def of_inputs(self, region: Region, name: str) -> np.ndarray:
         """A statistic of the inputs of a region's sites for each channel: the largest, or smallest, of all sites.
@@ -324,16 +284,12 @@ class Rescaling(FloatChange):
             region: of this model.
             name: "largest", "smallest", or "magnitude" for the mean.
         """
-        found = [
-            on_host(each.mean(name) if name == "magnitude" else getattr(each, name))
-            for each in (self.statistics[member.site.name] for member in region.sinks)
-        ]
-        return per_channel(region, region.sinks, found, smallest=name == "smallest")
+        numbers = [self._of_site(member.site, name) for member in region.sinks]
+        return per_channel(region, numbers, smallest=name == "smallest")
 
     def of_weights(self, region: Region) -> np.ndarray:
         """The largest magnitude among the weights of each channel, of all of a region's sinks."""
-        found = [np.abs(self.weights(member.site)).max(axis=1) for member in region.sinks]
-        return per_channel(region, region.sinks, found)
+        return per_channel(region, [self._of_site(member.site, "weights") for member in region.sinks])
 
     def of_columns(self, sites: Sequence[ContractionSite], name: str) -> np.ndarray:
         """A statistic of the inputs of one parameter's sites for each channel: the largest, or smallest, of all.
@@ -342,17 +298,21 @@ class Rescaling(FloatChange):
             sites: the parameter's.
             name: "largest" or "smallest"; "weights" for the largest magnitude of the weights.
         """
-        found = [
-            np.abs(self.weights(site)).max(axis=1)
-            if name == "weights"
-            else on_host(getattr(self.statistics[site.name], name))
-            for site in sites
-        ]
-        of_channels = [
-            each.reshape(len(each), columns_of(site), -1) for site, each in zip(sites, found, strict=True)
-        ]
         reduce = np.min if name == "smallest" else np.max
-        return reduce([reduce(each, axis=(0, 2)) for each in of_channels], axis=0)
+        numbers = [self._of_site(site, name) for site in sites]
+        of_channels = [
+            x.reshape(len(x), columns_of(site), -1) for site, x in zip(sites, numbers, strict=True)
+        ]
+        return reduce([reduce(x, axis=(0, 2)) for x in of_channels], axis=0)
+
+    def _of_site(self, site: ContractionSite, name: str) -> np.ndarray:
+        """A statistic of the inputs of a site, or the largest magnitude of its "weights", `(stack, columns)`."""
+        if name == "weights":
+            return np.abs(self.weights(site)).max(axis=1)
+        statistics = self.statistics[site.name]
+        if name == "magnitude":
+            return on_host(statistics.mean(name))
+        return on_host(statistics.sums[name])
 
     def scale_online(self, sites: Sequence[ContractionSite], factors: np.ndarray) -> Rescaled | LeftOut:
         """Multiply the inputs of one parameter's sites by factors that stay before them, and divide its weights.
@@ -414,7 +374,7 @@ class Rescaling(FloatChange):
 
     def described(self, region: Region, factors: np.ndarray) -> Rescaled:
         """What factors do to a region, for the report."""
-        own = {site_path(member.site) for member in region.sinks}
+        own = {member.site.parameter for member in region.sinks}
         folded = tuple(path for path in map(dotted, region.parameters) if path not in own)
         names = tuple(member.site.name for member in region.sinks)
         ends = float(factors.min()), float(factors.max())
@@ -427,19 +387,16 @@ class Rescaling(FloatChange):
         return tuple(dict.fromkeys(site.name for site in sites if not quantizes_weight(site, index, rules)))
 
 
-def per_channel(
-    region: Region, members: Sequence[Member], found: Sequence[np.ndarray], *, smallest: bool = False
-) -> np.ndarray:
+def per_channel(region: Region, numbers: Sequence[np.ndarray], *, smallest: bool = False) -> np.ndarray:
     """The largest (or smallest) number of each channel.
 
     Args:
         region: with the channels.
-        members: its sites.
-        found: numbers for the labels of each site, in their shape.
-        smallest: whether the smallest is wanted.
+        numbers: for the labels of each of its sinks, in their shape.
+        smallest: whether to return the smallest.
     """
     total = np.full(region.channels, np.inf if smallest else -np.inf, np.float32)
-    for member, numbers in zip(members, found, strict=True):
+    for member, of_member in zip(region.sinks, numbers, strict=True):
         own = member.labels > 0
-        (np.minimum if smallest else np.maximum).at(total, member.labels[own] - 1, numbers[own])
+        (np.minimum if smallest else np.maximum).at(total, member.labels[own] - 1, of_member[own])
     return total

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -16,160 +15,13 @@ from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of
 from jqinject.proxy import transform_of
 from jqinject.quant import NoneActQuant
-from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.site import CASTS, MOVES, LeftOut, Product
-from jqinject.recipes.transforms.values import DefUse, followed
+from jqinject.recipes.online import NO_RULE, rule_like
+from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Product, Slot
+from jqinject.recipes.transforms.axes import followed
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
 # What scores go through on their way to a softmax.
 SCALING = ("mul", "div", "add", "add_any", "sub", "neg", "select_n", "tanh", "max", "min")
-
-
-@dataclass(frozen=True)
-class KeyCache:
-    """A cache whose rows a product contracts.
-
-    Attributes:
-        name: as `jqinject.Rule` names it.
-        writer: path of the module that writes it.
-        operand: which operand of the product comes from it.
-    """
-
-    name: str
-    writer: str
-    operand: int
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A product of two activations, of which a softmax is taken.
-
-    Attributes:
-        product: in the program.
-        channels: how many numbers it sums over: the size of a head.
-        cache: where one of its operands comes from; None if it comes from no cache, or not as whole rows.
-    """
-
-    product: Product
-    channels: int
-    cache: KeyCache | None
-
-
-def scores_of(
-    flat: FlatProgram, links: DefUse, products: Sequence[Product], caches: Mapping[Slot, str]
-) -> list[Scores]:
-    """The products of queries and keys in a program, each name once.
-
-    Args:
-        flat: the program.
-        links: what makes and reads each of its values.
-        products: of two activations.
-        caches: the slots of the arrays that the program is given, with their names.
-    """
-    found: dict[str, Scores] = {}
-    for product in products:
-        step = flat.steps[product.step]
-        if step.name != "dot_general" or product.name in found or not _leads_to_softmax(flat, links, step):
-            continue
-        summed = step.params["dimension_numbers"][0]
-        if len(summed[0]) == 1:
-            channels = links.shapes[step.inputs[0]][summed[0][0]]
-            behind = (
-                _behind(links, step.inputs[place], summed[place][0], channels, caches) for place in (0, 1)
-            )
-            known = [(name, writer, place) for place, (name, writer) in enumerate(behind) if name]
-            found[product.name] = Scores(product, channels, KeyCache(*known[0]) if len(known) == 1 else None)
-    return [*found.values()]
-
-
-def _leads_to_softmax(flat: FlatProgram, links: DefUse, step: FlatStep) -> bool:
-    waiting, seen, ends = [*step.outputs], {*step.outputs}, set[str]()
-    while waiting:
-        slot = waiting.pop()
-        for index in links.touching(slot):
-            reader = flat.steps[index]
-            if slot not in reader.inputs:
-                continue
-            ends |= {reader.name} & {"exp", "reduce_max"}
-            if reader.name in (*CASTS, *MOVES, *SCALING):
-                waiting += [made for made in reader.outputs if made not in seen]
-                seen.update(reader.outputs)
-    return ends == {"exp", "reduce_max"}
-
-
-def _behind(
-    links: DefUse, slot: Slot, axis: int, block: int, caches: Mapping[Slot, str], writer: str | None = None
-) -> tuple[str, str]:
-    """The cache whose rows a value holds, and the module that writes it; empty texts if there is none.
-
-    Args:
-        links: of the program.
-        slot: of the value.
-        axis: of the value, along which blocks of features lie.
-        block: how many features stay together.
-        caches: see `scores_of`.
-        writer: path of the module that wrote what is looked at; None if it was written by none so far.
-    """
-    if slot in caches:
-        last = axis == len(links.shapes[slot]) - 1
-        return (caches[slot], writer) if last and writer is not None else ("", "")
-    if slot not in links.made_by:
-        return "", ""
-    step, _ = links.made_by[slot]
-    if step.name not in (*CASTS, *MOVES, *WRITES):
-        return "", ""
-    for data in step.inputs if step.name == "concatenate" else step.inputs[:1]:
-        shapes = links.shapes[data], links.shapes[slot]
-        before = axis if step.name == "scatter" else followed(step, axis, block, shapes, True)
-        if not isinstance(before, str):
-            by = writer if writer is not None or step.name not in WRITES else step.path
-            name, by = _behind(links, data, before, block, caches, by)
-            if name:
-                return name, by
-    return "", ""
-
-
-def other_readers(
-    flat: FlatProgram, links: DefUse, cache: str, caches: Mapping[Slot, str], known: Sequence[Scores]
-) -> str:
-    """Who reads a cache's numbers but the products that they are known to go into; empty if no one does.
-
-    Args:
-        flat: the program.
-        links: what makes and reads each of its values.
-        cache: its name.
-        caches: see `scores_of`.
-        known: the products with an operand from this cache.
-    """
-    names = {(scores.product.name, scores.cache.operand) for scores in known if scores.cache is not None}
-    waiting = [(slot, False) for slot, name in caches.items() if name == cache]
-    seen = {*waiting}
-    while waiting:
-        slot, written = waiting.pop()
-        for index in links.touching(slot):
-            step = flat.steps[index]
-            if slot not in step.inputs:
-                continue
-            writes = step.name in WRITES and (step.inputs[0] == slot or step.name == "concatenate")
-            if writes or step.name == "stack" or (step.name in (*CASTS, *MOVES) and step.inputs[0] == slot):
-                made = {(each, written or writes) for each in step.outputs} - seen
-                waiting += made
-                seen |= made
-            elif (_name_of(flat, index, known), step.inputs.index(slot)) not in names:
-                return f"{step.name}{step.where} reads the cache {cache} too"
-            elif not written:
-                return f"the cache {cache} is read before it is written"
-    return ""
-
-
-def _name_of(flat: FlatProgram, index: int, known: Sequence[Scores]) -> str:
-    """The name of a step that is one of the products: in a loop, those of all turns have one equation."""
-    here = flat.steps[index]
-    same = (each for each in known if flat.steps[each.product.step].equation == here.equation)
-    return next((each.product.name for each in same), "")
-
-
 SIDES = ("lhs_quant", "rhs_quant")
 
 
@@ -196,117 +48,239 @@ class TurnedScores:
         return (self.site,)
 
     def __str__(self) -> str:
-        where = (
-            f"online, before the cache {self.cache} and on what meets it"
-            if self.cache
-            else ("online, on both operands")
-        )
-        return f"R3 of {self.site}: blocks of {self.block} channels, {where}" + (
-            f"; {self.note}" if self.note else ""
-        )
+        cached = f"before the cache {self.cache} and on what meets it"
+        note = f"; {self.note}" if self.note else ""
+        where = cached if self.cache else "on both operands"
+        return f"R3 of {self.site}: blocks of {self.block} channels, online, {where}{note}"
+
+
+@dataclass(frozen=True)
+class _KeyCache:
+    """A cache whose rows a product contracts.
+
+    Attributes:
+        name: as `jqinject.Rule` names it.
+        writer: path of the module that writes it.
+        operand: which operand of the product comes from it.
+    """
+
+    name: str
+    writer: str
+    operand: int
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """A product of two activations, of which a softmax is taken.
+
+    Attributes:
+        product: in the program.
+        channels: how many numbers it sums over: the size of a head.
+        cache: where one of its operands comes from; None if it comes from no cache, or not as complete rows.
+    """
+
+    product: Product
+    channels: int
+    cache: _KeyCache | None
 
 
 def turned_scores(
-    change: FloatChange, size_of: Callable[[int, str], int]
+    flat: FlatProgram, rules: tuple[Rule, ...], size_of: Callable[[int, str], int]
 ) -> tuple[list[TurnedScores | LeftOut], tuple[Rule, ...]]:
     """The rules by which queries and keys go through a Hadamard matrix before they are quantized.
 
     The matrix is orthogonal, so the products stay; nothing is folded.
 
     Args:
-        change: of the float model.
+        flat: the float model's program.
+        rules: by which it is to be quantized.
         size_of: from how many channels a head has, and the name of the product, to how many one matrix mixes.
 
     Returns:
         What was done, and rules that come before all others.
     """
-    flat, links, rules = change.traced.flat, change.links, change.work.rules
-    inputs = zip(flat.inputs, change.traced.program.inputs, strict=True)
-    caches = {
-        slot: given.cache
-        for slot, given in inputs
-        if given.cache and jnp.issubdtype(given.value.dtype, jnp.floating)
-    }
-    found = scores_of(flat, links, change.traced.found.products, caches)
-    turns = _Turns(rules, {each.product.name: size_of(each.channels, each.product.name) for each in found})
-    done = [turns.one(each, _note(change, each, found, caches)) for each in found]
-    return done, (*turns.made.values(),)
+    scores = _AllScores(flat)
+    turns = _Turns(
+        rules, {each.product.name: size_of(each.channels, each.product.name) for each in scores.all}
+    )
+    done = [turns.turn(each, scores.note(each)) for each in scores.all]
+    return done, (*turns.rules_first.values(),)
 
 
-def _note(change: FloatChange, scores: Scores, found: Sequence[Scores], caches: Mapping[Slot, str]) -> str:
-    """Why the cache of a product's keys cannot keep them turned; empty if it can."""
-    if scores.cache is None:
+class _AllScores:
+    """The products of queries and keys in a program, each name once.
+
+    Args:
+        flat: the program.
+
+    Attributes:
+        caches: the slots of the arrays that the program is given, with their names.
+        all: the products.
+    """
+
+    def __init__(self, flat: FlatProgram) -> None:
+        self.flat = flat
+        self.caches = {
+            slot: x.cache
+            for slot, x in zip(flat.inputs, flat.arguments, strict=True)
+            if x.cache and jnp.issubdtype(x.value.dtype, jnp.floating)
+        }
+        scores: dict[str, _Scores] = {}
+        for product in flat.products:
+            step = flat.steps[product.step]
+            if step.name != "dot_general" or product.name in scores or not self._leads_to_softmax(step):
+                continue
+            summed = step.params["dimension_numbers"][0]
+            if len(summed[0]) == 1:
+                channels = flat.shapes[step.inputs[0]][summed[0][0]]
+                behind = (self._behind(step.inputs[place], summed[place][0], channels) for place in (0, 1))
+                caches = [_KeyCache(*pair, place) for place, pair in enumerate(behind) if pair is not None]
+                cache = caches[0] if len(caches) == 1 else None
+                scores[product.name] = _Scores(product, channels, cache)
+        self.all = [*scores.values()]
+
+    def _leads_to_softmax(self, step: FlatStep) -> bool:
+        waiting, reached, ends = [*step.outputs], {*step.outputs}, set[str]()
+        while waiting:
+            for reader in self.flat.readers(waiting.pop()):
+                ends |= {reader.name} & {"exp", "reduce_max"}
+                if reader.name in (*CASTS, *MOVES, *SCALING):
+                    waiting += [slot for slot in reader.outputs if slot not in reached]
+                    reached.update(reader.outputs)
+        return ends == {"exp", "reduce_max"}
+
+    def _behind(self, slot: Slot, axis: int, block: int, writer: str | None = None) -> tuple[str, str] | None:
+        """The cache whose rows a value holds, and the module that writes it; None if absent.
+
+        Args:
+            slot: of the value.
+            axis: of the value, along which blocks of features lie.
+            block: how many features stay together.
+            writer: path of the module that wrote what is looked at; None if it was written by none so far.
+        """
+        flat = self.flat
+        if slot in self.caches:
+            last = axis == len(flat.shapes[slot]) - 1
+            return (self.caches[slot], writer) if last and writer is not None else None
+        step, _ = flat.made_by.get(slot, (None, 0))
+        if step is None or step.name not in (*CASTS, *MOVES, *WRITES):
+            return None
+        for data in step.inputs if step.name == "concatenate" else step.inputs[:1]:
+            shapes = flat.shapes[data], flat.shapes[slot]
+            before = axis if step.name == "scatter" else followed(step, axis, block, shapes, True)
+            if not isinstance(before, str):
+                by = writer if writer is not None or step.name not in WRITES else step.path
+                cache = self._behind(data, before, block, by)
+                if cache is not None:
+                    return cache
+        return None
+
+    def note(self, scores: _Scores) -> str:
+        """Why the cache of a product's keys cannot keep them turned; empty if it can."""
+        if scores.cache is None:
+            return ""
+        name = scores.cache.name
+        readers = [each for each in self.all if each.cache is not None and each.cache.name == name]
+        if len({each.channels for each in readers}) > 1:
+            return f"heads of several sizes read the cache {name}"
+        return self._other_readers(name, readers)
+
+    def _other_readers(self, cache: str, products: Sequence[_Scores]) -> str:
+        """Which step reads a cache's numbers beyond the products that contract them; empty if none does."""
+        names = {
+            (scores.product.name, scores.cache.operand) for scores in products if scores.cache is not None
+        }
+        waiting = [(slot, False) for slot, name in self.caches.items() if name == cache]
+        reached = {*waiting}
+        while waiting:
+            slot, written = waiting.pop()
+            for step in self.flat.readers(slot):
+                writes = step.name in WRITES and (step.inputs[0] == slot or step.name == "concatenate")
+                moves = step.name in (*CASTS, *MOVES) and step.inputs[0] == slot
+                if writes or moves or step.name == "stack":
+                    results = {(output, written or writes) for output in step.outputs} - reached
+                    waiting += results
+                    reached |= results
+                elif (self._name_of(step, products), step.inputs.index(slot)) not in names:
+                    return f"{step.name}{step.where} reads the cache {cache} too"
+                elif not written:
+                    return f"the cache {cache} is read before it is written"
         return ""
-    name = scores.cache.name
-    beside = [each for each in found if each.cache is not None and each.cache.name == name]
-    if len({each.channels for each in beside}) > 1:
-        return f"heads of several sizes read the cache {name}"
-    return other_readers(change.traced.flat, change.links, name, caches, beside)
+
+    def _name_of(self, step: FlatStep, products: Sequence[_Scores]) -> str:
+        """The name of a step that is one of the products: in a loop, those of all turns have one equation."""
+        same = (
+            each.product.name
+            for each in products
+            if self.flat.steps[each.product.step].equation == step.equation
+        )
+        return next(same, "")
 
 
-@dataclass
 class _Turns:
-    """The rules for products and caches, as they are made."""
+    """The rules for products and caches.
 
-    rules: tuple[Rule, ...]
-    sizes: Mapping[str, int]
+    Args:
+        rules: by which the model is to be quantized.
+        sizes: name of a product -> how many channels one matrix mixes.
 
-    def __post_init__(self) -> None:
-        self.policy = RulePolicy(self.rules)
-        self.made: dict[str, Rule] = {}
+    Attributes:
+        rules_first: for products and caches by name, rules that come before all others.
+    """
 
-    def one(self, scores: Scores, note: str) -> TurnedScores | LeftOut:
-        """The rules for one product, or why there are none."""
+    def __init__(self, rules: tuple[Rule, ...], sizes: Mapping[str, int]) -> None:
+        self.rules, self.sizes, self.policy = rules, sizes, RulePolicy(rules)
+        self.rules_first: dict[str, Rule] = {}
+
+    def turn(self, scores: _Scores, note: str) -> TurnedScores | LeftOut:
+        """Add the rules for one product, or say why not."""
         product, cache = scores.product, scores.cache
         index = self.policy.rule_of(product.path, operation_of(product.operation), (), product.name)
-        took = None if index is None else self.rules[index]
-        kept = None if cache is None else self.policy.cache_rule_of(cache.writer, cache.name)
-        kept = None if kept is None or self.rules[kept].keeps_float else kept
+        took = NO_RULE if index is None else self.rules[index]
+        stored = None if cache is None else self._cache_quantizer(cache)
         sides = [_quantizer(took, side, "input_quant") for side in SIDES]
-        stored = None if kept is None else _quantizer(self.rules[kept], "cache_quant")
         why = _why_not(took, [*sides, stored], self.sizes[product.name])
         if why:
             return LeftOut(product.name, (), why)
-        turn = Hadamard(self.sizes[product.name])
-        given: dict[str, Any] = {} if took is None else dict(took.quantizers)
-        overrides = {} if took is None else dict(took.overrides)
+        transform = Hadamard(self.sizes[product.name])
+        quantizers: dict[str, Binding | None] = {"input_quant": None}
         for side, own in zip(SIDES, sides, strict=True):
-            given[side] = (Binding(NoneActQuant) if own is None else own).let(pre_transform=turn)
-        given.pop("input_quant", None)
-        own_prefix = ("lhs_", "rhs_", "input_")
-        self.made[product.name] = Rule(
-            re.escape(product.name),
-            op=product.operation,
-            contraction="auto" if took is None else took.contraction,
-            **given,
-            **{name: x for name, x in overrides.items() if not name.startswith(own_prefix)},
-        )
+            binding = Binding(NoneActQuant) if own is None else own
+            quantizers[side] = binding.let(pre_transform=transform)
+        overrides = {name: x for name, x in took.overrides if not name.startswith(("lhs_", "rhs_", "input_"))}
+        path = re.escape(product.name)
+        self.rules_first[product.name] = rule_like(took, path, quantizers, overrides, product.operation)
+        size = self.sizes[product.name]
         if cache is None or stored is None or note:
-            return TurnedScores(product.name, turn.block_size or 1, note=note if stored is not None else "")
-        stored = stored.let(pre_transform=turn)
-        self.made[cache.name] = Rule(re.escape(cache.name), cache_quant=stored)
-        return TurnedScores(product.name, turn.block_size or 1, cache.name)
+            return TurnedScores(product.name, size, note=note if stored is not None else "")
+        turned = stored.let(pre_transform=transform)
+        self.rules_first[cache.name] = Rule(re.escape(cache.name), cache_quant=turned)
+        return TurnedScores(product.name, size, cache.name)
+
+    def _cache_quantizer(self, cache: _KeyCache) -> Binding | None:
+        index = self.policy.cache_rule_of(cache.writer, cache.name)
+        if index is None or self.rules[index].keeps_float:
+            return None
+        return _quantizer(self.rules[index], "cache_quant")
 
 
-def _quantizer(rule: Rule | None, *slots: str) -> Binding | None:
+def _quantizer(rule: Rule, *slots: str) -> Binding | None:
     """What a rule declares for the first of some slots that it has, with the rule's overrides."""
-    if rule is None:
-        return None
     for slot in slots:
-        given = rule.quantizer(slot)
-        if given is not None:
+        quantizer = rule.quantizer(slot)
+        if quantizer is not None:
             prefix = slot.removesuffix("quant")
-            own = {n.removeprefix(prefix): v for n, v in rule.overrides if n.startswith(prefix)}
-            return (given if isinstance(given, Binding) else Binding(given)).let(**own)
+            own = {name.removeprefix(prefix): x for name, x in rule.overrides if name.startswith(prefix)}
+            return (quantizer if isinstance(quantizer, Binding) else Binding(quantizer)).let(**own)
     return None
 
 
-def _why_not(took: Rule | None, quantizers: Sequence[Binding | None], size: int) -> str:
+def _why_not(took: Rule, quantizers: Sequence[Binding | None], size: int) -> str:
     """Why nothing is turned; empty if something can be."""
-    if took is not None and took.configures:
+    if took.configures:
         return "R3: a scheme quantizes it"
-    if all(each is None for each in quantizers):
+    if all(quantizer is None for quantizer in quantizers):
         return "R3: no rule quantizes queries, keys or their cache, and without one it changes nothing"
-    if any(transform_of(each) is not None for each in quantizers):
+    if any(transform_of(quantizer) is not None for quantizer in quantizers):
         return "R3: a rule has a transform there already"
     return "R3: a head of this size has no Hadamard matrix" if size == 1 else ""

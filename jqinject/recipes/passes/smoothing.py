@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.online import site_path
 from jqinject.recipes.passes.float_change import KeepOnline, Rescaling
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
 from jqinject.recipes.solvers.solver import squared_errors
-from jqinject.recipes.stream.site import ContractionSite, LeftOut
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.regions import Region
 from jqinject.recipes.transforms.transform_walk import factors_of
@@ -239,7 +238,7 @@ class AWQ:
         found: list[Any] = []
         in_blocks = self._best_in_blocks(work, rescaling, parameters) if self.error == "block" else {}
         for region in rescaling.regions:
-            if any(site_path(member.site) in parameters for member in region.sinks):
+            if any(member.site.parameter in parameters for member in region.sinks):
                 scales = in_blocks.get(region.sinks[0].site.name)
                 scales = self.best(rescaling, region, parameters) if scales is None else scales
                 found.append(rescaling.multiply(region, 1 / scales))
@@ -329,7 +328,7 @@ def _rounded(
     """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
     for member in region.sinks:
         site = member.site
-        parameter = parameters.get(site_path(site))
+        parameter = parameters.get(site.parameter)
         if parameter is not None:
             value = rescaling.values[site.path].astype(jnp.float32)
             factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
@@ -341,7 +340,7 @@ def _mean_magnitudes(
 ) -> np.ndarray:
     total, count = np.zeros(region.channels, np.float32), np.zeros(region.channels, np.float32)
     for member in region.sinks:
-        parameter = parameters.get(site_path(member.site))
+        parameter = parameters.get(member.site.parameter)
         if parameter is not None:
             relative = _relative_magnitudes(rescaling, member.site, parameter)
             own = member.labels > 0

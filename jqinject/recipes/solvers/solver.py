@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -18,104 +19,95 @@ from jqinject.ops import Grid, quantize_on_grid
 class Statistics:
     """Sums over the inputs of a site; `X` are samples of the float model, `Y` of the quantized one.
 
-    All are float32, one matrix or vector for each matrix of the site; what no pass asked for is None.
+    All are float32, one matrix or vector for each matrix of the site.
+
+    | name | sum |
+    |---|---|
+    | "hessian" | of `y y^T`, `(stack, columns, columns)` |
+    | "cross" | of `x y^T`, `(stack, columns, columns)` |
+    | "magnitude" | of `abs(x)`, `(stack, columns)` |
+    | "largest", "smallest" | the largest and the smallest number of `x` in each column, `(stack, columns)` |
 
     Attributes:
         count: the number of samples, `(stack,)`.
-        hessian: sum of `y y^T`, `(stack, columns, columns)`.
-        cross: sum of `x y^T`, `(stack, columns, columns)`.
-        magnitude: sum of `|x|`, `(stack, columns)`.
-        largest, smallest: of the numbers of `x` in each column, `(stack, columns)`.
+        sums: by name, those that a pass asked for.
 
     Example:
         >>> x = jnp.array([[[1.0, -2.0], [3.0, 0.0]]])
-        >>> seen = Statistics.of(x, x, ("hessian", "largest"))
-        >>> seen.merged(seen).hessian.tolist(), seen.largest.tolist()
+        >>> once = Statistics.of(x, x, ("hessian", "largest"))
+        >>> twice = once.merged(once)
+        >>> twice.sums["hessian"].tolist(), twice.sums["largest"].tolist()
         ([[[20.0, -4.0], [-4.0, 8.0]]], [[3.0, 0.0]])
     """
 
     count: jax.Array
-    hessian: jax.Array | None = None
-    cross: jax.Array | None = None
-    magnitude: jax.Array | None = None
-    largest: jax.Array | None = None
-    smallest: jax.Array | None = None
+    sums: dict[str, jax.Array]
 
     @classmethod
     def of(
-        cls, x: jax.Array, y: jax.Array, wanted: tuple[str, ...], own: jax.Array | None = None
+        cls, x: jax.Array, y: jax.Array, names: tuple[str, ...], own: jax.Array | None = None
     ) -> Statistics:
         """The sums over one batch.
 
         Args:
             x: samples of the float model, `(stack, samples, columns)`.
             y: the same samples in the quantized model.
-            wanted: names of attributes.
+            names: of the sums.
             own: 1 for samples that belong to a matrix of the stack, `(stack, samples)`; None if all do.
         """
-        return _of(x, y, tuple(sorted(wanted)), own)
+        return _sums(tuple(sorted(names)), x.astype(jnp.float32), y.astype(jnp.float32), own)
 
-    def merged(self, other: Statistics) -> Statistics:
+    def merged(self, more: Statistics) -> Statistics:
         """The sums over both."""
         merge = {"largest": jnp.maximum, "smallest": jnp.minimum}
-        found = {}
-        for entry in fields(self):
-            mine, theirs = getattr(self, entry.name), getattr(other, entry.name)
-            found[entry.name] = None if mine is None else merge.get(entry.name, jnp.add)(mine, theirs)
-        return replace(self, **found)
+        sums = {name: merge.get(name, jnp.add)(x, more.sums[name]) for name, x in self.sums.items()}
+        return Statistics(self.count + more.count, sums)
 
-    def where_seen(self, seen: jax.Array) -> Statistics:
+    def where_reached(self, reached: jax.Array) -> Statistics:
         """The sums with those of one sample for each column, all alike, where no sample reached a matrix.
 
         Args:
-            seen: which matrices were reached, `(stack,)`.
+            reached: which matrices were, `(stack,)`.
         """
-        if bool(seen.all()):
+        if bool(reached.all()):
             return self
-        eye = {
-            name: jnp.eye(x.shape[-1])
-            for name in ("hessian", "cross")
-            if (x := getattr(self, name)) is not None
+        sums = {
+            name: jnp.where(reached[:, None, None], x, jnp.eye(x.shape[-1])) if x.ndim == 3 else x
+            for name, x in self.sums.items()
         }
-        filled = {
-            name: jnp.where(seen[:, None, None], getattr(self, name), each) for name, each in eye.items()
-        }
-        return replace(self, count=jnp.where(seen, self.count, 1.0), **filled)
+        return Statistics(jnp.where(reached, self.count, 1.0), sums)
 
     def mean(self, name: str) -> jax.Array:
         """A sum divided by the number of samples (at least 1)."""
-        total = getattr(self, name)
-        count = jnp.maximum(self.count, 1.0)
+        total, count = self.sums[name], jnp.maximum(self.count, 1.0)
         return total / count.reshape(count.shape + (1,) * (total.ndim - 1))
 
+    def is_finite(self) -> bool:
+        """Whether all sums are; where no sample reached a matrix the largest number is -inf, and the smallest inf."""
+        empty = {"largest": -jnp.inf, "smallest": jnp.inf}
+        return all(
+            bool((jnp.isfinite(x) | (x == empty[name] if name in empty else False)).all())
+            for name, x in self.sums.items()
+        )
 
-def _of(x: Any, y: Any, wanted: tuple[str, ...], own: Any) -> Statistics:
-    return _sums(wanted, x.astype(jnp.float32), y.astype(jnp.float32), own)
 
-
-def _sums_of(wanted: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
+@partial(jax.jit, static_argnums=0)
+def _sums(names: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
     highest = jax.lax.Precision.HIGHEST
     stack, samples = x.shape[:2]
     count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
-    found: dict[str, Any] = {}
-    if "hessian" in wanted:
-        found["hessian"] = jnp.einsum("sni,snj->sij", y, y, precision=highest)
-    if "cross" in wanted:
-        found["cross"] = jnp.einsum("sni,snj->sij", x, y, precision=highest)
-    if "magnitude" in wanted:
-        found["magnitude"] = jnp.abs(x).sum(axis=1)
-    if "largest" in wanted:
-        found["largest"] = _within(x, own, -jnp.inf).max(axis=1, initial=-jnp.inf)
-    if "smallest" in wanted:
-        found["smallest"] = _within(x, own, jnp.inf).min(axis=1, initial=jnp.inf)
-    return Statistics(count, **found)
+    compute = {
+        "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=highest),
+        "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=highest),
+        "magnitude": lambda: jnp.abs(x).sum(axis=1),
+        "largest": lambda: _within(x, own, -jnp.inf).max(axis=1, initial=-jnp.inf),
+        "smallest": lambda: _within(x, own, jnp.inf).min(axis=1, initial=jnp.inf),
+    }
+    return Statistics(count, {name: compute[name]() for name in names})
 
 
 def _within(x: jax.Array, own: jax.Array | None, otherwise: float) -> jax.Array:
     return x if own is None else jnp.where(own[:, :, None] > 0, x, jnp.float32(otherwise))
-
-
-_sums = jax.jit(_sums_of, static_argnums=0)
 
 
 @jax.tree_util.register_dataclass
@@ -319,3 +311,24 @@ def bounded_codes(codes: jax.Array, grid: Grid) -> jax.Array:
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:
     """`tr(D H D^T)` of each matrix, `(stack,)`."""
     return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=jax.lax.Precision.HIGHEST), axis=(1, 2))
+
+
+def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
+    """`tr(D H D^T) / tr(W H W^T)`: the mean squared error of a site's output, relative to the output.
+
+    Args:
+        difference: `D`, of the weights.
+        weights: `W`.
+        statistics: with the Hessian.
+    """
+    return float(_relative(difference, weights, statistics.mean("hessian")))
+
+
+@jax.jit
+def _relative(difference: jax.Array, weights: jax.Array, hessian: jax.Array) -> jax.Array:
+    def size(w: jax.Array) -> jax.Array:
+        # One product of matrices and a sum: an einsum of three operands may choose a far larger intermediate result.
+        return (jnp.matmul(w, hessian, precision=jax.lax.Precision.HIGHEST) * w).sum()
+
+    total = size(weights)
+    return size(difference) / jnp.where(total > 0, total, 1.0)

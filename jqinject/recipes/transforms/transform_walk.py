@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.site import known_value
-from jqinject.recipes.transforms.values import DefUse
 
 Labels = np.ndarray
 
@@ -59,17 +57,17 @@ class Channels:
         self.count = count
         self._pairs: list[np.ndarray] = []
 
-    def join(self, one: Labels, other: Labels) -> bool:
+    def join(self, first: Labels, second: Labels) -> bool:
         """Say that numbers have the same factor under both labels; whether that says anything.
 
         Args:
-            one, other: labels that broadcast with each other.
+            first, second: labels that broadcast with each other.
         """
-        one, other = np.broadcast_arrays(one, other)
-        differ = one != other
+        first, second = np.broadcast_arrays(first, second)
+        differ = first != second
         if not differ.any():
             return False
-        self._pairs.append(np.unique(np.stack([one[differ], other[differ]]), axis=1))
+        self._pairs.append(np.unique(np.stack([first[differ], second[differ]]), axis=1))
         return True
 
     def groups(self) -> np.ndarray:
@@ -81,27 +79,27 @@ class Channels:
         pairs = np.concatenate([pairs, -pairs], axis=1) + self.count
         size = 2 * self.count + 1
         part = _parts(size, *pairs)
-        found = np.zeros(self.count + 1, int)
+        labels = np.zeros(self.count + 1, int)
         new: dict[int, int] = {}
         for channel in range(1, self.count + 1):
-            here, inverse = part[self.count + channel], part[self.count - channel]
-            if here == inverse or here == part[self.count]:
+            own, inverse = part[self.count + channel], part[self.count - channel]
+            if own == inverse or own == part[self.count]:
                 continue
-            if inverse in new and here not in new:
-                found[channel] = -new[inverse]
+            if inverse in new and own not in new:
+                labels[channel] = -new[inverse]
             else:
-                found[channel] = new.setdefault(here, len(new) + 1)
-        return found
+                labels[channel] = new.setdefault(own, len(new) + 1)
+        return labels
 
 
-def _parts(size: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _parts(size: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The smallest of the numbers below `size` that each is connected with by pairs."""
     part = np.arange(size)
     while True:
-        lowest = np.minimum(part[one], part[other])
+        lowest = np.minimum(part[first], part[second])
         new = part.copy()
-        np.minimum.at(new, one, lowest)
-        np.minimum.at(new, other, lowest)
+        np.minimum.at(new, first, lowest)
+        np.minimum.at(new, second, lowest)
         new = new[new]
         if (new == part).all():
             return part
@@ -137,7 +135,6 @@ class Walk:
 
     Args:
         flat: the program.
-        links: what makes and reads each of its values.
         rules: for each operation, the equation between the labels of its operands and results.
         count: of channels.
         choices: step -> which of its operands carries the factor of a product, where either could.
@@ -146,12 +143,11 @@ class Walk:
     def __init__(
         self,
         flat: FlatProgram,
-        links: DefUse,
         rules: Mapping[str, Callable[[Walk, FlatStep, int], None]],
         count: int,
         choices: Mapping[int, int],
     ) -> None:
-        self.flat, self.links, self.rules, self.choices = flat, links, rules, choices
+        self.flat, self.rules, self.choices = flat, rules, choices
         self.channels = Channels(count)
         self.labels: dict[Slot, Labels] = {}
         self.reasons: list[str] = []
@@ -163,7 +159,7 @@ class Walk:
         while self._waiting:
             slot = self._waiting.pop()
             self._ends(slot)
-            for index in self.links.touching(slot):
+            for index in self.flat.touching(slot):
                 step = self.flat.steps[index]
                 rule = self.rules.get(step.name)
                 if rule is None:
@@ -172,18 +168,18 @@ class Walk:
                     rule(self, step, index)
 
     def _ends(self, slot: Slot) -> None:
-        if slot in self.links.discrete:
+        if slot in self.flat.discrete:
             self.refuse(slot, "it holds whole numbers or truth values")
-        elif slot in self.links.outputs:
+        elif slot in self.flat.ends:
             self.refuse(slot, "it is part of what the model returns")
         elif slot in self.flat.constants:
             self.refuse(slot, "it is a constant")
-        elif slot in self.links.inputs and slot not in self.links.parameters:
+        elif slot in self.flat.inputs and slot not in self.flat.parameters:
             self.refuse(slot, "it is an input of the model, or state that is no parameter")
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """The shape of a value."""
-        return self.links.shapes[slot]
+        return self.flat.shapes[slot]
 
     def has(self, slot: Slot) -> bool:
         """Whether some number of a value has a factor."""
@@ -195,15 +191,15 @@ class Walk:
 
     def is_zero(self, slot: Slot) -> bool:
         """Whether a value is known, and 0: every factor leaves it as it is."""
-        return slot in self.links.unowned and not np.any(np.asarray(self.known(slot)))
+        return slot in self.flat.unowned and not np.any(np.asarray(self.known(slot)))
 
     def is_infinite(self, slot: Slot) -> bool:
         """Whether a value is known, and infinite: every factor leaves it as it is."""
-        return slot in self.links.unowned and bool(np.all(np.isinf(np.asarray(self.known(slot)))))
+        return slot in self.flat.unowned and bool(np.all(np.isinf(np.asarray(self.known(slot)))))
 
     def known(self, slot: Slot) -> Any:
-        """A value that depends on neither parameters nor inputs; KeyError if it does."""
-        return known_value(self.flat, slot, self.links.made_by)
+        """A value that depends on constants alone."""
+        return self.flat.value(slot)
 
     def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True, why: str = "") -> None:
         """Say which labels a value has.
@@ -222,14 +218,13 @@ class Walk:
                 first = labels.take([0], axis=axis)
                 self.channels.join(labels, first)
                 labels = first
-        held = self.labels.get(slot)
-        if held is None:
+        before = self.labels.get(slot)
+        if before is None:
             self.labels[slot] = compressed(np.where(where, labels, 0))
             if self.has(slot):
                 self._waiting.append(slot)
             return
-        differs = np.where(where, labels, held)
-        if self.channels.join(held, differs):
+        if self.channels.join(before, np.where(where, labels, before)):
             self.reasons.append(why or "values with different factors are added, or one has two factors")
 
     def refuse(self, slot: Slot, why: str) -> None:

@@ -1,0 +1,263 @@
+"""Contractions as products of matrices, and where their weights' numbers are in the parameter.
+
+Weights have rows and columns, inputs samples and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.program.jaxpr import Equation
+
+Axes = Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """For each number of an operand, its place in the flattened parameter.
+
+    Most operands are a parameter, or a slice of a stack, in the parameter's own order: then a place to start at says it
+    all, and nothing is gathered.
+
+    Attributes:
+        shape: of the operand.
+        start: of a run of numbers in the parameter's order; None if they stand otherwise.
+        scattered: then the place of each number, in the shape of the operand.
+
+    Example:
+        >>> stack = jnp.arange(12.0).reshape(2, 2, 3)
+        >>> second = Places.of(np.arange(12).reshape(2, 2, 3)[1])
+        >>> second.start, second.taken(stack).tolist()
+        (6, [[6.0, 7.0, 8.0], [9.0, 10.0, 11.0]])
+        >>> second.put(stack, jnp.zeros((2, 3))).sum() == stack[0].sum()
+        Array(True, dtype=bool)
+    """
+
+    shape: tuple[int, ...]
+    start: int | None
+    scattered: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, places: np.ndarray) -> Places | None:
+        """The places, in the shortest form; None if a number of the parameter has several of them.
+
+        Args:
+            places: of the operand's numbers, in its shape.
+        """
+        flat = places.reshape(-1)
+        if flat.size and np.array_equal(flat, np.arange(flat[0], flat[0] + flat.size, dtype=flat.dtype)):
+            return cls(places.shape, int(flat[0]))
+        if np.bincount(flat, minlength=1).max(initial=0) > 1:
+            return None
+        return cls(places.shape, None, places)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the operand has."""
+        return math.prod(self.shape)
+
+    @property
+    def _at(self) -> np.ndarray | slice | None:
+        return self.scattered if self.start is None else slice(self.start, self.start + self.size)
+
+    def taken(self, parameter: Any) -> Any:
+        """The operand.
+
+        Args:
+            parameter: whose numbers it has.
+        """
+        if self.start is not None and self.size == parameter.size:
+            return parameter.reshape(self.shape)
+        return parameter.reshape(-1)[self._at].reshape(self.shape)
+
+    def put(self, parameter: jax.Array, operand: jax.Array) -> jax.Array:
+        """A parameter with the operand's numbers in these places.
+
+        Args:
+            parameter: with other numbers there.
+            operand: in its shape.
+        """
+        operand = operand.astype(parameter.dtype)
+        if self.start is not None:
+            operand = operand.reshape(-1)
+            if self.size == parameter.size:
+                return operand.reshape(parameter.shape)
+        return parameter.reshape(-1).at[self._at].set(operand).reshape(parameter.shape)
+
+    def mark(self, taken: np.ndarray) -> None:
+        """Set the places of a flat array of flags.
+
+        Args:
+            taken: one flag for each number of the parameter; it is changed.
+        """
+        taken[self._at] = True
+
+    def all_in(self, taken: np.ndarray) -> bool:
+        """Whether the flags of all places are set."""
+        return bool(taken[self._at].all())
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An array whose axes are those of a stack of matrices: `(stack..., rows..., columns...)`.
+
+    Attributes:
+        axes: of the array, in that order.
+        shape: of the array, its axes in that order.
+        split: how many axes belong to the stack, and how many to the rows.
+    """
+
+    axes: Axes
+    shape: Axes
+    split: tuple[int, int]
+
+    @classmethod
+    def of(cls, shape: Axes, stack: Axes, columns: Axes) -> Moved:
+        """The rows are the axes that belong neither to the stack nor to the columns."""
+        rows = tuple(axis for axis in range(len(shape)) if axis not in (*stack, *columns))
+        axes = (*stack, *rows, *columns)
+        return cls(axes, tuple(shape[axis] for axis in axes), (len(stack), len(rows)))
+
+    def matrices(self, x: Any) -> Any:
+        """The array as matrices `(stack, rows, columns)`."""
+        stack, rows = self.split
+        cut = (self.shape[:stack], self.shape[stack : stack + rows], self.shape[stack + rows :])
+        return x.transpose(self.axes).reshape(tuple(map(math.prod, cut)))
+
+    def array(self, x: Any) -> Any:
+        """Matrices as the array."""
+        back = sorted(range(len(self.axes)), key=self.axes.__getitem__)
+        return x.reshape(self.shape).transpose(back)
+
+
+@dataclass(frozen=True)
+class DotMatrices:
+    """Of `dot_general`: the batch axes are the stack.
+
+    Attributes:
+        weight, other: the layouts of both operands.
+    """
+
+    weight: Moved
+    other: Moved
+
+    def samples(self, x: jax.Array, *rest: Any) -> tuple[jax.Array, None]:
+        """The other operand as `(stack, samples, columns)`."""
+        return self.other.matrices(x), None
+
+
+@dataclass(frozen=True)
+class ConvolutionMatrices:
+    """Of `conv_general_dilated`: the groups of channels are the stack, patches are the samples.
+
+    Columns are ordered by channel, then by place in the window.
+
+    Attributes:
+        weight: the layout of the kernel.
+        groups: of channels.
+        window: the arguments for `jax.lax.conv_general_dilated_patches`.
+    """
+
+    weight: Moved
+    groups: int
+    window: tuple[tuple[str, Any], ...]
+
+    def samples(self, x: jax.Array, *rest: Any) -> tuple[jax.Array, None]:
+        """The images as patches `(groups, patches, columns)`."""
+        window = dict(self.window)
+        spec = window["dimension_numbers"]
+        patches = jax.lax.conv_general_dilated_patches(x, **window)
+        patches = jnp.moveaxis(patches, spec.out_spec[1], -1)
+        patches = patches.reshape(-1, self.groups, patches.shape[-1] // self.groups)
+        return patches.transpose(1, 0, 2), None
+
+
+@dataclass(frozen=True)
+class RaggedMatrices:
+    """Of `ragged_dot`: the groups of rows are the stack; every group sees all rows, weighted 1 or 0.
+
+    Attributes:
+        weight: the layout of the weights.
+    """
+
+    weight: Moved
+
+    def samples(self, x: jax.Array, group_sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The rows `(groups, rows, columns)`, and which of them belong to a group, `(groups, rows)`."""
+        ends = jnp.cumsum(group_sizes)[:, None]
+        place = jnp.arange(x.shape[0])[None]
+        own = ((place < ends) & (place >= ends - group_sizes[:, None])).astype(jnp.float32)
+        return own[:, :, None] * x[None], own
+
+
+Matrices = DotMatrices | ConvolutionMatrices | RaggedMatrices
+
+
+def matrices_of(eqn: Equation, place: int) -> Matrices | str:
+    """How a contraction is a product of matrices, or a sentence that says why it is none.
+
+    Args:
+        eqn: its equation.
+        place: which operand is the weight.
+    """
+    weight, other = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
+    name, params = eqn.name, eqn.params
+    if name == "dot_general":
+        contracted, batch = params["dimension_numbers"]
+        layouts = (
+            Moved.of(shape, tuple(batch[which]), tuple(contracted[which]))
+            for shape, which in ((weight, place), (other, 1 - place))
+        )
+        return DotMatrices(*layouts)
+    if name == "conv_general_dilated":
+        return _of_convolution(eqn, place, weight)
+    numbers = params["ragged_dot_dimension_numbers"]
+    (left, right), (rows_batch, _) = numbers.dot_dimension_numbers
+    plain = tuple(left) == (1,) and not rows_batch and tuple(numbers.lhs_ragged_dimensions) == (0,)
+    if place != 1 or not plain:
+        return "it is a ragged product of another kind than rows in groups, each with a matrix of its own"
+    return RaggedMatrices(Moved.of(weight, tuple(numbers.rhs_group_dimensions), tuple(right)))
+
+
+def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
+    params = eqn.params
+    if place != 1:
+        return "the parameter is what is convolved, not the kernel"
+    if params["batch_group_count"] != 1:
+        return "the convolution groups its batch"
+    spec, groups = params["dimension_numbers"], params["feature_group_count"]
+    out, ins, *spatial = spec.rhs_spec
+    split = (groups, weight[out] // groups)
+    # Output channels of one group follow one another, so the stack is the outer part of their axis.
+    axes = (out, ins, *spatial)
+    layout = _GroupedKernel(axes, tuple(weight[axis] for axis in axes), (1, 1), split)
+    window = {
+        "filter_shape": tuple(weight[axis] for axis in spatial),
+        "window_strides": params["window_strides"],
+        "padding": params["padding"],
+        "lhs_dilation": params["lhs_dilation"],
+        "rhs_dilation": params["rhs_dilation"],
+        "dimension_numbers": spec,
+    }
+    return ConvolutionMatrices(layout, groups, tuple(window.items()))
+
+
+@dataclass(frozen=True)
+class _GroupedKernel(Moved):
+    """A kernel `(outputs, inputs, window...)`, whose outputs are cut into groups.
+
+    Attributes:
+        outputs: how many groups, and outputs in each.
+    """
+
+    outputs: tuple[int, int]
+
+    def matrices(self, x: Any) -> Any:
+        """The kernel as matrices `(groups, outputs, columns)`."""
+        return x.transpose(self.axes).reshape(*self.outputs, -1)
