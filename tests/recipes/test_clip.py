@@ -46,7 +46,7 @@ def test_ranges_that_cannot_be_cut_stay() -> None:
         lambda _: MatrixGrid(kept.scale, kept.zero_point, kept.grid),
     )
     np.testing.assert_array_equal(Clip()(fixed).values, RTN()(fixed).values)
-    with pytest.raises(ValueError, match=r"Clip: smallest is 1.5, must be between 0 and 1.\n  cure"):
+    with pytest.raises(ValueError, match=r"Clip: smallest must be between 0 and 1, got 1.5.\n  cure"):
         Clip(smallest=1.5)
 
 

@@ -164,8 +164,8 @@ def test_batch_norms_get_the_statistics_of_the_quantized_model() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: CorrectBiases(inputs="both"), "inputs is 'both', must be 'float' or 'quantized'"),  # pyright: ignore
-        (lambda: CorrectBatchNorm(variance="mean"), "variance is 'mean', must be"),  # pyright: ignore
+        (lambda: CorrectBiases(inputs="both"), "inputs must be 'float' or 'quantized', got 'both'"),  # pyright: ignore
+        (lambda: CorrectBatchNorm(variance="mean"), "variance must be 'measured' or 'geometric', got 'mean'"),  # pyright: ignore
         (
             lambda: applied(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), CorrectBatchNorm()),
             "has no nnx.BatchNorm",

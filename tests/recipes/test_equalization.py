@@ -164,10 +164,10 @@ def test_convolutions_are_split_unless_they_have_groups() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: Equalize(biases=-1.0), "biases is -1.0, must be a number above 0, 'vaiq' or None"),
-        (lambda: Equalize(biases="half"), "biases is 'half'"),  # pyright: ignore
-        (lambda: SmoothQuant(formula="ln"), "formula is 'ln', must be 'power' or 'log'"),  # pyright: ignore
-        (lambda: SplitChannels(0.0), "ratio is 0.0, must be above 0"),
+        (lambda: Equalize(biases=-1.0), "biases must be a number above 0, 'vaiq' or None, got -1.0"),
+        (lambda: Equalize(biases="half"), "biases must be a number above 0, 'vaiq' or None, got 'half'"),  # pyright: ignore
+        (lambda: SmoothQuant(formula="ln"), "formula must be 'power' or 'log', got 'ln'"),  # pyright: ignore
+        (lambda: SplitChannels(0.0), "ratio must be above 0 and at most 1, got 0.0"),
     ],
 )
 def test_wrong_choices_are_refused(wrong: Any, said: str) -> None:

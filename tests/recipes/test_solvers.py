@@ -144,7 +144,7 @@ def test_a_power_iteration_nears_the_largest_eigenvalue_from_below() -> None:
 
 
 def test_what_solvers_refuse() -> None:
-    with pytest.raises(ValueError, match=r"power_steps must be at least 1, got 0.\n  cure: 30"):
+    with pytest.raises(ValueError, match=r"power_steps must be at least 1, got 0.\n  cure: power_steps=30"):
         MagR(power_steps=0)
     with pytest.raises(ValueError, match=r"act_order=True.*\n  cure: GPTQ"):
         GPTQ(scales="block", act_order=True)

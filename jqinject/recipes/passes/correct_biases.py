@@ -14,6 +14,7 @@ from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
+from jqinject.recipes.solvers.solver import among, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut, Path
 from jqinject.recipes.stream.stream import Batch, Visit
 from jqinject.recipes.transforms.gains_and_biases import Bias, bias_of
@@ -85,10 +86,7 @@ class CorrectBiases:
     add: bool = True
 
     def __post_init__(self) -> None:
-        if self.inputs not in ("float", "quantized"):
-            raise ValueError(
-                f"CorrectBiases: inputs is {self.inputs!r}, must be 'float' or 'quantized'.\n  cure: inputs='float'"
-            )
+        check_arguments(self, inputs=among(self.inputs, "float", "quantized"))
 
     def __call__(self, work: Work) -> list[Corrected | LeftOut]:
         """See `Pass`."""

@@ -18,7 +18,8 @@ from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.rotate import turned
 from jqinject.recipes.passes.sensitivities import outputs_of
-from jqinject.recipes.stream.flat_program import Path
+from jqinject.recipes.solvers.solver import at_least, check_arguments
+from jqinject.recipes.stream.flat_program import LeftOut, Path
 from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
 from jqinject.recipes.work import Work
 
@@ -183,13 +184,10 @@ class LearnedRotation:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise ValueError(f"LearnedRotation: kinds are {self.kinds!r}.\n  cure: of {', '.join(KINDS)}")
-        if self.steps < 1 or not 0 < self.learning_rate < 1:
-            raise ValueError(
-                f"LearnedRotation: steps is {self.steps} and learning_rate {self.learning_rate}.\n"
-                "  cure: at least one step; a rate within 0 and 1"
-            )
+        rate = (0 < self.learning_rate < 1, "within 0 and 1", 0.05)
+        check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Learned | NothingToRotate | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
@@ -348,13 +346,10 @@ class TweakNorms:
     learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.learning_rate > 0:
-            raise ValueError(
-                f"TweakNorms: steps is {self.steps} and learning_rate {self.learning_rate}.\n"
-                "  cure: at least one step; a rate above 0"
-            )
+        rate = (self.learning_rate > 0, "above 0", 0.001)
+        check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Tweaked]:
         """See `Pass`."""
         variables = ModelIndex(work.quantized).by_name
         quantized = work.parameters()

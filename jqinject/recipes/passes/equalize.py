@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -14,8 +15,9 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.recipes.passes.float_change import Rescaling
-from jqinject.recipes.stream.flat_program import LeftOut, Path
+from jqinject.recipes.passes.float_change import Rescaled, Rescaling, left_out
+from jqinject.recipes.solvers.solver import among, at_least, check_arguments
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.regions import Region
 from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work
@@ -59,27 +61,24 @@ class Equalize:
     biases: float | Literal["vaiq"] | None = None
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(
-                f"Equalize: iterations is {self.iterations}, must be 1 or more.\n  cure: iterations=10"
-            )
-        if self.ranges not in ("maxabs", "range"):
-            raise ValueError(f"Equalize: ranges is {self.ranges!r}, must be 'maxabs' or 'range'")
         numeric = isinstance(self.biases, int | float) and self.biases > 0
-        if not numeric and self.biases not in ("vaiq", None):
-            raise ValueError(
-                f"Equalize: biases is {self.biases!r}, must be a number above 0, 'vaiq' or None.\n  cure: biases='vaiq'"
-            )
+        fits = numeric or self.biases in ("vaiq", None)
+        check_arguments(
+            self,
+            iterations=at_least(self.iterations, 1, 10),
+            ranges=among(self.ranges, "maxabs", "range"),
+            biases=(fits, "a number above 0, 'vaiq' or None", "vaiq"),
+        )
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Rescaled | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
         able = [region for region in rescaling.regions if region.sources or region.gains]
         left = [
-            LeftOut(member.site.name, member.site.path, "no weight and no gain makes its inputs")
+            site
             for region in rescaling.regions
-            for member in region.sinks
             if region not in able
+            for site in left_out(region, "no weight and no gain makes its inputs")
         ]
         total = [np.ones(region.channels, np.float32) for region in able]
         for _ in range(self.iterations):
@@ -95,30 +94,33 @@ class Equalize:
         return [*done, *left, *rescaling.finish()]
 
     def _factors(self, rescaling: Rescaling, region: Region) -> np.ndarray:
-        sinks = [(each.labels.reshape(-1), _columns(rescaling.weights(each.site))) for each in region.sinks]
-        contracting = self._range(region.channels, sinks)
-        making = self._range(
-            region.channels, [self._with_bias(rescaling, region, *each) for each in rescaling.makers(region)]
-        )
-        alive = (making > NOTHING) & (contracting > NOTHING)
-        one = np.float32(1)
-        return np.where(
-            alive, np.sqrt(np.where(alive, contracting, one)) / np.sqrt(np.where(alive, making, one)), one
-        )
+        sinks = [
+            (member.labels.reshape(-1), _columns(rescaling.weights(member.site))) for member in region.sinks
+        ]
+        makers = [self._with_bias(rescaling, region, *maker) for maker in rescaling.makers(region)]
+        contracting, making = self._range(region.channels, sinks), self._range(region.channels, makers)
+        alive, unit = (making > NOTHING) & (contracting > NOTHING), np.float32(1)
+        ratio = np.sqrt(np.where(alive, contracting, unit)) / np.sqrt(np.where(alive, making, unit))
+        return np.where(alive, ratio, unit)
 
     def _with_bias(
-        self, rescaling: Rescaling, region: Region, maker: Any, labels: np.ndarray, weights: np.ndarray
+        self,
+        rescaling: Rescaling,
+        region: Region,
+        maker: ContractionSite | Path,
+        labels: np.ndarray,
+        weights: np.ndarray,
     ) -> Numbers:
         path = None if self.biases is None else rescaling.bias_of(maker)
         if self.biases is None or path is None or path not in region.parameters:
             return labels, weights
         value = on_host(rescaling.values[path]).astype(np.float32)
-        own = np.broadcast_to(region.parameters[path], value.shape)
-        each = np.zeros(region.channels, np.float32)
-        each[own[own > 0] - 1] = value[own > 0]
-        bias = np.where(labels > 0, each[np.maximum(labels, 1) - 1], 0)
-        made = labels > 0
-        shrinkage = shrinkage_of(bias[made], weights[made]) if self.biases == "vaiq" else self.biases
+        own, labelled = np.broadcast_to(region.parameters[path], value.shape), labels > 0
+        of_channels = np.zeros(region.channels, np.float32)
+        of_channels[own[own > 0] - 1] = value[own > 0]
+        bias = np.where(labelled, of_channels[np.maximum(labels, 1) - 1], 0)
+        vaiq = self.biases == "vaiq"
+        shrinkage = shrinkage_of(bias[labelled], weights[labelled]) if vaiq else self.biases
         return labels, np.concatenate([weights, bias[:, None] / np.float32(shrinkage)], axis=1)
 
     def _range(self, channels: int, numbers: Sequence[Numbers]) -> np.ndarray:
@@ -221,30 +223,24 @@ class SplitChannels:
     split_input: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ValueError(
-                f"SplitChannels: ratio is {self.ratio}, must be above 0 and at most 1.\n  cure: ratio=0.02"
-            )
+        check_arguments(self, ratio=(0 < self.ratio <= 1, "above 0 and at most 1", 0.02))
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Split | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
+        done: list[Split] = []
         left = list(rescaling.left_out)
-        able: list[tuple[Region, dict[Path, _Side]]] = []
+        model = nnx.clone(work.model, graph=True)
         for region in rescaling.regions:
             sides = _sides(region)
             if isinstance(sides, str):
-                left += _left(region, sides)
-            else:
-                able.append((region, sides))
-        found: list[Any] = []
-        model = nnx.clone(work.model, graph=True)
-        for region, sides in able:
-            made = nnx.clone(model, graph=True)
-            done = self._split(made, region, sides)
-            moved = _moved(rescaling, made)
+                left += left_out(region, sides)
+                continue
+            wider = nnx.clone(model, graph=True)
+            split = self._split(wider, region, sides)
+            moved = _moved(rescaling, wider)
             if isinstance(moved, str):
-                left += _left(region, moved)
+                left += left_out(region, moved)
                 continue
             if not moved <= rescaling.allowed:
                 raise ValueError(
@@ -252,16 +248,18 @@ class SplitChannels:
                     f"{region.sinks[0].site.name} were split, and at most {rescaling.allowed:.2g} is rounding.\n"
                     "  cure: look whether the model's code depends on the number of channels; or leave this pass out"
                 )
-            model = made
-            found.append(done)
+            model = wider
+            done.append(split)
         work.model = model
-        return [*found, *left]
+        return [*done, *left]
 
     def _split(self, model: nnx.Module, region: Region, sides: Mapping[Path, _Side]) -> Split:
         """Split channels of a region, in place."""
         index = ModelIndex(model)
         modules = {tuple(map(str, path)): node for path, node in index.places}
-        sinks, sources = ({member.site.path for member in each} for each in (region.sinks, region.sources))
+        sinks, sources = (
+            {member.site.path for member in members} for members in (region.sinks, region.sources)
+        )
         values = {path: jnp.asarray(index.by_name[dotted(path)].get_value()) for path in sides}
         sizes = np.zeros(region.channels, np.float32)
         for path in sinks if self.split_input else sources:
@@ -269,12 +267,12 @@ class SplitChannels:
         count = math.ceil(self.ratio * region.channels)
         chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
         for path, side in sides.items():
-            made = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
-            index.by_name[dotted(path)].set_value(made)
-            _widen(modules.get(tuple(map(str, path[:-1]))), path, side.axis - made.ndim, count)
+            value = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
+            index.by_name[dotted(path)].set_value(value)
+            _widen(modules.get(tuple(map(str, path[:-1]))), path, side.axis - value.ndim, count)
         names = [
-            tuple(sorted({member.site.parameter for member in each}))
-            for each in (region.sources, region.sinks)
+            tuple(sorted({member.site.parameter for member in members}))
+            for members in (region.sources, region.sinks)
         ]
         return Split(names[0], names[1], tuple(map(int, chosen)))
 
@@ -291,12 +289,12 @@ class _Side:
     axis: int
     places: np.ndarray
 
-    def sizes(self, value: Any) -> np.ndarray:
+    def sizes(self, value: jax.Array) -> np.ndarray:
         """The largest magnitude of each channel."""
         moved = np.moveaxis(np.abs(on_host(value).astype(np.float32)), self.axis, 0)
         return moved.reshape(moved.shape[0], -1).max(axis=1)[self.places]
 
-    def split(self, value: Any, channels: np.ndarray, *, halved: bool) -> Any:
+    def split(self, value: jax.Array, channels: np.ndarray, *, halved: bool) -> jax.Array:
         """The parameter with copies of channels at the end, these and their originals halved or as they are."""
         at = self.places[channels]
         if halved:
@@ -316,18 +314,14 @@ def _sides(region: Region) -> dict[Path, _Side] | str:
         )
     if any(member.labels.shape[0] > 1 for member in (*region.sinks, *region.sources)):
         return "its weights are a stack of matrices, or a convolution with groups"
-    found = {}
+    sides = {}
     for path, labels in region.parameters.items():
         axes = varies(labels) or {axis for axis in range(labels.ndim) if region.channels == 1}
         flat = np.abs(labels.reshape(-1))
         if len(axes) != 1 or sorted(flat) != list(range(1, region.channels + 1)):
             return f"its channels are not one axis of {'.'.join(map(str, path))}, each once"
-        found[path] = _Side(axes.pop(), np.argsort(flat))
-    return found
-
-
-def _left(region: Region, reason: str) -> list[LeftOut]:
-    return [LeftOut(member.site.name, member.site.path, reason) for member in region.sinks]
+        sides[path] = _Side(axes.pop(), np.argsort(flat))
+    return sides
 
 
 def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
@@ -339,7 +333,7 @@ def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
         return f"the model's code goes by the number of its channels: {first:.120}"
 
 
-def _widen(layer: Any, path: Path, axis: int, count: int) -> None:
+def _widen(layer: object, path: Path, axis: int, count: int) -> None:
     """Tell a layer of Flax that its kernel has more features."""
     if isinstance(layer, FEATURES) and str(path[-1]) == "kernel":
         if axis == -1:

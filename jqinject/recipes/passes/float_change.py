@@ -387,6 +387,11 @@ class Rescaling(FloatChange):
         return tuple(dict.fromkeys(site.name for site in sites if not quantizes_weight(site, index, rules)))
 
 
+def left_out(region: Region, reason: str) -> list[LeftOut]:
+    """The sites of a region, left alone for a reason."""
+    return [LeftOut(member.site.name, member.site.path, reason) for member in region.sinks]
+
+
 def per_channel(region: Region, numbers: Sequence[np.ndarray], *, smallest: bool = False) -> np.ndarray:
     """The largest (or smallest) number of each channel.
 

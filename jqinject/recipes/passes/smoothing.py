@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.passes.float_change import KeepOnline, Rescaling
-from jqinject.recipes.passes.solve import Solve
+from jqinject.recipes.passes.float_change import KeepOnline, Rescaled, Rescaling, left_out
+from jqinject.recipes.passes.solve import NotSolved, Solve, Solved
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
-from jqinject.recipes.solvers.solver import squared_errors
+from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.regions import Region
@@ -39,10 +40,9 @@ def smooth_scales(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.n
         >>> smooth_scales(np.float32([16.0, 0.0]), np.float32([1.0, 1.0]), 0.5).tolist()
         [4.0, 1.0]
     """
-    alive = (inputs > 0) & (weights > 0)
-    one = np.float32(1)
-    found = np.where(alive, inputs, one) ** alpha / np.where(alive, weights, one) ** (1 - alpha)
-    return np.where(alive, np.maximum(found, np.float32(1e-5)), one).astype(np.float32)
+    alive, unit = (inputs > 0) & (weights > 0), np.float32(1)
+    scales = np.where(alive, inputs, unit) ** alpha / np.where(alive, weights, unit) ** (1 - alpha)
+    return np.where(alive, np.maximum(scales, np.float32(1e-5)), unit).astype(np.float32)
 
 
 def log_scales(inputs: np.ndarray) -> np.ndarray:
@@ -99,32 +99,29 @@ class SmoothQuant:
     online: KeepOnline = "never"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(
-                f"SmoothQuant: alpha is {self.alpha}, must be within 0 and 1.\n  cure: alpha=0.5"
-            )
-        if self.ranges not in ("maxabs", "minmax"):
-            raise ValueError(f"SmoothQuant: ranges is {self.ranges!r}, must be 'maxabs' or 'minmax'")
-        if self.formula not in ("power", "log"):
-            raise ValueError(f"SmoothQuant: formula is {self.formula!r}, must be 'power' or 'log'")
-        if self.online not in ("never", "rest", "all"):
-            raise ValueError(f"SmoothQuant: online is {self.online!r}, must be 'never', 'rest' or 'all'")
+        check_arguments(
+            self,
+            alpha=(0 <= self.alpha <= 1, "within 0 and 1", 0.5),
+            ranges=among(self.ranges, "maxabs", "minmax"),
+            formula=among(self.formula, "power", "log"),
+            online=among(self.online, "never", "rest", "all"),
+        )
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Rescaled | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("largest", "smallest"), self.online)
-        found: list[Any] = []
+        done: list[Rescaled | LeftOut] = []
         for region in rescaling.regions:
             high, low = (rescaling.of_inputs(region, name) for name in ("largest", "smallest"))
             makers = rescaling.of_makers(region) if self.with_sources else None
             scales = self._scales(high, low, rescaling.of_weights(region), makers)
-            found.append(rescaling.multiply(region, 1 / scales))
+            done.append(rescaling.multiply(region, 1 / scales))
         for sites in rescaling.alone.values():
             high, low, weights = (
                 rescaling.of_columns(sites, name) for name in ("largest", "smallest", "weights")
             )
-            found.append(rescaling.scale_online(sites, 1 / self._scales(high, low, weights, None)))
-        return found + rescaling.finish()
+            done.append(rescaling.scale_online(sites, 1 / self._scales(high, low, weights, None)))
+        return done + rescaling.finish()
 
     def _scales(
         self, high: np.ndarray, low: np.ndarray, weights: np.ndarray, makers: np.ndarray | None
@@ -157,7 +154,7 @@ def candidates(grid: int, weights: WithWeights) -> list[tuple[float, bool]]:
         return [(i / (grid - 1), True) for i in range(grid)]
     if weights == "both":
         count = grid // 2
-        return [(i / (count - 1), each) for i in range(count) for each in (False, True)]
+        return [(i / (count - 1), with_weights) for i in range(count) for with_weights in (False, True)]
     if weights:
         return [(0.0, False), *((i / (grid - 2), True) for i in range(grid - 1))]
     return [(i / (grid - 1), False) for i in range(grid)]
@@ -178,11 +175,11 @@ def awq_scales(
         >>> awq_scales(np.float32([1.0, 16.0]), None, 0.5).tolist()
         [0.5, 2.0]
     """
-    found = inputs**ratio
+    scales = inputs**ratio
     if weights is not None:
-        found = found / (weights ** (1 - ratio) + np.float32(added))
-    found = np.clip(found, np.float32(1e-4), np.float32(1e4))
-    return (found / np.sqrt(found.max() * found.min())).astype(np.float32)
+        scales = scales / (weights ** (1 - ratio) + np.float32(added))
+    scales = np.clip(scales, np.float32(1e-4), np.float32(1e4))
+    return (scales / np.sqrt(scales.max() * scales.min())).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -222,141 +219,127 @@ class AWQ:
     clip: bool = False
 
     def __post_init__(self) -> None:
-        if self.grid < 4:
-            raise ValueError(f"AWQ: grid is {self.grid}, must be 4 or more.\n  cure: grid=20")
-        if self.weights not in (True, False, "both", "always"):
-            raise ValueError(f"AWQ: weights is {self.weights!r}, must be True, False, 'both' or 'always'")
-        if self.error not in ("block", "outputs", "weights"):
-            raise ValueError(f"AWQ: error is {self.error!r}, must be 'block', 'outputs' or 'weights'")
+        check_arguments(
+            self,
+            grid=at_least(self.grid, 4, 20),
+            weights=among(self.weights, True, False, "both", "always"),
+            error=among(self.error, "block", "outputs", "weights"),
+        )
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Rescaled | LeftOut | Solved | NotSolved]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
-        parameters = quantized_parameters(quantized)
-        found: list[Any] = []
-        in_blocks = self._best_in_blocks(work, rescaling, parameters) if self.error == "block" else {}
+        search = _Search(self, rescaling, quantized_parameters(quantized))
+        done: list[Rescaled | LeftOut | Solved | NotSolved] = []
+        in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
-            if any(member.site.parameter in parameters for member in region.sinks):
-                scales = in_blocks.get(region.sinks[0].site.name)
-                scales = self.best(rescaling, region, parameters) if scales is None else scales
-                found.append(rescaling.multiply(region, 1 / scales))
-                continue
-            reason = "no rule quantizes its weight"
-            found += [LeftOut(each.site.name, each.site.path, reason) for each in region.sinks]
-        found += rescaling.finish()
-        return found + Solve(Clip())(work) if self.clip else found
+            sites = [member.site for member in region.sinks]
+            if any(site.parameter in search.parameters for site in sites):
+                scales = in_blocks.get(sites[0].name)
+                scales = search.best(region) if scales is None else scales
+                done.append(rescaling.multiply(region, 1 / scales))
+            else:
+                done += left_out(region, "no rule quantizes its weight")
+        done += rescaling.finish()
+        return [*done, *Solve(Clip())(work)] if self.clip else done
 
-    def best(
-        self, rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
-    ) -> np.ndarray:
-        """The scales of a region with the least error.
 
-        Args:
-            rescaling: with the statistics.
-            region: whose.
-            parameters: the quantized ones, by path.
-        """
-        tried = self._tried(rescaling, region, parameters)
-        errors = [self._error_of(rescaling, region, parameters, scales) for scales in tried]
-        return tried[int(np.argmin(errors))]
+class _Search:
+    """The search of scales for the regions of a model.
 
-    def _best_in_blocks(
-        self, work: Work, rescaling: Rescaling, parameters: Mapping[str, QuantizedParameter]
-    ) -> dict[str, np.ndarray]:
+    Args:
+        awq: the choices.
+        rescaling: of the model, with the statistics.
+        parameters: the quantized ones, by path.
+    """
+
+    def __init__(self, awq: AWQ, rescaling: Rescaling, parameters: Mapping[str, QuantizedParameter]) -> None:
+        self.awq, self.rescaling, self.parameters = awq, rescaling, parameters
+
+    def best(self, region: Region) -> np.ndarray:
+        """The scales of a region with the least error of its sites."""
+        return self._least(region, partial(self._error, region))
+
+    def in_blocks(self, work: Work) -> dict[str, np.ndarray]:
         """The scales with the least error of a module around several sites, by the name of the first of them."""
         regions = {
             region.sinks[0].site.name: region
-            for region in rescaling.regions
+            for region in self.rescaling.regions
             if len(region.sinks) > 1 and module_around([member.site for member in region.sinks])
         }
-        found: dict[str, np.ndarray] = {}
+        scales: dict[str, np.ndarray] = {}
         for visit in work.float_stream() if regions else ():
             region = regions.get(visit.site.name)
-            if region is None:
-                continue
-            sites = [member.site for member in region.sinks]
-            block = Block(visit, {site.name for site in sites}, module_around(sites))
-            if block.reaches:
-                tried = self._tried(rescaling, region, parameters)
-                errors = [
-                    block.error(dict(_rounded(rescaling, region, parameters, scales))) for scales in tried
-                ]
-                found[visit.site.name] = tried[int(np.argmin(errors))]
-        return found
+            if region is not None:
+                sites = [member.site for member in region.sinks]
+                block = Block(visit, {site.name for site in sites}, module_around(sites))
+                if block.reaches:
+                    scales[visit.site.name] = self._least(region, block.error)
+        return scales
 
-    def _tried(
-        self, rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
-    ) -> list[np.ndarray]:
+    def _least(self, region: Region, error: Callable[[Mapping[str, jax.Array]], float]) -> np.ndarray:
+        """The scales of a region with the least error of its sites' parameters, rounded to nearest under them."""
+        tried = self._tried(region)
+        errors = [error(dict(self._rounded(region, scales))) for scales in tried]
+        return tried[int(np.argmin(errors))]
+
+    def _tried(self, region: Region) -> list[np.ndarray]:
         """The scales that are compared."""
-        inputs = rescaling.of_inputs(region, "magnitude")
-        if self.error == "weights":
+        awq, inputs = self.awq, self.rescaling.of_inputs(region, "magnitude")
+        if awq.error == "weights":
             inputs = np.maximum(inputs / (inputs.max() + np.float32(1e-8)), np.float32(1e-4))
-        weights = _mean_magnitudes(rescaling, region, parameters)
-        added = 0.0 if self.weights == "always" else 1e-4
+        weights = self._mean_magnitudes(region)
+        added = 0.0 if awq.weights == "always" else 1e-4
         return [
             awq_scales(inputs, weights if with_weights else None, ratio, added)
-            for ratio, with_weights in candidates(self.grid, self.weights)
+            for ratio, with_weights in candidates(awq.grid, awq.weights)
         ]
 
-    def _error_of(
-        self,
-        rescaling: Rescaling,
-        region: Region,
-        parameters: Mapping[str, QuantizedParameter],
-        scales: np.ndarray,
-    ) -> float:
-        """The error of a region's sites with their weights rounded to nearest under scales."""
-        total, rounded = 0.0, dict(_rounded(rescaling, region, parameters, scales))
+    def _error(self, region: Region, rounded: Mapping[str, jax.Array]) -> float:
+        """The error of a region's sites with other parameters."""
+        total = 0.0
         for member in region.sinks:
             site = member.site
-            if site.name not in rounded:
-                continue
-            wrong = site.weights(rounded[site.name] - rescaling.values[site.path].astype(jnp.float32))
-            statistics = rescaling.statistics[site.name]
-            if self.error == "weights":
-                total += float(jnp.square(wrong * statistics.mean("magnitude")[:, None]).sum())
-            else:
-                total += float(squared_errors(wrong, statistics.mean("hessian")).sum())
+            if site.name in rounded:
+                difference = site.weights(rounded[site.name] - self._value(site))
+                statistics = self.rescaling.statistics[site.name]
+                if self.awq.error == "weights":
+                    scaled = difference * statistics.mean("magnitude")[:, None]
+                    total += float(jnp.square(scaled).sum())
+                else:
+                    total += float(squared_errors(difference, statistics.mean("hessian")).sum())
         return total
 
+    def _value(self, site: ContractionSite) -> jax.Array:
+        return self.rescaling.values[site.path].astype(jnp.float32)
 
-def _rounded(
-    rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter], scales: np.ndarray
-) -> Iterator[tuple[str, jax.Array]]:
-    """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
-    for member in region.sinks:
-        site = member.site
-        parameter = parameters.get(site.parameter)
-        if parameter is not None:
-            value = rescaling.values[site.path].astype(jnp.float32)
-            factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
-            yield site.name, parameter.nearest(value * factors) / factors
+    def _rounded(self, region: Region, scales: np.ndarray) -> Iterator[tuple[str, jax.Array]]:
+        """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
+        for member in region.sinks:
+            site = member.site
+            parameter = self.parameters.get(site.parameter)
+            if parameter is not None:
+                factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
+                yield site.name, parameter.nearest(self._value(site) * factors) / factors
 
+    def _mean_magnitudes(self, region: Region) -> np.ndarray:
+        total, count = np.zeros(region.channels, np.float32), np.zeros(region.channels, np.float32)
+        for member in region.sinks:
+            parameter = self.parameters.get(member.site.parameter)
+            if parameter is not None:
+                relative = self._relative_magnitudes(member.site, parameter)
+                own = member.labels > 0
+                np.add.at(total, member.labels[own] - 1, relative.sum(axis=1)[own])
+                np.add.at(count, member.labels[own] - 1, relative.shape[1])
+        return total / np.maximum(count, 1)
 
-def _mean_magnitudes(
-    rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
-) -> np.ndarray:
-    total, count = np.zeros(region.channels, np.float32), np.zeros(region.channels, np.float32)
-    for member in region.sinks:
-        parameter = parameters.get(member.site.parameter)
-        if parameter is not None:
-            relative = _relative_magnitudes(rescaling, member.site, parameter)
-            own = member.labels > 0
-            np.add.at(total, member.labels[own] - 1, relative.sum(axis=1)[own])
-            np.add.at(count, member.labels[own] - 1, relative.shape[1])
-    return total / np.maximum(count, 1)
-
-
-def _relative_magnitudes(
-    rescaling: Rescaling, site: ContractionSite, parameter: QuantizedParameter
-) -> np.ndarray:
-    """A site's `|w|`, relative to the largest of those that share a scale: a group, or without groups a row."""
-    magnitudes = np.abs(rescaling.weights(site))
-    if parameter.group_size is None:
-        largest = magnitudes.max(axis=-1, keepdims=True)
-    else:
-        value = rescaling.values[site.path].astype(jnp.float32)
-        largest = np.asarray(site.weights(parameter.largest_of_groups(value)))
-    return magnitudes / (largest + np.float32(1e-6))
+    def _relative_magnitudes(self, site: ContractionSite, parameter: QuantizedParameter) -> np.ndarray:
+        """A site's `|w|`, relative to the largest of those that share a scale: a group, or without groups a row."""
+        magnitudes = np.abs(self.rescaling.weights(site))
+        if parameter.group_size is None:
+            largest = magnitudes.max(axis=-1, keepdims=True)
+        else:
+            largest = np.asarray(site.weights(parameter.largest_of_groups(self._value(site))))
+        return magnitudes / (largest + np.float32(1e-6))

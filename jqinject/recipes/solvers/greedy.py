@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from jqinject.recipes.solvers.columns import (
     ScaleRule,
     both_ordered,
     by_importance,
-    check_rounding,
     diagonal_of,
     inverse,
     inverse_factor,
@@ -23,7 +22,16 @@ from jqinject.recipes.solvers.columns import (
     round_columns,
     without_dead_inputs,
 )
-from jqinject.recipes.solvers.solver import MatrixGrid, Measure, Problem, Solution, ordered
+from jqinject.recipes.solvers.solver import (
+    Expected,
+    MatrixGrid,
+    Measure,
+    Problem,
+    Solution,
+    at_least,
+    check_arguments,
+    ordered,
+)
 
 
 @dataclass(frozen=True)
@@ -98,8 +106,10 @@ class GPTQ:
         return ("hessian",)
 
     def __post_init__(self) -> None:
-        check_rounding("GPTQ", self.block_size, self.damping)
-        check_accumulator("GPTQ", self.accumulator_bits, self.tile_size, self.scales)
+        check_arguments(
+            self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
+        )
+        check_accumulator(self, self.accumulator_bits, self.tile_size, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
@@ -121,12 +131,12 @@ class GPTQ:
     ) -> Solution:
         back = jnp.argsort(order, axis=1)
         # Scales that do not change belong to the weights as they were given, dead inputs and all.
-        kept = problem.measure(problem.weights) if self.scales == "original" else None
+        fixed = problem.measure(problem.weights) if self.scales == "original" else None
 
         def measure(working: jax.Array) -> MatrixGrid:
-            found = problem.measure(ordered(working, back)) if kept is None else kept
-            whole = found.spread(working.shape)
-            return whole.ordered(order) if self.act_order else whole
+            grid = problem.measure(ordered(working, back)) if fixed is None else fixed
+            grid = grid.spread(working.shape)
+            return grid.ordered(order) if self.act_order else grid
 
         room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "GPTQ")
         values, grid, working = round_columns(
@@ -142,8 +152,8 @@ class GPTQ:
         if self.act_order:
             values = ordered(values, back)
             working = values if same else ordered(working, back)
-        found = grid.ordered(back) if kept is None else kept
-        return Solution(values, found.scale, found.zero_point, working, complete=room is not None)
+        grid = grid.ordered(back) if fixed is None else fixed
+        return Solution(values, grid.scale, grid.zero_point, working, complete=room is not None)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -156,6 +166,11 @@ def _prepared(
     damp = damping * jnp.mean(diagonal_of(hessian if damp_dead else raw), axis=1)
     damped = on_diagonal(hessian, damp)
     return weights, order, inverse_factor(both_ordered(damped, order) if act_order else damped)
+
+
+def damping_share(share: float) -> Expected:
+    """A share of a diagonal."""
+    return 0 <= share < float("inf"), "a number of at least 0", 0.01
 
 
 def check_factor(factor: jax.Array, damping: float) -> None:
@@ -209,7 +224,7 @@ class GPFQ:
                 f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
                 "  cure: GPFQ(scales='original')"
             )
-        check_accumulator("GPFQ", self.accumulator_bits, self.tile_size, self.scales)
+        check_accumulator(self, self.accumulator_bits, self.tile_size, self.scales)
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -224,18 +239,21 @@ class GPFQ:
         if self.scales == "live":
             _, start = without_dead_inputs(hessian, start)
         weights = ordered(start, order)
-        given = (weights, ordered(problem.original, order))
+        matrices = (weights, ordered(problem.original, order))
         sums = (both_ordered(hessian, order), both_ordered(cross, order))
         room = room_of(self.accumulator_bits, self.tile_size, problem, start, order, "GPFQ")
         if self.scales == "original":
             grid = measure(weights)
-            working, values = _frozen(*given, *sums, grid, room)
+            working, values = _fixed_scales(*matrices, *sums, grid, room)
         else:
-            working, _ = jax.jit(partial(_in_order, measure=measure))(*given, *sums, None, None)
+            working, _ = jax.jit(partial(_in_order, measure=measure))(*matrices, *sums, None, None)
             grid = measure(working)
             values = grid.nearest(working)
-        found, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
-        return Solution(values, found.scale, found.zero_point, working, complete=room is not None)
+        grid, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
+        return Solution(values, grid.scale, grid.zero_point, working, complete=room is not None)
+
+
+_State = tuple[jax.Array, jax.Array, Room | None]
 
 
 def _in_order(
@@ -250,27 +268,27 @@ def _in_order(
     """The matrices that are rounded, and what they were rounded to on the way."""
     columns = weights.shape[-1]
 
-    def one(place: jax.Array, state: Any) -> Any:
+    def column(place: jax.Array, state: _State) -> _State:
         working, done, room = state
         if measure is not None:
             done = measure(working).nearest(working)
         before = jnp.arange(columns) < place
-        seen, wanted = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
-        target = jnp.matmul(original, jnp.where(before, wanted, 0.0).mT, precision=HIGHEST)
-        target = target - jnp.matmul(done, jnp.where(before, seen, 0.0).mT, precision=HIGHEST)
-        own, given = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (seen, wanted))
+        of_hessian, of_cross = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
+        target = jnp.matmul(original, jnp.where(before, of_cross, 0.0).mT, precision=HIGHEST)
+        target = target - jnp.matmul(done, jnp.where(before, of_hessian, 0.0).mT, precision=HIGHEST)
+        own, shared = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (of_hessian, of_cross))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
-        target = jnp.where(own > 0, (given * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
+        target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
         if grid is not None:
             near, room = rounded(target, grid.from_column(place, 1), place, room)
             done = jax.lax.dynamic_update_slice_in_dim(done, near, place, -1)
         return working, done, room
 
-    return jax.lax.fori_loop(0, columns, one, (weights, jnp.zeros_like(weights), room))[:2]
+    return jax.lax.fori_loop(0, columns, column, (weights, jnp.zeros_like(weights), room))[:2]
 
 
-_frozen = jax.jit(_in_order)
+_fixed_scales = jax.jit(_in_order)
 
 
 @dataclass(frozen=True)
@@ -301,8 +319,10 @@ class Qronos:
     tile_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_rounding("Qronos", self.block_size, self.damping)
-        check_accumulator("Qronos", self.accumulator_bits, self.tile_size)
+        check_arguments(
+            self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
+        )
+        check_accumulator(self, self.accumulator_bits, self.tile_size)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -325,10 +345,10 @@ class Qronos:
         ) / hessian[:, :1, :1]
         head, room = rounded(first, grid.columns(slice(0, 1)), 0, room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
-        whole = inverse(on_diagonal(hessian, damp))
-        rest = whole[:, 1:, 1:] - whole[:, 1:, :1] * whole[:, :1, 1:] / whole[:, :1, :1]
-        wanted = jnp.matmul(original, on_diagonal(cross, damp)[..., 1:], precision=HIGHEST)
-        corrected = jnp.matmul(wanted - head * hessian[:, :1, 1:], rest, precision=HIGHEST)
+        inverted = inverse(on_diagonal(hessian, damp))
+        rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]
+        target = jnp.matmul(original, on_diagonal(cross, damp)[..., 1:], precision=HIGHEST)
+        corrected = jnp.matmul(target - head * hessian[:, :1, 1:], rest, precision=HIGHEST)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
         after, left = grid.columns(slice(1, None)), None if room is None else room.after(1)
@@ -336,6 +356,6 @@ class Qronos:
             corrected, factor, lambda _: after, block_size=self.block_size, room=left
         )
         back = jnp.argsort(order, axis=1)
-        found = grid.ordered(back)
-        whole, working = (ordered(jnp.concatenate([start, values], axis=-1), back) for start in (head, first))
-        return Solution(whole, found.scale, found.zero_point, working, complete=room is not None)
+        grid = grid.ordered(back)
+        values, working = (ordered(jnp.concatenate([x, values], axis=-1), back) for x in (head, first))
+        return Solution(values, grid.scale, grid.zero_point, working, complete=room is not None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from jqinject.core import LearnedRoundHardSigmoid, LearnedRoundIdentity, LearnedRoundSigmoid
 from jqinject.core.rounding import LearnedRound
@@ -21,7 +22,9 @@ from jqinject.recipes.solvers.solver import (
     Solution,
     Statistics,
     as_argument,
+    at_least,
     bounded_codes,
+    check_arguments,
     integer_grid,
     squared_errors,
 )
@@ -72,16 +75,16 @@ class LearnedRounding:
     learned_round_impl_type: str | LearnedRoundImplType = "hard_sigmoid"
 
     def __post_init__(self) -> None:
-        expected = {
-            "steps": (isinstance(self.steps, int) and self.steps >= 1, "an int of at least 1"),
-            "learning_rate": (self.learning_rate > 0, "above 0"),
-            "regularization": (self.regularization >= 0, "at least 0"),
-            "beta": (len(self.beta) == 2 and min(self.beta) > 0, "two numbers above 0"),
-            "warmup": (0 <= self.warmup <= 1, "between 0 and 1"),
-        }
-        for name, (fits, what) in expected.items():
-            if not fits:
-                raise ValueError(f"LearnedRounding: {name} must be {what}, got {getattr(self, name)!r}")
+        steps = isinstance(self.steps, int) and self.steps >= 1
+        beta = len(self.beta) == 2 and min(self.beta) > 0
+        check_arguments(
+            self,
+            steps=(steps, "an int of at least 1", 1000),
+            learning_rate=(self.learning_rate > 0, "above 0", 0.01),
+            regularization=at_least(self.regularization, 0),
+            beta=(beta, "two numbers above 0", (20.0, 2.0)),
+            warmup=(0 <= self.warmup <= 1, "between 0 and 1", 0.2),
+        )
         as_enum(LearnedRoundImplType, self.learned_round_impl_type, name="learned_round_impl_type")
 
     @property
@@ -102,7 +105,7 @@ class LearnedRounding:
         slope = jnp.matmul(problem.original, hessian - cross, precision=HIGHEST)
         learned = grid.nearest(_learned(self, grid, problem.weights, problem.original, hessian, slope))
         nearest = grid.nearest(problem.weights)
-        error, usual = (_errors(each - problem.original, hessian, slope) for each in (learned, nearest))
+        error, usual = (_errors(x - problem.original, hessian, slope) for x in (learned, nearest))
         better = (error < usual)[:, None, None]
         return Solution(jnp.where(better, learned, nearest), grid.scale, grid.zero_point)
 
@@ -147,7 +150,7 @@ def _learned(
         error = jnp.sum(_errors(rounded(value, False) - original, hessian, slope))
         return error + weight * _undecided(impl(value, False), exponent)
 
-    def one(step: jax.Array, state: tuple[jax.Array, optax.OptState]) -> tuple[jax.Array, optax.OptState]:
+    def descend(step: jax.Array, state: tuple[jax.Array, optax.OptState]) -> tuple[jax.Array, optax.OptState]:
         value, adam = state
         gradient = jax.grad(loss)(value, step.astype(jnp.float32))
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count
@@ -155,7 +158,7 @@ def _learned(
         return jax.tree.map(jnp.add, value, updates), adam
 
     optimizer, start = optax.adam(solver.learning_rate), impl.start_at(fractions[0])
-    learned, _ = jax.lax.fori_loop(0, solver.steps, one, (start, optimizer.init(start)))
+    learned, _ = jax.lax.fori_loop(0, solver.steps, descend, (start, optimizer.init(start)))
     return rounded(learned, True)
 
 
@@ -241,7 +244,7 @@ class Descent:
     """
 
     def __init__(self, problem: Problem, solver: AutoRound) -> None:
-        _, self.grid = integer_grid(problem, "AutoRound")
+        self.grid = integer_grid(problem, "AutoRound")
         self.problem, self.solver = problem, solver
         self.hessian = problem.statistics.mean("hessian")
         columns = problem.weights.shape[-1]
@@ -256,18 +259,18 @@ class Descent:
     def measured(self, offsets: Offsets) -> MatrixGrid:
         """The grid of the cut ranges."""
         weights = self.problem.weights
-        factors = jnp.where(weights < 0, self._each(offsets.low), self._each(offsets.high))
+        factors = jnp.where(weights < 0, self._spread(offsets.low), self._spread(offsets.high))
         return self.problem.measure(weights * factors).spread(weights.shape)
 
-    def _each(self, factors: jax.Array) -> jax.Array:
+    def _spread(self, factors: jax.Array) -> jax.Array:
         return jnp.repeat(factors, self.group_size, axis=-1)[..., : self.problem.weights.shape[-1]]
 
     def quantized(self, offsets: Offsets) -> jax.Array:
         """`q`, with gradients straight through the rounding."""
         grid = self.measured(offsets)
-        whole = jax.lax.stop_gradient(jnp.round(grid.zero_point))
-        steps = self.problem.weights / grid.scale + offsets.value + (grid.zero_point - whole)
-        steps = steps + jax.lax.stop_gradient(jnp.round(steps) - steps) + whole
+        integer = jax.lax.stop_gradient(jnp.round(grid.zero_point))
+        steps = self.problem.weights / grid.scale + offsets.value + (grid.zero_point - integer)
+        steps = steps + jax.lax.stop_gradient(jnp.round(steps) - steps) + integer
         return (bounded_codes(steps, self.grid) - grid.zero_point) * grid.scale
 
     def loss(self, offsets: Offsets) -> jax.Array:
@@ -275,32 +278,32 @@ class Descent:
         wrong = self.quantized(offsets) - self.problem.original
         return jnp.sum(squared_errors(wrong, self.hessian)) / wrong.shape[1]
 
-    def step(self, offsets: Offsets, count: Any) -> tuple[Offsets, Offsets, jax.Array, Offsets]:
+    def step(self, offsets: Offsets, count: ArrayLike) -> tuple[Offsets, Offsets, jax.Array, Offsets]:
         """One step: what comes next, the offsets within their bounds, and their loss and gradient."""
         steps = self.solver.steps
         rate = 1 / steps if self.solver.learning_rate is None else self.solver.learning_rate
         range_rate = rate if self.solver.range_rate is None else self.solver.range_rate
-        here = Offsets(offsets.value, jnp.clip(offsets.low, 0, 1), jnp.clip(offsets.high, 0, 1))
-        loss, gradient = jax.value_and_grad(self.loss)(here)
+        bounded = Offsets(offsets.value, jnp.clip(offsets.low, 0, 1), jnp.clip(offsets.high, 0, 1))
+        loss, gradient = jax.value_and_grad(self.loss)(bounded)
         left = 1 - jnp.asarray(count, jnp.float32) / steps
         rates = Offsets(*(jnp.float32(x) * left for x in (rate, range_rate, range_rate)))
-        after = jax.tree.map(lambda x, g, r: x - r * jnp.sign(g), here, gradient, rates)
-        return after, here, loss, gradient
+        after = jax.tree.map(lambda x, g, r: x - r * jnp.sign(g), bounded, gradient, rates)
+        return after, bounded, loss, gradient
 
     def best(self) -> Offsets:
         """The offsets with the least loss on the way."""
-
-        problem = self.problem
-        fixed = (self.solver, problem.group_size)
-        return _best(
-            *fixed, as_argument(problem.measure), problem.weights, problem.original, problem.statistics
-        )
+        problem, measure = self.problem, as_argument(self.problem.measure)
+        matrices = (problem.weights, problem.original, problem.statistics)
+        return _best(self.solver, problem.group_size, measure, *matrices)
 
     def solution(self, offsets: Offsets) -> Solution:
         """The numbers and their grid."""
         grid = self.measured(offsets)
         values = grid.nearest(self.quantized(offsets))
         return Solution(values, grid.scale, grid.zero_point)
+
+
+_State = tuple[Offsets, Offsets, jax.Array]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -315,12 +318,12 @@ def _best(
     """See `Descent.best`; one program for all matrices of a shape, whose quantizers differ in numbers alone."""
     descent = Descent(Problem(weights, original, statistics, measure, group_size), solver)
 
-    def one(count: jax.Array, state: Any) -> Any:
+    def descend(count: jax.Array, state: _State) -> _State:
         offsets, best, least = state
-        after, here, loss, _ = descent.step(offsets, count)
+        after, bounded, loss, _ = descent.step(offsets, count)
         better = loss < least
-        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), here, best)
+        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), bounded, best)
         return after, best, jnp.where(better, loss, least)
 
     start = descent.start()
-    return jax.lax.fori_loop(0, solver.steps, one, (start, start, jnp.float32(jnp.inf)))[1]
+    return jax.lax.fori_loop(0, solver.steps, descend, (start, start, jnp.float32(jnp.inf)))[1]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.statistics.half_quadratic_search import half_quadratic, shrink_lp
-from jqinject.recipes.solvers.columns import HIGHEST, positive
+from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.greedy import RTN
-from jqinject.recipes.solvers.solver import MatrixGrid, Problem, Solution, Solver, squared_errors
+from jqinject.recipes.solvers.solver import (
+    MatrixGrid,
+    Problem,
+    Solution,
+    Solver,
+    above_zero,
+    at_least,
+    check_arguments,
+    squared_errors,
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,8 @@ class Clip:
     steps: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 < self.smallest < 1:
-            raise ValueError(
-                f"Clip: smallest is {self.smallest!r}, must be between 0 and 1.\n  cure: smallest=0.5"
-            )
-        if self.steps < 1:
-            raise ValueError(f"Clip: steps is {self.steps!r}, must be 1 or more.\n  cure: steps=10")
+        smallest = (0 < self.smallest < 1, "between 0 and 1", 0.5)
+        check_arguments(self, smallest=smallest, steps=at_least(self.steps, 1, 10))
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -62,31 +67,34 @@ class Clip:
         """See `Solver`."""
         weights, hessian = problem.weights, problem.statistics.mean("hessian")
         places = problem.sharing.places(weights.shape)
-        _, own = np.unique(places, return_inverse=True)
-        own = own.reshape(-1)
-        count = int(own.max()) + 1
+        own, count = _numbered(places)
         within = hessian * jnp.asarray(places[0, 0][:, None] == places[0, 0][None, :], jnp.float32)
         largest = jax.ops.segment_max(jnp.abs(weights).reshape(-1), own, count)
 
-        def clipped(shares: jax.Array) -> jax.Array:
+        def clipped(shares: jax.Array) -> MatrixGrid:
             ends = (shares * largest)[own].reshape(weights.shape)
-            return jnp.clip(weights, -ends, ends)
+            return problem.measure(jnp.clip(weights, -ends, ends)).spread(weights.shape)
 
         def errors(grid: MatrixGrid) -> jax.Array:
-            wrong = grid.nearest(weights) - weights
-            return wrong * jnp.matmul(wrong, within, precision=HIGHEST)
+            difference = grid.nearest(weights) - weights
+            products = difference * jnp.matmul(difference, within, precision=HIGHEST)
+            return jax.ops.segment_sum(products.reshape(-1), own, count)
 
         start = problem.measure(weights).spread(weights.shape)
-        best = jnp.ones(count)
-        least = jax.ops.segment_sum(errors(start).reshape(-1), own, count)
+        best, least = jnp.ones(count), errors(start)
         for share in np.linspace(1, self.smallest, self.steps + 1)[1:]:
-            grid = problem.measure(clipped(jnp.full(count, share, jnp.float32)))
-            cost = jax.ops.segment_sum(errors(grid.spread(weights.shape)).reshape(-1), own, count)
+            cost = errors(clipped(jnp.full(count, share, jnp.float32)))
             best, least = jnp.where(cost < least, share, best), jnp.minimum(cost, least)
-        found = problem.measure(clipped(best)).spread(weights.shape)
-        costs = [squared_errors(grid.nearest(weights) - weights, hessian).sum() for grid in (found, start)]
-        kept = found if bool(costs[0] < costs[1]) else start
-        return self.solver(replace(problem, measure=lambda _: kept))
+        grids = (clipped(best), start)
+        costs = [squared_errors(grid.nearest(weights) - weights, hessian).sum() for grid in grids]
+        better = grids[0] if bool(costs[0] < costs[1]) else start
+        return self.solver(replace(problem, measure=lambda _: better))
+
+
+def _numbered(places: np.ndarray) -> tuple[np.ndarray, int]:
+    """For each number in order, which scale it has, numbered from 0; and how many there are."""
+    scales, own = np.unique(places, return_inverse=True)
+    return own.reshape(-1), len(scales)
 
 
 NORM_OF_ZERO_POINTS, NORM_OF_SCALES = 0.5, 0.7
@@ -130,7 +138,13 @@ class HQO:
     steps: int = 1000
 
     def __post_init__(self) -> None:
-        positive("HQO", beta=self.beta, kappa=self.kappa, lp_norm=self.lp_norm, steps=self.steps)
+        check_arguments(
+            self,
+            beta=above_zero(self.beta, 1.0),
+            kappa=above_zero(self.kappa, 1.01),
+            lp_norm=above_zero(self.lp_norm),
+            steps=above_zero(self.steps, 1000),
+        )
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -151,15 +165,14 @@ class HQO:
         norm = NORM_OF_ZERO_POINTS if shifted else NORM_OF_SCALES
         norm = norm if self.lp_norm is None else self.lp_norm
         search = _Search(weights, grid, problem.sharing.places(weights.shape), self, norm)
-        found = search.zero_points() if shifted else search.scales()
-        return Solution(found.nearest(weights), found.scale, found.zero_point)
+        grid = search.zero_points() if shifted else search.scales()
+        return Solution(grid.nearest(weights), grid.scale, grid.zero_point)
 
 
-@dataclass(frozen=True)
 class _Search:
     """The search of one problem.
 
-    Attributes:
+    Args:
         weights: `(stack, rows, columns)`.
         grid: that the quantizer measures, with a scale for each number.
         places: for each number, which scale it has.
@@ -167,56 +180,58 @@ class _Search:
         lp_norm: p of the error norm.
     """
 
-    weights: jax.Array
-    grid: MatrixGrid
-    places: np.ndarray
-    solver: HQO
-    lp_norm: float
+    def __init__(
+        self, weights: jax.Array, grid: MatrixGrid, places: np.ndarray, solver: HQO, lp_norm: float
+    ) -> None:
+        self.weights, self.grid, self.solver, self.lp_norm = weights, grid, solver, lp_norm
+        self.own, self.count = _numbered(places)
 
     def zero_points(self) -> MatrixGrid:
-        """The grid with the zero points that are found."""
-        own, count = self._numbered()
-        sizes = jnp.float32(np.bincount(own, minlength=count))
+        """The grid with the best zero points."""
+        sizes = jnp.float32(np.bincount(self.own, minlength=self.count))
 
         def following(grid: MatrixGrid, rest: jax.Array, values: jax.Array) -> jax.Array:
-            wanted = values / grid.scale + grid.zero_point - rest / grid.scale
-            return jax.ops.segment_sum(wanted.reshape(-1), own, count) / sizes
+            fitting = values / grid.scale + grid.zero_point - rest / grid.scale
+            return self._sums(fitting) / sizes
 
         def at(candidate: jax.Array) -> MatrixGrid:
-            return replace(self.grid, zero_point=candidate[own].reshape(self.weights.shape))
+            return replace(self.grid, zero_point=self._spread(candidate))
 
-        return self._best(self._first(self.grid.zero_point, own, count), at, following)
+        return self._best(self._first(self.grid.zero_point), at, following)
 
     def scales(self) -> MatrixGrid:
-        """The grid with the scales that are found."""
-        own, count = self._numbered()
-        starts = np.searchsorted(np.sort(own), np.arange(count))
+        """The grid with the best scales."""
+        starts = np.searchsorted(np.sort(self.own), np.arange(self.count))
 
         def following(grid: MatrixGrid, rest: jax.Array, values: jax.Array) -> jax.Array:
             steps = values / grid.scale
             counts = (steps != 0) & (rest != 0)
-            asked = jnp.where(counts, rest / jnp.where(steps != 0, steps, 1.0), jnp.inf).reshape(-1)
-            held = jax.ops.segment_sum(counts.reshape(-1).astype(jnp.int32), own, count)
-            inner = asked[jnp.lexsort((asked, own))]
-            median = inner[starts + jnp.maximum(held - 1, 0) // 2]
-            before = self._first(grid.scale, own, count)
-            return jnp.where((held > 0) & jnp.isfinite(median) & (median > 0), median, before)
+            fitting = jnp.where(counts, rest / jnp.where(steps != 0, steps, 1.0), jnp.inf).reshape(-1)
+            sizes = self._sums(counts.astype(jnp.int32))
+            in_order = fitting[jnp.lexsort((fitting, self.own))]
+            median = in_order[starts + jnp.maximum(sizes - 1, 0) // 2]
+            fits = (sizes > 0) & jnp.isfinite(median) & (median > 0)
+            return jnp.where(fits, median, self._first(grid.scale))
 
         def at(candidate: jax.Array) -> MatrixGrid:
-            return replace(self.grid, scale=candidate[own].reshape(self.weights.shape))
+            return replace(self.grid, scale=self._spread(candidate))
 
-        return self._best(self._first(self.grid.scale, own, count), at, following)
+        return self._best(self._first(self.grid.scale), at, following)
 
-    def _best(self, start: jax.Array, at: Any, following: Any) -> MatrixGrid:
-        solver, (own, count) = self.solver, self._numbered()
+    def _best(
+        self,
+        start: jax.Array,
+        at: Callable[[jax.Array], MatrixGrid],
+        following: Callable[[MatrixGrid, jax.Array, jax.Array], jax.Array],
+    ) -> MatrixGrid:
+        solver = self.solver
 
         def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
             grid = at(candidate)
             values = grid.nearest(self.weights)
             error = self.weights - values
-            rest = self.weights - shrink_lp(error, beta[own].reshape(error.shape), self.lp_norm)
-            total = jax.ops.segment_sum(jnp.abs(error).reshape(-1), own, count)
-            return total, following(grid, rest, values)
+            rest = self.weights - shrink_lp(error, self._spread(beta), self.lp_norm)
+            return self._sums(jnp.abs(error)), following(grid, rest, values)
 
         @jax.jit
         def run(start: jax.Array) -> jax.Array:
@@ -225,13 +240,15 @@ class _Search:
 
         return at(run(start))
 
-    def _numbered(self) -> tuple[np.ndarray, int]:
-        """The scales of these matrices, numbered from 0."""
-        found, own = np.unique(self.places, return_inverse=True)
-        return own.reshape(-1), len(found)
+    def _sums(self, x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x.reshape(-1), self.own, self.count)
 
-    def _first(self, full: jax.Array, own: np.ndarray, count: int) -> jax.Array:
+    def _spread(self, x: jax.Array) -> jax.Array:
+        """A number for each scale, where the numbers with that scale are."""
+        return x[self.own].reshape(self.weights.shape)
+
+    def _first(self, full: jax.Array) -> jax.Array:
         """One of the equal numbers of those that share a scale."""
-        first = np.zeros(count, np.int64)
-        first[own[::-1]] = np.arange(own.size)[::-1]
+        first = np.zeros(self.count, np.int64)
+        first[self.own[::-1]] = np.arange(self.own.size)[::-1]
         return full.reshape(-1)[first]

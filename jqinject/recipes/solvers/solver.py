@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +13,52 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops import Grid, quantize_on_grid
+
+Expected = tuple[bool, str, object]
+"""Whether an argument fits, what fits, and an example of it."""
+
+
+def check_arguments(owner: object, **arguments: Expected) -> None:
+    """Refuse arguments of a pass or a solver that it cannot use.
+
+    Args:
+        owner: the pass or the solver.
+        arguments: name -> see `Expected`.
+
+    Raises:
+        ValueError: one does not fit.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> check_arguments(SimpleNamespace(steps=0), steps=at_least(0, 1))
+        Traceback (most recent call last):
+        ...
+        ValueError: SimpleNamespace: steps must be at least 1, got 0.
+          cure: steps=1
+    """
+    for name, (fits, expected, example) in arguments.items():
+        if not fits:
+            raise ValueError(
+                f"{type(owner).__name__}: {name} must be {expected}, got {vars(owner)[name]!r}.\n"
+                f"  cure: {name}={example!r}"
+            )
+
+
+def at_least(value: float | None, least: int, example: float | None = None) -> Expected:
+    """A number of at least some integer; None fits."""
+    fits = value is None or least <= value < math.inf
+    return fits, f"at least {least}", least if example is None else example
+
+
+def above_zero(value: float | None, example: float | None = None) -> Expected:
+    """A finite number above 0; None fits."""
+    return value is None or 0 < value < math.inf, "a number above 0", example
+
+
+def among(value: object, *choices: object) -> Expected:
+    """One of some values."""
+    *most, last = map(repr, choices)
+    return value in choices, f"{', '.join(most)} or {last}", choices[0]
 
 
 @jax.tree_util.register_dataclass
@@ -272,7 +319,7 @@ class Solution:
     Attributes:
         values: numbers on the grid, float32 `(stack, rows, columns)`.
         scale, zero_point: of the grid, broadcasting with the values.
-        working: the matrices that were rounded, with what the solver did to them; None if that is not told.
+        working: the matrices that were rounded, with what the solver did to them; None if unknown.
         complete: whether matrices that no sample reached are solved too, because the solver keeps a bound for all.
     """
 
@@ -283,8 +330,8 @@ class Solution:
     complete: bool = False
 
 
-def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, Grid]:
-    """The grid of a problem's weights, with a scale for each, and its integers.
+def integer_grid(problem: Problem, solver: str) -> Grid:
+    """The integers of a problem's weights.
 
     Args:
         problem: of integers.
@@ -293,13 +340,13 @@ def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, Grid]:
     Raises:
         ValueError: the grid is another one.
     """
-    found = problem.measure(problem.weights).spread(problem.weights.shape)
-    if not found.grid.is_integer:
+    grid = problem.measure(problem.weights).spread(problem.weights.shape).grid
+    if not grid.is_integer:
         raise ValueError(
-            f"{solver} learns how integers are rounded, and the quantizer's grid is a {type(found.grid).__name__}.\n"
+            f"{solver} learns how integers are rounded, and the quantizer's grid is a {type(grid).__name__}.\n"
             "  cure: GPTQ(), which serves every grid, or an integer quantizer"
         )
-    return found, found.grid
+    return grid
 
 
 def bounded_codes(codes: jax.Array, grid: Grid) -> jax.Array:
