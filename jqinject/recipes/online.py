@@ -84,7 +84,7 @@ def rule_like(
     Args:
         rule: as it is.
         path: a regular expression.
-        quantizers: slot -> quantizer; None for none.
+        quantizers: slot -> quantizer, None for an empty slot.
         overrides: all of them.
         op: the operations; those of the rule by default.
     """
@@ -190,7 +190,7 @@ def _input_axes(site: ContractionSite) -> tuple[int, ...]:
         return (dict(matrices.window)["dimension_numbers"].lhs_spec[1],)
     if isinstance(matrices, RaggedMatrices):
         return (1,)
-    return matrices.other.axes[sum(matrices.other.split) :]
+    return matrices.activation.axes[sum(matrices.activation.split) :]
 
 
 def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callable[[jax.Array], jax.Array]:

@@ -113,7 +113,7 @@ class QuantizedParameter:
         groups = self.proxy.quant_metadata
         assert groups.group_size is not None and groups.group_dim is not None, "a quantizer in groups"
 
-        def one(value: jax.Array) -> jax.Array:
+        def largest(value: jax.Array) -> jax.Array:
             axis = groups.group_dim % value.ndim  # pyright: ignore
             length = value.shape[axis]
             size = fitting_size(groups.group_size, length)  # pyright: ignore
@@ -121,8 +121,8 @@ class QuantizedParameter:
             return spread_groups(grouped.max(axis=axis + 1, keepdims=True), size, axis, length)
 
         for _ in range(self.depth):
-            one = jax.vmap(one)
-        return one(value)
+            largest = jax.vmap(largest)
+        return largest(value)
 
     def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
         """Keep what a solver chose: the numbers, and the scales that they are on.
@@ -137,32 +137,32 @@ class QuantizedParameter:
         self.proxy.commit(self.holder)
         record, full = self.proxy.record, {"scale": scale, "zero_point": zero_point}
         assert record is not None, "made by commit"
-        record.set_value({name: self._as_held(full[name], held) for name, held in record[...].items()})
+        record.set_value({name: self._reduced(full[name], stored) for name, stored in record[...].items()})
         self.holder.weight.set_value(values.astype(self.value.dtype))
-        for kept, full in zip(self.measure(values), (scale, zero_point), strict=True):
-            if not bool(jnp.allclose(kept, full, rtol=1e-6, atol=0)):
+        for stored, chosen in zip(self.measure(values), (scale, zero_point), strict=True):
+            if not bool(jnp.allclose(stored, chosen, rtol=1e-6, atol=0)):
                 raise ValueError(
                     f"{self.name}: numbers that share one scale were given several, by sites that are solved one after "
                     "the other.\n  cure: scales='original' in the solver; or a quantizer with a scale for each channel"
                 )
 
-    def _as_held(self, full: jax.Array, held: jax.Array) -> jax.Array:
-        """Scales of each number as the quantizer holds them: one for those that share it."""
+    def _reduced(self, full: jax.Array, stored: jax.Array) -> jax.Array:
+        """Scales of each number as the quantizer stores them: one for those that share it."""
 
-        def one(full: jax.Array, held: jax.Array) -> jax.Array:
+        def reduced(full: jax.Array, stored: jax.Array) -> jax.Array:
             groups = self.proxy.quant_metadata
             if groups.group_size is not None and groups.group_dim is not None:
                 axis = groups.group_dim % full.ndim
                 full = split_groups(full, fitting_size(groups.group_size, full.shape[axis]), axis)
-            if held.ndim == 0:
+            if stored.ndim == 0:
                 return full.reshape(-1)[0]
-            shape = (1,) * (full.ndim - held.ndim) + held.shape
+            shape = (1,) * (full.ndim - stored.ndim) + stored.shape
             first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
-            return first.reshape(held.shape)
+            return first.reshape(stored.shape)
 
         for _ in range(self.depth):
-            one = jax.vmap(one)
-        return one(full, held)
+            reduced = jax.vmap(reduced)
+        return reduced(full, stored)
 
 
 def measured(proxy: Any, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
@@ -184,18 +184,21 @@ def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
     Args:
         model: a quantized NNX module.
     """
-    found: dict[str, QuantizedParameter] = {}
+    parameters: dict[str, QuantizedParameter] = {}
     for path, node in ModelIndex(model).places:
         if isinstance(node, OpQuantizers):
-            held = {name: site for name, site in node.weight_sites().items() if site.weight_quant is not None}
-            found |= {name: QuantizedParameter(name, site) for name, site in held.items()}
+            sites = node.weight_sites().items()
+            parameters |= {
+                name: QuantizedParameter(name, x) for name, x in sites if x.weight_quant is not None
+            }
         elif isinstance(node, QuantWeightLayer) and isinstance(
             node.weight_quant, WeightQuantProxyFromInjector
         ):
             name = ".".join((*path, node.weight_name))
-            if node.weight_quant.is_quant_enabled and all(node is not each.holder for each in found.values()):
-                found[name] = QuantizedParameter(name, node)
-    return found
+            shared = any(node is parameter.holder for parameter in parameters.values())
+            if node.weight_quant.is_quant_enabled and not shared:
+                parameters[name] = QuantizedParameter(name, node)
+    return parameters
 
 
 def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
@@ -204,8 +207,8 @@ def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
     Args:
         model: a quantized NNX module.
     """
-    held = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
-    return {name: adapter for node in held for name, adapter in node.adapters_by_path().items()}
+    nodes = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
+    return {name: adapter for node in nodes for name, adapter in node.adapters_by_path().items()}
 
 
 @dataclass(frozen=True)

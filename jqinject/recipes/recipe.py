@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from flax import nnx
 
@@ -31,9 +31,12 @@ from jqinject.recipes.solvers.corrections import QEP, MagR
 from jqinject.recipes.solvers.greedy import GPFQ, GPTQ, RTN, Qronos
 from jqinject.recipes.solvers.rounding_descent import AutoRound, LearnedRounding
 from jqinject.recipes.solvers.scale_search import HQO, Clip
+from jqinject.recipes.solvers.solver import Solver
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
+Data = None | bool | int | float | str | Sequence["Data"] | Mapping[str, "Data"]
+"""Numbers, text, lists and tables, as JSON has them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Explanation:
     coverage: Coverage
 
     def __str__(self) -> str:
-        left = [f"  {one.parameter} ({one.size:,} numbers): {one.why}" for one in self.coverage.missed]
+        left = [f"  {x.parameter} ({x.size:,} numbers): {x.why}" for x in self.coverage.missed]
         return "\n".join([*map(str, self.steps), *(["left in float", *left] if left else [])])
 
 
@@ -106,27 +109,29 @@ class Result(Generic[Model]):
     float_model: Model
 
 
+class Pass(Protocol):
+    """One step of a recipe: it changes the work and says what it did.
+
+    It raises before it changes anything that `apply` could not throw away: the user's model is never touched. It may
+    have a method `explain(work)`, which returns what it would do as such records, and runs nothing that takes long;
+    without one, `Recipe.explain` carries it out on a copy, with its single batch.
+    """
+
+    def __call__(self, work: Work) -> Iterable[object]:
+        """Do it; what it did to each site, as records with a readable `str`."""
+        ...
+
+
 KIND = "is"
 VERSION = 1
-PASSES = (
-    *(
-        AWQ,
-        AllocateBits,
-        CorrectBatchNorm,
-        CorrectBiases,
-        Equalize,
-        FoldBatchNorm,
-        FoldNorms,
-        LearnedRotation,
-    ),
-    *(LowRank, Rotate, SmoothQuant, Solve, SplitChannels, TweakNorms),
-)
+CHANGES = (AWQ, Equalize, FoldBatchNorm, FoldNorms, LearnedRotation, Rotate, SmoothQuant, SplitChannels)
+PASSES = (*CHANGES, AllocateBits, CorrectBatchNorm, CorrectBiases, LowRank, Solve, TweakNorms)
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}
 """The passes and solvers that a file may name."""
 
 
-def as_data(given: Any) -> Any:
+def as_data(value: object) -> Data:
     """A pass, or what it is made of, as numbers, text, lists and dicts.
 
     Raises:
@@ -137,34 +142,34 @@ def as_data(given: Any) -> Any:
         >>> as_data(GPTQ(block_size=64))["is"], as_data(GPTQ(block_size=64))["block_size"]
         ('GPTQ', 64)
     """
-    if given is None or isinstance(given, bool | int | float | str):
-        return given
-    if isinstance(given, tuple | list):
-        return [as_data(each) for each in given]
-    if isinstance(given, Mapping) and KIND not in given and all(isinstance(name, str) for name in given):
-        return {name: as_data(part) for name, part in given.items()}
-    if is_dataclass(given) and not isinstance(given, type):
-        parts = {one.name: as_data(getattr(given, one.name)) for one in fields(given) if one.init}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [as_data(part) for part in value]
+    if isinstance(value, Mapping) and KIND not in value and all(isinstance(name, str) for name in value):
+        return {name: as_data(part) for name, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {name: as_data(vars(value)[name]) for name in _choices(type(value))}
         # TOML has no null: what is None is left out, as it is the default.
-        return {KIND: type(given).__name__} | {name: part for name, part in parts.items() if part is not None}
+        return {KIND: type(value).__name__} | {name: part for name, part in parts.items() if part is not None}
     raise TypeError(
-        f"{given!r:.80} cannot be written to a file: it is no number, text or dataclass of such parts.\n"
+        f"{value!r:.80} cannot be written to a file: it is no number, text or dataclass of such parts.\n"
         "  cure: a frozen dataclass with the choices as fields"
     )
 
 
-def from_data(data: Any, where: str) -> Any:
+def from_data(data: Data, where: str) -> Any:
     """The reverse of `as_data`.
 
     Args:
-        data: what `as_data` made.
+        data: as `as_data` returns it.
         where: of the data, for messages.
 
     Raises:
         ValueError: an unknown class or field, or a value that the class refuses; the text says where.
     """
     if isinstance(data, list):
-        return tuple(from_data(each, f"{where}[{place}]") for place, each in enumerate(data))
+        return tuple(from_data(part, f"{where}[{place}]") for place, part in enumerate(data))
     if not isinstance(data, Mapping):
         return data
     name = data.get(KIND)
@@ -173,28 +178,32 @@ def from_data(data: Any, where: str) -> Any:
         raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
     kind = BY_NAME[name]
     parts = {key: value for key, value in data.items() if key != KIND}
-    names = [one.name for one in fields(kind) if one.init]
+    names = _choices(kind)
     for key in parts:
         if key not in names:
             hint = did_you_mean(key, names)
             raise ValueError(f"{where}: {name} has no choice {key!r}{'; ' + hint if hint else '.'}")
-    made = {key: _part(value, f"{where}.{key}") for key, value in parts.items()}
+    arguments = {key: _part(value, f"{where}.{key}") for key, value in parts.items()}
     try:
-        return kind(**made)
+        return kind(**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _part(value: Any, where: str) -> Any:
-    """What a pass or solver is given: a table of numbers has no class."""
+def _choices(kind: type) -> list[str]:
+    return [choice.name for choice in fields(kind) if choice.init]
+
+
+def _part(value: Data, where: str) -> Any:
+    """An argument of a pass or solver: a table of numbers has no class."""
     if isinstance(value, Mapping) and KIND not in value:
         return {name: from_data(part, f"{where}.{name}") for name, part in value.items()}
     return from_data(value, where)
 
 
-def write(passes: tuple[Any, ...], path: str | Path) -> None:
+def write(passes: tuple[Pass, ...], path: str | Path) -> None:
     """Write passes to a JSON file."""
-    data = {"version": VERSION, "passes": [as_data(each) for each in passes]}
+    data = {"version": VERSION, "passes": as_data(passes)}
     Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
@@ -220,16 +229,12 @@ def read(path: str | Path) -> tuple[Any, ...]:
     return from_data(data["passes"], "passes")
 
 
-class Pass(Protocol):
-    """One step of a recipe: it changes the work and says what it did.
+@runtime_checkable
+class Explains(Protocol):
+    """A pass that tells what it would do."""
 
-    It raises before it changes anything that `apply` could not throw away: the user's model is never touched. It may
-    have a method `explain(work)`, which returns what it would do as such records, and runs nothing that takes long;
-    without one, `Recipe.explain` carries it out on a copy, with its single batch.
-    """
-
-    def __call__(self, work: Work) -> Iterable[Any]:
-        """Do it; what it did to each site, as records with a readable `str`."""
+    def explain(self, work: Work) -> Iterable[object]:
+        """What it would do, as records with a readable `str`; nothing is run that takes long."""
         ...
 
 
@@ -257,16 +262,16 @@ class Recipe:
     """
 
     def __init__(self, *passes: Pass) -> None:
-        for each in passes:
-            if not callable(each) or isinstance(each, type) or hasattr(each, "statistics"):
-                raise TypeError(f"Recipe takes passes, got {each!r:.80}.\n  cure: {_as_pass(each)}")
+        for step in passes:
+            if not callable(step) or isinstance(step, type | Solver):
+                raise TypeError(f"Recipe takes passes, got {step!r:.80}.\n  cure: {_as_pass(step)}")
         self.passes = passes
 
     def __repr__(self) -> str:
         return f"Recipe({', '.join(map(repr, self.passes))})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and self.passes == other.passes
+    def __eq__(self, recipe: object) -> bool:
+        return isinstance(recipe, Recipe) and self.passes == recipe.passes
 
     def __hash__(self) -> int:
         return hash(self.passes)
@@ -345,13 +350,13 @@ class Recipe:
             identity = identity_of(self.passes, model, work.rules, work.batches, (method, call))
             work.journal = Journal.opened(checkpoint, identity)
         steps: list[Step] = []
-        for place, each in enumerate(self.passes):
+        for place, step in enumerate(self.passes):
             before = work.copied() if floor is not None else work
             work.journal.begin(place)
-            sites = tuple(each(work))
+            sites = tuple(step(work))
             score = None if evaluate is None else float(evaluate(work.current))
             undone = floor is not None and score is not None and not score >= floor
-            steps.append(Step(repr(each), sites, score, undone))
+            steps.append(Step(repr(step), sites, score, undone))
             if undone:
                 work = before
                 break
@@ -400,17 +405,17 @@ class Recipe:
         work = Work.of_float(model, rules, [batch], method, call, "Recipe.explain")
         work.progress, work.explaining = False, True
         steps: list[Step] = []
-        for each in self.passes:
-            planned = getattr(each, "explain", each)
-            steps.append(Step(repr(each), tuple(planned(work))))
+        for step in self.passes:
+            plan = step.explain if isinstance(step, Explains) else step
+            steps.append(Step(repr(step), tuple(plan(work))))
         return Explanation(tuple(steps), coverage_of(work.quantized, work.calls, work.rules))
 
 
-def _as_pass(given: Any) -> str:
+def _as_pass(value: object) -> str:
     """How to write what was probably meant."""
-    written = f"{given.__name__}()" if isinstance(given, type) else f"{given!r:.80}"
-    if hasattr(given, "statistics"):
+    written = f"{value.__name__}()" if isinstance(value, type) else f"{value!r:.80}"
+    if isinstance(value, Solver):
         return (
             f"Solve({written}): a solver chooses the numbers of one weight, and Solve takes it to all of them"
         )
-    return written if isinstance(given, type) else "Solve(GPTQ())"
+    return written if isinstance(value, type) else "Solve(GPTQ())"

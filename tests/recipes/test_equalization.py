@@ -138,7 +138,7 @@ def test_channels_of_bare_parameters_are_split_unless_the_code_goes_by_their_num
     model = Heads(nnx.Rngs(0))
     same, sites = floating(model, SplitChannels(0.25))
     reasons = {each.path[0]: each.reason for each in sites if isinstance(each, LeftOut)}
-    assert same.up.shape == (8, 12) and "goes by the number of its channels" in reasons["down"]
+    assert same.up.shape == (8, 12) and "depends on the number of its channels" in reasons["down"]
     assert "norm's gain" in reasons["out"]
     model.heads = False
     made, sites = floating(model, SplitChannels(0.25))

@@ -41,7 +41,7 @@ class Equalize:
         threshold: how near to 1 all factors of the last turn are.
         ranges: the largest magnitude of a channel ("maxabs"), or the largest number less the smallest ("range").
         biases: what the biases of outputs are divided by before they count among the weights that make them, or "vaiq"
-            for a number that goes by their sizes (`shrinkage_of`); None leaves biases out of the ranges.
+            for a number chosen by their sizes (`shrinkage_of`); None leaves biases out of the ranges.
 
     Raises:
         ValueError: there is less than one turn; or, when applied, the float model's outputs move.
@@ -193,8 +193,9 @@ class SplitChannels:
 
     A channel between two weights is copied: on one side its numbers are halved, original and copy; on the other side
     the copy is the same. The layers get wider by the copies, which follow the last channel. It is done where a factor
-    for each channel could be moved from one weight to the other, and nothing else in the program goes by the number of
-    channels; other sites are left out, and the report says why. The float model's function stays, and is checked.
+    for each channel could be moved from one weight to the other, and nothing else in the program depends on how many
+    channels there are; other sites are left out, and the report says why. The float model's function stays, and is
+    checked.
 
     Args:
         ratio: the share of the channels that are split, rounded up.
@@ -330,7 +331,7 @@ def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
         return rescaling.error_of(model)
     except (TypeError, ValueError, IndexError) as error:
         first = str(error).partition("\n")[0]
-        return f"the model's code goes by the number of its channels: {first:.120}"
+        return f"the model's code depends on the number of its channels: {first:.120}"
 
 
 def _widen(layer: object, path: Path, axis: int, count: int) -> None:

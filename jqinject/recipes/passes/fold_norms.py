@@ -156,7 +156,7 @@ class _Folding:
         step = self.flat.steps[site.step]
         weight = jnp.asarray(self.flat.value(site.weight))
         axis = dot_axes(self.flat, step)[site.place].partners[sink.axis]
-        shape = self.flat.shapes[site.other]
+        shape = self.flat.shapes[site.activation]
         x = jnp.broadcast_to(_tiled(numbers, shape, axis), shape).astype(weight.dtype)
         return step.run(*((weight, x) if site.place == 0 else (x, weight)))[0]
 

@@ -100,15 +100,13 @@ def turned_scores(
         What was done, and rules that come before all others.
     """
     scores = _AllScores(flat)
-    turns = _Turns(
-        rules, {each.product.name: size_of(each.channels, each.product.name) for each in scores.all}
-    )
-    done = [turns.turn(each, scores.note(each)) for each in scores.all]
+    turns = _Turns(rules, {x.product.name: size_of(x.channels, x.product.name) for x in scores.all})
+    done = [turns.turn(x, scores.note(x)) for x in scores.all]
     return done, (*turns.rules_first.values(),)
 
 
 class _AllScores:
-    """The products of queries and keys in a program, each name once.
+    """The products of queries and keys in a program, x name once.
 
     Args:
         flat: the program.
@@ -180,8 +178,8 @@ class _AllScores:
         if scores.cache is None:
             return ""
         name = scores.cache.name
-        readers = [each for each in self.all if each.cache is not None and each.cache.name == name]
-        if len({each.channels for each in readers}) > 1:
+        readers = [x for x in self.all if x.cache is not None and x.cache.name == name]
+        if len({x.channels for x in readers}) > 1:
             return f"heads of several sizes read the cache {name}"
         return self._other_readers(name, readers)
 
@@ -209,11 +207,7 @@ class _AllScores:
 
     def _name_of(self, step: FlatStep, products: Sequence[_Scores]) -> str:
         """The name of a step that is one of the products: in a loop, those of all turns have one equation."""
-        same = (
-            each.product.name
-            for each in products
-            if self.flat.steps[each.product.step].equation == step.equation
-        )
+        same = (x.product.name for x in products if self.flat.steps[x.product.step].equation == step.equation)
         return next(same, "")
 
 

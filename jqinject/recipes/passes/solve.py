@@ -32,7 +32,7 @@ class Solving:
     Args:
         parameter: of the quantized model.
         original: of the float model.
-        update: an array beside it, which the quantized model adds to it; None for none.
+        update: an array beside it, which the quantized model adds to it; None if absent.
 
     Attributes:
         values: the parameter as it is now, float32.
@@ -236,7 +236,7 @@ class Solve:
     quantize_inputs: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.solver, type) or not hasattr(self.solver, "statistics"):
+        if isinstance(self.solver, type) or not isinstance(self.solver, Solver):
             name = self.solver.__name__ if isinstance(self.solver, type) else "GPTQ"
             raise TypeError(f"Solve takes a solver, got {self.solver!r:.80}.\n  cure: Solve({name}())")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -293,6 +293,7 @@ class Problem:
         return Sharing(group_size=self.group_size) if self.known_sharing is None else self.known_sharing
 
 
+@runtime_checkable
 class Solver(Protocol):
     """An algorithm that chooses the numbers of a stack of matrices.
 

@@ -90,7 +90,7 @@ class ContractionSite:
         operation: "dot_general", "conv_general_dilated" or "ragged_dot_general".
         step: index of the step.
         weight: the slot of the operand that is the parameter.
-        other: the slot of the other operand.
+        activation: the slot of the other operand.
         rest: slots of further operands.
         place: which operand the parameter is.
         matrices: how it is a product of matrices.
@@ -104,7 +104,7 @@ class ContractionSite:
     operation: str
     step: int
     weight: Slot
-    other: Slot
+    activation: Slot
     rest: tuple[Slot, ...]
     place: int
     matrices: Matrices
@@ -452,7 +452,7 @@ class FlatProgram:
             operation=step.name,
             step=index,
             weight=slot,
-            other=step.inputs[1 - place],
+            activation=step.inputs[1 - place],
             rest=step.inputs[2:],
             place=place,
             matrices=matrices,

@@ -141,15 +141,15 @@ class DotMatrices:
     """Of `dot_general`: the batch axes are the stack.
 
     Attributes:
-        weight, other: the layouts of both operands.
+        weight, activation: the layouts of both operands.
     """
 
     weight: Moved
-    other: Moved
+    activation: Moved
 
     def samples(self, x: jax.Array, *rest: Any) -> tuple[jax.Array, None]:
         """The other operand as `(stack, samples, columns)`."""
-        return self.other.matrices(x), None
+        return self.activation.matrices(x), None
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,13 @@ def matrices_of(eqn: Equation, place: int) -> Matrices | str:
         eqn: its equation.
         place: which operand is the weight.
     """
-    weight, other = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
+    weight, activation = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
     name, params = eqn.name, eqn.params
     if name == "dot_general":
         contracted, batch = params["dimension_numbers"]
         layouts = (
             Moved.of(shape, tuple(batch[which]), tuple(contracted[which]))
-            for shape, which in ((weight, place), (other, 1 - place))
+            for shape, which in ((weight, place), (activation, 1 - place))
         )
         return DotMatrices(*layouts)
     if name == "conv_general_dilated":

@@ -223,7 +223,7 @@ class Visit:
     def operand(self) -> jax.Array:
         """What the quantized model contracts in the first batch, before it is quantized."""
         batch = self.stream.batches[0]
-        return batch.value(batch.quantized, self.site.other)
+        return batch.value(batch.quantized, self.site.activation)
 
     def put(self, parameter: jax.Array) -> None:
         """Let the quantized model go on with another parameter.
@@ -249,9 +249,9 @@ class Visit:
         for batch in self.stream.batches:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            raw = batch.value(batch.quantized, site.other)
+            raw = batch.value(batch.quantized, site.activation)
             if quantize_input is not None:
-                raw = batch.value(batch.floats, site.other)
+                raw = batch.value(batch.floats, site.activation)
                 quantized = quantize_input(site, raw)
             output = self._with_update(batch, self._contracted(batch, weight, quantized), raw)
             yield batch, self._contracted(batch, None, floats), output
@@ -287,7 +287,7 @@ class Visit:
         site = self.site_in(batch)
         (slot,) = batch.flat.steps[site.step].outputs
         floats, quantized = self._operands(batch, site)
-        raw = batch.value(batch.quantized, site.other)
+        raw = batch.value(batch.quantized, site.activation)
         output = batch.floats[slot] = self._contracted(batch, None, floats)
         parameter = self.stream.parameters.get(site.path)
         if parameter is not None or floats is not quantized:
@@ -312,7 +312,9 @@ class Visit:
         return batch.flat.steps[site.step].run(*operands, *rest)[0]
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
-        floats, quantized = (batch.value(values, site.other) for values in (batch.floats, batch.quantized))
+        floats, quantized = (
+            batch.value(values, site.activation) for values in (batch.floats, batch.quantized)
+        )
         quantize, transform = self.stream.quantize_input, self.stream.transform_input
         if quantize is not None:
             quantized = quantize(site, quantized)

@@ -218,7 +218,7 @@ def comes_from_nonlinearity(flat: FlatProgram, site: ContractionSite) -> bool:
         flat: the program.
         site: one of its sites.
     """
-    slot = site.other
+    slot = site.activation
     while slot in flat.made_by:
         step, _ = flat.made_by[slot]
         if step.name in NONLINEAR:

@@ -158,7 +158,7 @@ class Gains:
 
     def _sink(self, gain: Gain, step: FlatStep, index: int, slot: Slot, axis: int) -> None:
         site = self._sites.get(index)
-        if site is None or site.other != slot:
+        if site is None or site.activation != slot:
             raise Refused("it is contracted with something that is no parameter")
         contracted, _ = step.params["dimension_numbers"]
         mine, its = contracted[1 - site.place], contracted[site.place]

@@ -50,7 +50,7 @@ class Region:
 
 
 def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
-    """The region of a site's inputs; a sentence that says why there is none.
+    """The region of a site's inputs; a sentence that says why it has none.
 
     Args:
         flat: the program.
@@ -64,7 +64,7 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
         choices = waiting.pop(0)
         tried.append(choices)
         walk = Walk(flat, RULES, int(columns.max()), choices)
-        walk.give(site.other, columns)
+        walk.give(site.activation, columns)
         walk.run()
         region = _region(walk, site)
         if region is not None:
@@ -88,7 +88,7 @@ def _region(walk: Walk, site: ContractionSite) -> Region | None:
             continue
         spread = np.broadcast_to(labels[member.weight], flat.shapes[member.weight])
         matrices = np.asarray(member.matrices.weight.matrices(spread))
-        if member.other in labels:
+        if member.activation in labels:
             sinks.append(Member(member, -matrices[:, 0]))
         else:
             sources.append(Member(member, matrices[:, :, 0]))
@@ -113,7 +113,7 @@ def _is_gain(flat: FlatProgram, slot: Slot) -> bool:
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    params, shape = flat.steps[site.step].params, flat.shapes[site.other]
+    params, shape = flat.steps[site.step].params, flat.shapes[site.activation]
     axes: Sequence[int] = (1,)
     if site.operation == "conv_general_dilated":
         axes = (params["dimension_numbers"].lhs_spec[1],)

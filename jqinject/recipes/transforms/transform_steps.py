@@ -231,7 +231,7 @@ def sign_alone(walk: Walk, step: FlatStep, index: int) -> None:
     """Comparisons with 0, signs: no positive factor changes them."""
     walk.refuse(step.outputs[0], f"it is the result of {step.name}")
     for slot in step.inputs:
-        if not all(walk.is_zero(other) for other in step.inputs if other != slot):
+        if not all(walk.is_zero(operand) for operand in step.inputs if operand != slot):
             walk.refuse(slot, f"{step.name} compares it with something that is not 0")
 
 

@@ -74,11 +74,11 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
     if not contracted:
         return f"{site.operation} is not followed"
     axis = contracted[-1]
-    block, tried = flat.shapes[site.other][axis], set[int]()
+    block, tried = flat.shapes[site.activation][axis], set[int]()
     while True:
         tried.add(block)
         try:
-            return _Turning(flat, site.other, Turned(axis, block)).region
+            return _Turning(flat, site.activation, Turned(axis, block)).region
         except Refused as refused:
             why = refused.args[0]
             if not isinstance(why, CutBlocks) or why.size in tried or why.size < 2:
@@ -126,8 +126,8 @@ class _Turning:
             if slot in self._labels:
                 self.region.parameters[path] = self._labels[slot].axis
         for site in flat.sites:
-            both = site.other in self._labels and site.weight in self._labels
-            if both and self._labels[site.other].axis in _contracted(flat, site):
+            both = site.activation in self._labels and site.weight in self._labels
+            if both and self._labels[site.activation].axis in _contracted(flat, site):
                 self.region.sinks.add(site.name)
 
     def _give(self, slot: Slot, label: Turned) -> None:
