@@ -126,7 +126,7 @@ def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[R
         model: the float model.
         rules: for it.
     """
-    took, _ = rule_of(site.parameter, site.module, model, rules)
+    took, _ = rule_of(site.path, site.module, model, rules)
     return took.configures or took.quantizer("weight_quant") is not None
 
 
@@ -151,8 +151,8 @@ def why_not_online(
         sites: those of the parameter.
     """
     first = sites[0]
-    took, _ = rule_of(first.parameter, first.module, model, rules)
-    _, holder = _holder_of(first.parameter, model)
+    took, _ = rule_of(first.path, first.module, model, rules)
+    _, holder = _holder_of(first.path, model)
     counterpart = counterpart_of(holder)
     if counterpart is not None and "input_quant" not in slots_for(holder, counterpart, named=False):
         return f"a {type(holder).__name__} has no quantizer of its input"
@@ -179,7 +179,7 @@ def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: ja
         site: of the program.
         x: the operand.
     """
-    before = online.get(site.parameter)
+    before = online.get(site.path)
     return x if before is None else along(before.transform, x, _input_axes(site))
 
 
@@ -259,7 +259,7 @@ class InputQuantizers:
     def __init__(self, model: nnx.Module, call: Call, online: Mapping[str, Online] = {}) -> None:
         self._online, self._shared = online, _shared_names(model, call)
         places = ModelIndex(model).places
-        self._layers = {path: node for path, node in places if isinstance(node, QuantWeightLayer)}
+        self._layers = {".".join(path): node for path, node in places if isinstance(node, QuantWeightLayer)}
         self._proxies: dict[str, Any] = {}
         self._stacks: dict[str, int] = {}
         for _, node in places:
@@ -278,8 +278,9 @@ class InputQuantizers:
 
     def _proxy_and_depth(self, site: ContractionSite) -> tuple[Any, int]:
         """The quantizer that the model has for a site's input, and how many axes it is stacked along."""
-        layer = self._layers.get(tuple(map(str, site.path[:-1])))
-        if layer is not None and layer.weight_name == str(site.path[-1]):
+        holder, _, name = site.path.rpartition(".")
+        layer = self._layers.get(holder)
+        if layer is not None and layer.weight_name == name:
             return layer.input_quant, len(layer.weight_shape) - layer.weight_ndim
         name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
         return self._proxies.get(name), self._stacks.get(name, 0)

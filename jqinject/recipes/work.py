@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from flax import nnx
@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.model import calibrate, quantize
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.model.running.batches import BatchCalls, CallBatch, with_progress
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.program import (
@@ -27,8 +27,9 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import InputQuantizers, Online, transformed_input
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of, quantized_parameters
-from jqinject.recipes.stream.flat_program import Path
 from jqinject.recipes.stream.stream import QuantizeInput, Stream
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -184,23 +185,21 @@ class Work:
             return
         quantizers = self.input_quantizers
         for site in self.float_stream(self.calls[:1]).sites:
-            if site.parameter in self.online:
+            if site.path in self.online:
                 transform = quantizers.transform_of(site)
                 if transform is None:
                     raise ValueError(
-                        f"{site.name} ({site.parameter}): its weights are stored for a transform of its input, and the "
+                        f"{site.name} ({site.path}): its weights are stored for a transform of its input, and the "
                         "quantized model has none there.\n"
                         "  cure: leave out the pass that kept it, or quantize with inputs"
                     )
-                self.online[site.parameter].fill(transform)
+                self.online[site.path].fill(transform)
 
-    def _updates(self) -> dict[Path, jax.Array]:
+    def _updates(self) -> dict[str, jax.Array]:
         """The low-rank updates beside parameters of the quantized model, as arrays by path."""
         adapters = adapters_of(self.quantized)
         shapes = {name: x.value.shape for name, x in self.parameters().items()} if adapters else {}
-        return {
-            adapter.weight_path: dense_update(adapter, shapes[name]) for name, adapter in adapters.items()
-        }
+        return {name: dense_update(adapter, shapes[name]) for name, adapter in adapters.items()}
 
     @property
     def current(self) -> nnx.Module:
@@ -239,7 +238,7 @@ class Work:
         self,
         calls: Sequence[Call],
         quantize_input: QuantizeInput | None,
-        updates: Mapping[Path, jax.Array] | None,
+        updates: Mapping[str, jax.Array] | None,
     ) -> Stream:
         return Stream(
             self.model,
@@ -249,6 +248,15 @@ class Work:
             updates=updates,
             on_host=self.on_host,
         )
+
+    def bar(self, items: Iterable[T], what: str) -> Iterator[T]:
+        """Some items, with a progress bar that advances as they are taken, if bars are shown.
+
+        Args:
+            items: the items.
+            what: the label.
+        """
+        return with_progress(items, what, shown=self.progress)
 
     @property
     def input_quantizers(self) -> InputQuantizers:

@@ -14,7 +14,6 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.program import Call
 from jqinject.recipes.online import InputQuantizers, rule_like, rule_of
@@ -379,8 +378,8 @@ class AllocateBits:
         parameters = quantized_parameters(models[self.bits[0]])
         sites: Sites = {}
         for site in stream.sites:
-            if site.parameter in parameters:
-                sites.setdefault(site.parameter, []).append(site)
+            if site.path in parameters:
+                sites.setdefault(site.path, []).append(site)
         return sites
 
     def _budget(self, models: dict[int, nnx.Module], stream: Stream, sites: Sites, call: Call) -> Budget:
@@ -411,8 +410,8 @@ class AllocateBits:
         choices = {bits: quantized_parameters(model) for bits, model in models.items()}
         if self.sensitivity == "output":
             errors = {name: dict.fromkeys(self.bits, 0.0) for name in sites}
-            for visit in with_progress(stream, "sensitivity", shown=work.progress):
-                name = visit.site.parameter
+            for visit in work.bar(stream, "sensitivity"):
+                name = visit.site.path
                 if name in sites:
                     more = self._remembered(work, visit.site.name, partial(of_output, visit, choices))
                     errors[name] = {bits: errors[name][bits] + error for bits, error in more.items()}
@@ -421,7 +420,7 @@ class AllocateBits:
         measured = ModelSensitivity(work.model, work.calls, work.batches, paths, self.sensitivity, self.loss)
         return {
             path: self._remembered(work, path, partial(of_model, measured, path, choices))
-            for path in with_progress(paths, "sensitivity", shown=work.progress)
+            for path in work.bar(paths, "sensitivity")
         }
 
     def _remembered(self, work: Work, name: str, compute: Callable[[], dict[int, float]]) -> dict[int, float]:

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
 from jqinject.recipes.solvers.solver import among, check_arguments
-from jqinject.recipes.stream.flat_program import LeftOut, Path
+from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.stream.stream import Batch, Visit
 from jqinject.recipes.transforms.gains_and_biases import Bias, bias_of
 from jqinject.recipes.work import Work
@@ -94,13 +93,13 @@ class CorrectBiases:
         stream = work.stream(quantize_inputs=self.inputs == "quantized")
         shifts = _Shifts(work, self.inputs)
         done: list[Corrected | LeftOut] = []
-        for visit in with_progress(stream, "biases", shown=work.progress):
+        for visit in work.bar(stream, "biases"):
             corrected = shifts.take(visit)
             if isinstance(corrected, Corrected):
                 corrected = replace(corrected, added=corrected.path in added)
             done += [] if corrected is None else [corrected]
         shifts.put()
-        return [*done, *(site for site in stream.flat.left_out if dotted(site.path) in shifts.parameters)]
+        return [*done, *(site for site in stream.flat.left_out if site.path in shifts.parameters)]
 
 
 class _Shifts:
@@ -116,12 +115,12 @@ class _Shifts:
         self.parameters = work.parameters()
         self._quantizers = work.input_quantizers
         self._biases: dict[tuple[int, int], Bias | None] = {}
-        self._sums: dict[Path, np.ndarray] = {}
-        self._counts: dict[Path, np.ndarray] = {}
+        self._sums: dict[str, np.ndarray] = {}
+        self._counts: dict[str, np.ndarray] = {}
 
     def take(self, visit: Visit) -> Corrected | LeftOut | None:
         """Measure the shift of one site, and let the stream go on with the corrected output; None for a float site."""
-        site, parameter = visit.site, self.parameters.get(visit.site.parameter)
+        site, parameter = visit.site, self.parameters.get(visit.site.path)
         if parameter is None and not self._quantizers.is_on(site):
             return None
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
@@ -134,7 +133,7 @@ class _Shifts:
         shift, size = self._measured(visit, weight, bias)
         if not np.isfinite(shift).all():
             raise ValueError(
-                f"{site.name} ({site.parameter}): its outputs hold nan or inf.\n"
+                f"{site.name} ({site.path}): its outputs hold nan or inf.\n"
                 "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
             )
         self._count(bias, shift)
@@ -142,16 +141,16 @@ class _Shifts:
             total = jnp.asarray(self._sums[bias.path])
             visit.correction = lambda batch, output: self._same_bias(visit, batch).spread(total, output)
         relative = np.sqrt(np.mean(np.square(shift[bias.numbers])) / size)
-        return Corrected(site.name, dotted(bias.path), float(relative))
+        return Corrected(site.name, bias.path, float(relative))
 
     def put(self) -> None:
         """Put the corrected biases into the quantized model."""
         quantized, floats = (ModelIndex(model).by_name for model in (self.work.quantized, self.work.model))
         for path, total in self._sums.items():
-            original = floats[dotted(path)].get_value()
+            original = floats[path].get_value()
             shift = (total / np.maximum(self._counts[path], 1)).reshape(original.shape)
             corrected = (original.astype(jnp.float32) + jnp.asarray(shift)).astype(original.dtype)
-            variable = quantized[dotted(path)]
+            variable = quantized[path]
             variable.set_value(jax.device_put(corrected, variable.get_value().sharding))
 
     def _bias(self, visit: Visit, batch: Batch) -> Bias | None:

@@ -12,14 +12,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
-from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.rotate import turned
 from jqinject.recipes.passes.sensitivities import outputs_of
 from jqinject.recipes.solvers.solver import at_least, check_arguments
-from jqinject.recipes.stream.flat_program import LeftOut, Path
+from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
 from jqinject.recipes.work import Work
 
@@ -212,7 +210,7 @@ class LearnedRotation:
                 turn(matrix, gradient, rate, region.keeps_sums) for matrix, gradient, region in pairs
             )
 
-        steps = with_progress(range(self.steps), "rotations", shown=work.progress)
+        steps = work.bar(range(self.steps), "rotations")
         best, before, after, taken = errors.descend(rotations.start, step, steps)
         if taken:
             changes = {path: partial(rotations.turned, path, best) for path in rotations.paths}
@@ -240,14 +238,13 @@ class _Rotations:
         self.paths = tuple(dict.fromkeys(path for region in regions for path in region.parameters))
         self.start: Matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in regions)
 
-    def values(self, values: Mapping[Path, jax.Array], matrices: Matrices) -> dict[str, jax.Array]:
+    def values(self, values: Mapping[str, jax.Array], matrices: Matrices) -> dict[str, jax.Array]:
         """Parameters turned by matrices, float32, by path as text."""
         return {
-            dotted(path): self.turned(path, matrices, value.astype(jnp.float32))
-            for path, value in values.items()
+            path: self.turned(path, matrices, value.astype(jnp.float32)) for path, value in values.items()
         }
 
-    def turned(self, path: Path, matrices: Matrices, value: jax.Array) -> jax.Array:
+    def turned(self, path: str, matrices: Matrices, value: jax.Array) -> jax.Array:
         """One parameter turned by matrices."""
         with jax.default_matmul_precision("highest"):
             for matrix, region in zip(matrices, self.regions, strict=True):
@@ -376,7 +373,7 @@ class TweakNorms:
                 updates, state = optimizer.update(gradients, state)
             return jax.tree.map(jnp.add, moved, updates)
 
-        steps = with_progress(range(self.steps), "norms", shown=work.progress)
+        steps = work.bar(range(self.steps), "norms")
         best, before, after, taken = errors.descend(origin, step, steps)
         for path, value in gains(best).items():
             variables[path].set_value(value)
@@ -395,7 +392,7 @@ def gains_of(work: Work) -> list[str]:
             owners = {owner for slot in step.inputs for owner in flat.owners.get(slot, ())}
             gains = [owner for owner in owners if len(flat.shapes[owner]) == 1]
             if len(gains) == 1:
-                paths[dotted(flat.parameters[gains[0]])] = None
+                paths[flat.parameters[gains[0]]] = None
     return list(paths)
 
 

@@ -14,10 +14,9 @@ from flax import nnx
 
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Rescaled, Rescaling, left_out
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Path
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.regions import Region
 from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work
@@ -107,7 +106,7 @@ class Equalize:
         self,
         rescaling: Rescaling,
         region: Region,
-        maker: ContractionSite | Path,
+        maker: ContractionSite | str,
         labels: np.ndarray,
         weights: np.ndarray,
     ) -> Numbers:
@@ -254,14 +253,14 @@ class SplitChannels:
         work.model = model
         return [*done, *left]
 
-    def _split(self, model: nnx.Module, region: Region, sides: Mapping[Path, _Side]) -> Split:
+    def _split(self, model: nnx.Module, region: Region, sides: Mapping[str, _Side]) -> Split:
         """Split channels of a region, in place."""
         index = ModelIndex(model)
-        modules = {tuple(map(str, path)): node for path, node in index.places}
+        modules = {".".join(path): node for path, node in index.places}
         sinks, sources = (
             {member.site.path for member in members} for members in (region.sinks, region.sources)
         )
-        values = {path: jnp.asarray(index.by_name[dotted(path)].get_value()) for path in sides}
+        values = {path: jnp.asarray(index.by_name[path].get_value()) for path in sides}
         sizes = np.zeros(region.channels, np.float32)
         for path in sinks if self.split_input else sources:
             sizes = np.maximum(sizes, sides[path].sizes(values[path]))
@@ -269,10 +268,10 @@ class SplitChannels:
         chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
         for path, side in sides.items():
             value = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
-            index.by_name[dotted(path)].set_value(value)
-            _widen(modules.get(tuple(map(str, path[:-1]))), path, side.axis - value.ndim, count)
+            index.by_name[path].set_value(value)
+            _widen(modules.get(path.rpartition(".")[0]), path, side.axis - value.ndim, count)
         names = [
-            tuple(sorted({member.site.parameter for member in members}))
+            tuple(sorted({member.site.path for member in members}))
             for members in (region.sources, region.sinks)
         ]
         return Split(names[0], names[1], tuple(map(int, chosen)))
@@ -307,7 +306,7 @@ class _Side:
         return jnp.concatenate([value, jnp.take(value, at, axis=self.axis)], axis=self.axis)
 
 
-def _sides(region: Region) -> dict[Path, _Side] | str:
+def _sides(region: Region) -> dict[str, _Side] | str:
     """Where the channels stand in each parameter; a sentence if a channel cannot be copied."""
     if region.gains or not region.sources:
         return (
@@ -320,7 +319,7 @@ def _sides(region: Region) -> dict[Path, _Side] | str:
         axes = varies(labels) or {axis for axis in range(labels.ndim) if region.channels == 1}
         flat = np.abs(labels.reshape(-1))
         if len(axes) != 1 or sorted(flat) != list(range(1, region.channels + 1)):
-            return f"its channels are not one axis of {'.'.join(map(str, path))}, each once"
+            return f"its channels are not one axis of {path}, each once"
         sides[path] = _Side(axes.pop(), np.argsort(flat))
     return sides
 
@@ -334,9 +333,9 @@ def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
         return f"the model's code depends on the number of its channels: {first:.120}"
 
 
-def _widen(layer: object, path: Path, axis: int, count: int) -> None:
+def _widen(layer: object, path: str, axis: int, count: int) -> None:
     """Tell a layer of Flax that its kernel has more features."""
-    if isinstance(layer, FEATURES) and str(path[-1]) == "kernel":
+    if isinstance(layer, FEATURES) and path.rpartition(".")[2] == "kernel":
         if axis == -1:
             layer.out_features += count
         else:

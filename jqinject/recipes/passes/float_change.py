@@ -13,10 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import ChannelScale, Transform
-from jqinject.model.running.batches import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.program import dotted
 from jqinject.recipes.online import (
     Online,
     columns_of,
@@ -26,7 +24,7 @@ from jqinject.recipes.online import (
     why_not_online,
 )
 from jqinject.recipes.solvers.solver import Statistics
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Path
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.gains_and_biases import bias_of
 from jqinject.recipes.transforms.regions import Region, by_region
 from jqinject.recipes.transforms.transform_walk import factors_of
@@ -66,7 +64,7 @@ class FloatChange:
         self.sites = list(flat.sites)
         self.left_out: list[LeftOut] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
-        self.done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
+        self.done: list[tuple[str, Mapping[str, Change], Mapping[str, Online]]] = []
 
     def run(self, names: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
         """Run the data through the model as it is, and note its outputs.
@@ -76,7 +74,7 @@ class FloatChange:
         """
         collects = any(names(site) for site in self.sites)
         with jax.default_matmul_precision("highest"):
-            for visit in with_progress(self.stream, "measuring", shown=self.work.progress and collects):
+            for visit in self.work.bar(self.stream, "measuring") if collects else self.stream:
                 if names(visit.site):
                     self.statistics[visit.site.name] = visit.statistics(*names(visit.site))
             self._before = self.stream.outputs()
@@ -85,7 +83,7 @@ class FloatChange:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
         return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
-    def change(self, site: str, changes: Mapping[Path, Change], online: Mapping[str, Online] = {}) -> None:
+    def change(self, site: str, changes: Mapping[str, Change], online: Mapping[str, Online] = {}) -> None:
         """Change parameters, in float32, and keep transforms online.
 
         Args:
@@ -110,8 +108,8 @@ class FloatChange:
         sites = [same for same in self.sites if same.path == site.path]
         why = why_not_online(ModelIndex(self.work.model), self.work.rules, self.flat, sites)
         if not why:
-            online = online_of(site, transform, self._online(self.done).get(site.parameter))
-            self.change(site.name, {site.path: stored_for(sites, transform)}, {site.parameter: online})
+            online = online_of(site, transform, self._online(self.done).get(site.path))
+            self.change(site.name, {site.path: stored_for(sites, transform)}, {site.path: online})
         return why
 
     def finish(self) -> list[LeftOut]:
@@ -135,18 +133,18 @@ class FloatChange:
         return self.left_out
 
     def _online(
-        self, done: Sequence[tuple[str, Mapping[Path, Change], Mapping[str, Online]]]
+        self, done: Sequence[tuple[str, Mapping[str, Change], Mapping[str, Online]]]
     ) -> dict[str, Online]:
         return {
             **self.work.online,
             **{name: before for _, _, online in done for name, before in online.items()},
         }
 
-    def _with(self, values: Mapping[Path, Any]) -> nnx.Module:
+    def _with(self, values: Mapping[str, Any]) -> nnx.Module:
         model = nnx.clone(self.work.model, graph=True)
         variables = ModelIndex(model).by_name
         for path in {path for _, changes, _ in self.done for path in changes}:
-            variables[dotted(path)].set_value(values[path])
+            variables[path].set_value(values[path])
         return model
 
     def error_of(self, model: nnx.Module, online: dict[str, Online] | None = None) -> float:
@@ -182,7 +180,7 @@ class FloatChange:
 
     def _blamed(self, allowed: float) -> str:
         variables = ModelIndex(self.work.model).by_name
-        values = {path: jnp.asarray(variables[dotted(path)].get_value()) for path in self.values}
+        values = {path: jnp.asarray(variables[path].get_value()) for path in self.values}
         for index, (site, changes, _) in enumerate(self.done):
             values |= {path: _changed(values[path], apply) for path, apply in changes.items()}
             if not self.error_of(self._with(values), self._online(self.done[: index + 1])) <= allowed:
@@ -255,7 +253,7 @@ class Rescaling(FloatChange):
         rest = [site for site in self.sites if site.name in reasons]
         if online == "all":
             self.regions, rest = [], self.sites
-        self.alone: dict[Path, list[ContractionSite]] = {}
+        self.alone: dict[str, list[ContractionSite]] = {}
         for site in rest:
             if online == "never":
                 self.left_out.append(LeftOut(site.name, site.path, reasons[site.name]))
@@ -264,7 +262,7 @@ class Rescaling(FloatChange):
         plain = {site.name for site in rest if online == "never"}
         self.run(lambda site: ("magnitude",) if statistics and site.name in plain else statistics)
 
-    def bias_of(self, maker: ContractionSite | Path) -> Path | None:
+    def bias_of(self, maker: ContractionSite | str) -> str | None:
         """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
 
         Args:
@@ -330,7 +328,7 @@ class Rescaling(FloatChange):
         ends = float(factors.min()), float(factors.max())
         return Rescaled(names, (), factors.size, *ends, online=True, unruled=self._unruled(sites))
 
-    def makers(self, region: Region) -> Iterator[tuple[ContractionSite | Path, np.ndarray, np.ndarray]]:
+    def makers(self, region: Region) -> Iterator[tuple[ContractionSite | str, np.ndarray, np.ndarray]]:
         """The weights and the gains that make a region's channels, as they are now.
 
         Each with the label of every row, and the rows: `(rows, columns)`, of one number for a gain.
@@ -374,8 +372,8 @@ class Rescaling(FloatChange):
 
     def described(self, region: Region, factors: np.ndarray) -> Rescaled:
         """What factors do to a region, for the report."""
-        own = {member.site.parameter for member in region.sinks}
-        folded = tuple(path for path in map(dotted, region.parameters) if path not in own)
+        own = {member.site.path for member in region.sinks}
+        folded = tuple(path for path in region.parameters if path not in own)
         names = tuple(member.site.name for member in region.sinks)
         ends = float(factors.min()), float(factors.max())
         unruled = self._unruled([member.site for member in region.sinks])

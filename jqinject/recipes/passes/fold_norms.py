@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Change, FloatChange
-from jqinject.recipes.stream.flat_program import Path, Slot
+from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.transforms.axes import dot_axes
 from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, Sink, bias_of
 from jqinject.recipes.transforms.turning import turned_regions
@@ -88,7 +87,7 @@ class FoldNorms:
         done: list[Folded | NotFolded | Centred] = []
         for slot, gains in folding.gains.by_parameter().items():
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
-            done.append(NotFolded(dotted(change.flat.parameters[slot]), why) if isinstance(why, str) else why)
+            done.append(NotFolded(change.flat.parameters[slot], why) if isinstance(why, str) else why)
         change.finish()
         return [*done, *centred(work, repr(self))] if self.center else done
 
@@ -115,8 +114,8 @@ class _Folding:
             weight = next(s for s, path in self.flat.parameters.items() if path == sink.site.path)
             reader = self.flat.other_use(weight, steps)
             if reader is not None:
-                return f"{sink.site.parameter} is read by {reader.name} too"
-        changes: dict[Path, Change] = {}
+                return f"{sink.site.path} is read by {reader.name} too"
+        changes: dict[str, Change] = {}
         how = ""
         if any(gain.biases for gain in gains):
             how = self._fold_biases(gains, changes)
@@ -130,15 +129,15 @@ class _Folding:
         _then(changes, path, lambda value: jnp.full_like(value, (1 - start) / slope))
         self.change.change(sinks[0].site.name, changes)
         names = tuple(dict.fromkeys(sink.site.name for sink in sinks))
-        return Folded(dotted(path), names, how)
+        return Folded(path, names, how)
 
-    def _fold_biases(self, gains: list[Gain], changes: dict[Path, Change]) -> str:
+    def _fold_biases(self, gains: list[Gain], changes: dict[str, Change]) -> str:
         """Fold biases or divide them: how; empty if neither is possible."""
         if any(len(gain.biases) != 1 or not self.flat.owned(gain.biases[0]) for gain in gains):
             return ""
         owners = [next(iter(self.flat.owners[gain.biases[0]])) for gain in gains]
         paths = [self.flat.parameters[owner] for owner in owners]
-        deltas: dict[tuple[Path, Change], None] = {}
+        deltas: dict[tuple[str, Change], None] = {}
         for gain, path in zip(gains, paths, strict=True):
             numbers = _along(self.flat.value(gain.biases[0]), gain.numbers.size)
             for sink in gain.sinks:
@@ -160,7 +159,7 @@ class _Folding:
         x = jnp.broadcast_to(_tiled(numbers, shape, axis), shape).astype(weight.dtype)
         return step.run(*((weight, x) if site.place == 0 else (x, weight)))[0]
 
-    def _divide(self, gains: list[Gain], owners: list[Slot], changes: dict[Path, Change]) -> str:
+    def _divide(self, gains: list[Gain], owners: list[Slot], changes: dict[str, Change]) -> str:
         for gain, owner in zip(gains, owners, strict=True):
             if self.flat.shapes[owner] != gain.numbers.shape or not np.all(gain.numbers):
                 return ""
@@ -168,7 +167,7 @@ class _Folding:
         return "divided by the gain"
 
 
-def _then(changes: dict[Path, Change], path: Path, apply: Change) -> None:
+def _then(changes: dict[str, Change], path: str, apply: Change) -> None:
     before = changes.get(path)
     changes[path] = apply if before is None else lambda value: apply(before(value))
 
@@ -250,7 +249,7 @@ def centred(work: Work, by: str) -> list[Centred]:
             path: partial(without_mean, axis=axis, block=region.block) for path, axis in makers.items()
         }
         change.change(site.name, changes)
-        done.append(Centred(tuple(map(dotted, makers)), tuple(sorted(region.sinks))))
+        done.append(Centred(tuple(makers), tuple(sorted(region.sinks))))
     change.finish()
     return done
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
-from jqinject.program import dotted
 from jqinject.recipes.online import columns_of
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.scores import TurnedScores, turned_scores
@@ -136,7 +135,7 @@ class Rotate:
             for path, axis in region.parameters.items()
         }
         change.change(site.name, turns)
-        folded = tuple(map(dotted, region.parameters))
+        folded = tuple(region.parameters)
         return Rotated(region.kind, tuple(sorted(region.sinks)), size, folded)
 
     def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Rotated | LeftOut]:
@@ -144,14 +143,14 @@ class Rotate:
         source = comes_from_nonlinearity(change.flat, site)
         if not source or "R4" not in self.kinds:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
-        if site.parameter in {name for _, _, online in change.done for name in online}:
+        if site.path in {name for _, _, online in change.done for name in online}:
             return []
         channels = columns_of(site)
         size = self._size(channels, _named(site))
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
             return [LeftOut(site.name, site.path, refused)]
-        return [Rotated("R4", (site.name,), size, (site.parameter,), online=True)]
+        return [Rotated("R4", (site.name,), size, (site.path,), online=True)]
 
     def _size(self, channels: int, site: str) -> int:
         """How many channels one matrix mixes."""
@@ -222,4 +221,4 @@ def turned(
 
 
 def _named(site: ContractionSite) -> str:
-    return f"{site.name} ({site.parameter})"
+    return f"{site.name} ({site.path})"

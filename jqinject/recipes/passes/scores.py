@@ -235,7 +235,7 @@ class _Turns:
         sides = [_quantizer(took, side, "input_quant") for side in SIDES]
         why = _why_not(took, [*sides, stored], self.sizes[product.name])
         if why:
-            return LeftOut(product.name, (), why)
+            return LeftOut(product.name, "", why)
         transform = Hadamard(self.sizes[product.name])
         quantizers: dict[str, Binding | None] = {"input_quant": None}
         for side, own in zip(SIDES, sides, strict=True):

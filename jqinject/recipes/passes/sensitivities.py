@@ -189,4 +189,4 @@ def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParamete
     def error(parameter: QuantizedParameter) -> float:
         return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
 
-    return {bits: error(parameters[visit.site.parameter]) for bits, parameters in choices.items()}
+    return {bits: error(parameters[visit.site.path]) for bits, parameters in choices.items()}

@@ -236,7 +236,7 @@ class AWQ:
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
             sites = [member.site for member in region.sinks]
-            if any(site.parameter in search.parameters for site in sites):
+            if any(site.path in search.parameters for site in sites):
                 scales = in_blocks.get(sites[0].name)
                 scales = search.best(region) if scales is None else scales
                 done.append(rescaling.multiply(region, 1 / scales))
@@ -319,7 +319,7 @@ class _Search:
         """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
         for member in region.sinks:
             site = member.site
-            parameter = self.parameters.get(site.parameter)
+            parameter = self.parameters.get(site.path)
             if parameter is not None:
                 factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
                 yield site.name, parameter.nearest(self._value(site) * factors) / factors
@@ -327,7 +327,7 @@ class _Search:
     def _mean_magnitudes(self, region: Region) -> np.ndarray:
         total, count = np.zeros(region.channels, np.float32), np.zeros(region.channels, np.float32)
         for member in region.sinks:
-            parameter = self.parameters.get(member.site.parameter)
+            parameter = self.parameters.get(member.site.path)
             if parameter is not None:
                 relative = self._relative_magnitudes(member.site, parameter)
                 own = member.labels > 0

@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.model.running.batches import with_progress
 from jqinject.ops.processes import on_host, placed_as
-from jqinject.program import dotted
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
 from jqinject.recipes.solvers.solver import (
@@ -76,7 +74,7 @@ class Solving:
         site.places.mark(self.taken)
         visit.put(self.values)
         nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
-        return Solved(site.name, site.parameter, nearest, solved, int(chosen["unseen"]))
+        return Solved(site.name, site.path, nearest, solved, int(chosen["unseen"]))
 
     def finish(self) -> None:
         """Let the quantized model keep what was chosen."""
@@ -109,7 +107,7 @@ class Solving:
         try:
             solution = solver(problem)
         except ValueError as error:
-            raise ValueError(f"{site.name} ({site.parameter}): {error}") from error
+            raise ValueError(f"{site.name} ({site.path}): {error}") from error
         values, scale, zero_point = solution.values, solution.scale, solution.zero_point
         if not solution.complete and not bool(reached.all()):
             own = reached[:, None, None]
@@ -251,12 +249,12 @@ class Solve:
         """
         parameters, left = unshared(work.parameters())
         stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
-        last = {site.parameter: site.name for site in stream.sites}
+        last = {site.path: site.name for site in stream.sites}
         solved: list[Solved] = []
         begun: dict[str, Solving] = {}
         complete: dict[str, bool] = {}
-        for visit in with_progress(stream, "solving", shown=work.progress):
-            site, name = visit.site, visit.site.parameter
+        for visit in work.bar(stream, "solving"):
+            site, name = visit.site, visit.site.path
             if name not in parameters:
                 continue
             if name not in begun:
@@ -280,7 +278,7 @@ class Solve:
         plan: list[Solvable | NotSolved] = []
         taken: dict[str, np.ndarray] = {}
         for site in stream.sites:
-            name = site.parameter
+            name = site.path
             if name not in parameters:
                 continue
             parameter = parameters[name]
@@ -320,7 +318,7 @@ def not_solved(
         complete: of those that sites contract, whether these contract all of their numbers.
         stream: that went through the model.
     """
-    reasons = {dotted(site.path): f"{site.name}: {site.reason}" for site in stream.flat.left_out}
+    reasons = {site.path: f"{site.name}: {site.reason}" for site in stream.flat.left_out}
     for name in parameters:
         reason = reasons.get(name, "no call of the calibration data contracts it")
         if name not in complete:

@@ -32,7 +32,6 @@ MOVES = (
 """Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
 
 Slot = int
-Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class ContractionSite:
         name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
         operand: the name under which a rule's quantizer of the other operand is held.
         turn: which turn of the loops around it this is.
-        path: the parameter's path in the model.
+        path: the parameter's path in the model, as text.
         operation: "dot_general", "conv_general_dilated" or "ragged_dot_general".
         step: index of the step.
         weight: the slot of the operand that is the parameter.
@@ -100,7 +99,7 @@ class ContractionSite:
     name: str
     operand: str
     turn: tuple[int, ...]
-    path: Path
+    path: str
     operation: str
     step: int
     weight: Slot
@@ -109,11 +108,6 @@ class ContractionSite:
     place: int
     matrices: Matrices
     places: Places = field(repr=False)
-
-    @property
-    def parameter(self) -> str:
-        """The parameter's path as text."""
-        return dotted(self.path)
 
     @property
     def module(self) -> str:
@@ -147,11 +141,11 @@ class LeftOut:
     """
 
     name: str
-    path: Path
+    path: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name}{f' ({dotted(self.path)})' if self.path else ''}: {self.reason}"
+        return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,7 @@ class FlatProgram:
         self.steps: list[FlatStep] = []
         self.constants: dict[Slot, Any] = {}
         self.state = {slot: x.value for slot, x in pairs if not x.is_activation}
-        self.parameters: dict[Slot, Path] = {slot: x.weight_path for slot, x in pairs if x.is_weight}
+        self.parameters: dict[Slot, str] = {slot: dotted(x.weight_path) for slot, x in pairs if x.is_weight}
         self.shapes: dict[Slot, Shape] = {slot: tuple(np.shape(x.value)) for slot, x in pairs}
         self.made_by: dict[Slot, tuple[FlatStep, int]] = {}
         self.unowned, self.discrete = set[Slot](), set[Slot]()

@@ -14,7 +14,7 @@ from flax import nnx
 
 from jqinject.program import Call, program_of_call
 from jqinject.recipes.solvers.solver import Statistics
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Path, Slot
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Slot
 
 QuantizeInput = Callable[[ContractionSite, jax.Array], jax.Array]
 Values = dict[Slot, jax.Array]
@@ -150,11 +150,11 @@ class Stream:
         *,
         quantize_input: QuantizeInput | None = None,
         transform_input: QuantizeInput | None = None,
-        updates: Mapping[Path, jax.Array] | None = None,
+        updates: Mapping[str, jax.Array] | None = None,
         on_host: bool = False,
     ) -> None:
         self.quantize_input, self.transform_input = quantize_input, transform_input
-        self.parameters: dict[Path, jax.Array] = {}
+        self.parameters: dict[str, jax.Array] = {}
         self.updates, self.on_host = dict(updates or {}), on_host
         traces: dict[Any, _Traced] = {}
         self.batches: list[Batch] = []
@@ -276,7 +276,7 @@ class Visit:
         assert total is not None, "a stream has batches"
         if not total.is_finite():
             raise ValueError(
-                f"{self.site.name} ({self.site.parameter}): its inputs in the calibration data hold nan or inf, or are "
+                f"{self.site.name} ({self.site.path}): its inputs in the calibration data hold nan or inf, or are "
                 "so large that their squares are.\n"
                 "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
             )

@@ -16,7 +16,6 @@ from jqinject.recipes.stream.flat_program import (
     ContractionSite,
     FlatProgram,
     FlatStep,
-    Path,
     Slot,
 )
 from jqinject.recipes.transforms.axes import MOVED, Refused, followed
@@ -202,7 +201,7 @@ class Bias:
         moves: what the operation's result goes through before the sum.
     """
 
-    path: Path
+    path: str
     size: int
     places: np.ndarray = field(repr=False)
     moves: tuple[FlatStep, ...] = field(repr=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Path, Slot
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
 from jqinject.recipes.transforms.transform_steps import RULES
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, relabelled
 
@@ -43,10 +43,10 @@ class Region:
     """
 
     channels: int
-    parameters: Mapping[Path, Labels]
+    parameters: Mapping[str, Labels]
     sinks: tuple[Member, ...]
     sources: tuple[Member, ...]
-    gains: tuple[Path, ...]
+    gains: tuple[str, ...]
 
 
 def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:

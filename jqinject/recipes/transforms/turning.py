@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import CASTS, ContractionSite, FlatProgram, FlatStep, Path, Slot
+from jqinject.recipes.stream.flat_program import CASTS, ContractionSite, FlatProgram, FlatStep, Slot
 from jqinject.recipes.transforms.axes import MOVED, SAME, CutBlocks, Refused, dot_axes, followed, is_uniform
 
 GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
@@ -44,7 +44,7 @@ class TurnedRegion:
     """
 
     block: int
-    parameters: dict[Path, int] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
     sinks: set[str] = field(default_factory=set)
     normalized: bool = False
     keeps_sums: bool = False
