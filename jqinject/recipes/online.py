@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import NoneActQuant
 from jqinject.quant_tensor import as_array, on_integers
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
-from jqinject.recipes.stream.matrices import ConvolutionMatrices, RaggedMatrices
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +154,8 @@ def why_not_online(
     counterpart = counterpart_of(holder)
     if counterpart is not None and "input_quant" not in slots_for(holder, counterpart, named=False):
         return f"a {type(holder).__name__} has no quantizer of its input"
-    if any(isinstance(site.matrices, ConvolutionMatrices) and site.matrices.groups > 1 for site in sites):
+    convolution = first.operation == "conv_general_dilated"
+    if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
         return "the convolution sees its channels in groups"
     why = _why_not(took)
     if why:
@@ -180,17 +179,7 @@ def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: ja
         x: the operand.
     """
     before = online.get(site.path)
-    return x if before is None else along(before.transform, x, _input_axes(site))
-
-
-def _input_axes(site: ContractionSite) -> tuple[int, ...]:
-    """The axes of a site's other operand that a transform takes, in the order of the weight's columns."""
-    matrices = site.matrices
-    if isinstance(matrices, ConvolutionMatrices):
-        return (dict(matrices.window)["dimension_numbers"].lhs_spec[1],)
-    if isinstance(matrices, RaggedMatrices):
-        return (1,)
-    return matrices.activation.axes[sum(matrices.activation.split) :]
+    return x if before is None else along(before.transform, x, site.matrices.input_axes)
 
 
 def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callable[[jax.Array], jax.Array]:
@@ -213,23 +202,12 @@ def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callab
     def change(value: jax.Array) -> jax.Array:
         for site in distinct.values():
             matrices = site.weights(value)
-            if isinstance(site.matrices, ConvolutionMatrices):
-                cut = matrices.reshape(*matrices.shape[:2], columns_of(site), -1).swapaxes(2, 3)
-                dual = transform.dual(cut).swapaxes(2, 3).reshape(matrices.shape)
-            else:
-                dual = transform.dual(matrices)
+            windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
+            dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)
             value = site.places.put(value, site.as_operand(dual))
         return value
 
     return change
-
-
-def columns_of(site: ContractionSite) -> int:
-    """How many channels a site contracts: of a convolution, those of its image."""
-    weight = site.matrices.weight
-    if isinstance(site.matrices, ConvolutionMatrices):
-        return weight.shape[1]
-    return math.prod(weight.shape[sum(weight.split) :])
 
 
 def _declared(transform: Transform, label: str) -> Transform | Sized:

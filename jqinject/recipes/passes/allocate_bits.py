@@ -151,7 +151,7 @@ def multiply_adds(flat: FlatProgram, site: ContractionSite) -> int:
         flat: the program.
         site: one of its sites.
     """
-    return math.prod(flat.steps[site.step].contraction.outputs[0].shape) * site.matrix_shape[-1]
+    return math.prod(flat.steps[site.step].contraction.outputs[0].shape) * site.matrices.weight.sizes[-1]
 
 
 def float_bits(flat: FlatProgram, site: ContractionSite) -> int:

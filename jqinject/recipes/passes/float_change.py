@@ -17,7 +17,6 @@ from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.recipes.online import (
     Online,
-    columns_of,
     online_of,
     quantizes_weight,
     stored_for,
@@ -299,7 +298,7 @@ class Rescaling(FloatChange):
         reduce = np.min if name == "smallest" else np.max
         numbers = [self._of_site(site, name) for site in sites]
         of_channels = [
-            x.reshape(len(x), columns_of(site), -1) for site, x in zip(sites, numbers, strict=True)
+            x.reshape(len(x), site.matrices.channels, -1) for site, x in zip(sites, numbers, strict=True)
         ]
         return reduce([reduce(x, axis=(0, 2)) for x in of_channels], axis=0)
 

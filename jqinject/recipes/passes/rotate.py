@@ -13,7 +13,6 @@ import numpy as np
 
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
-from jqinject.recipes.online import columns_of
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.scores import TurnedScores, turned_scores
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
@@ -145,7 +144,7 @@ class Rotate:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
         if site.path in {name for _, _, online in change.done for name in online}:
             return []
-        channels = columns_of(site)
+        channels = site.matrices.channels
         size = self._size(channels, _named(site))
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:

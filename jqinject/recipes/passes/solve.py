@@ -290,7 +290,7 @@ class Solve:
             site.places.mark(flags)
             bits = inputs.bits(site) if self.quantize_inputs else None
             quantizer = parameter.proxy.binding.base.__name__
-            plan.append(Solvable(site.name, name, site.matrix_shape, quantizer, bits))
+            plan.append(Solvable(site.name, name, site.matrices.weight.sizes, quantizer, bits))
         complete = {name: bool(flags.all()) for name, flags in taken.items()}
         return [*plan, *left, *not_solved(parameters, complete, stream)]
 

@@ -114,13 +114,6 @@ class ContractionSite:
         """The path of the module that contracts the parameter."""
         return self.operand.rpartition(".")[0]
 
-    @property
-    def matrix_shape(self) -> tuple[int, int, int]:
-        """`(stack, rows, columns)` of the weights."""
-        return jax.eval_shape(
-            self.matrices.weight.matrices, jax.ShapeDtypeStruct(self.places.shape, jnp.float32)
-        ).shape
-
     def weights(self, parameter: Any) -> Any:
         """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
         return self.matrices.weight.matrices(self.places.taken(parameter))
