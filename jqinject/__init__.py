@@ -182,8 +182,8 @@ if not _typing.TYPE_CHECKING:  # it would hide misspelt names
         if name not in _PLACES:
             near = _did_you_mean(name, __dir__())
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}")
-        found = globals()[name] = getattr(_importlib.import_module(_PLACES[name]), name)
-        return found
+        attribute = globals()[name] = getattr(_importlib.import_module(_PLACES[name]), name)
+        return attribute
 
 
 # The rooms that users import from; the others are for the library itself.

@@ -81,7 +81,7 @@ def blocks(
     sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     groups: list[list[int]] = [[]]
     for column in range(1, len(header)):
-        if groups[-1] and sizes[0] + sum(2 + sizes[held] for held in (*groups[-1], column)) > width:
+        if groups[-1] and sizes[0] + sum(2 + sizes[index] for index in (*groups[-1], column)) > width:
             groups.append([])
         groups[-1].append(column)
     lines: list[str] = []

@@ -293,8 +293,9 @@ def is_dynamic(component: Any) -> bool:
     return getattr(getattr(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
 
 
-def by_range(scaling: Any) -> bool:
-    """Whether a scaling finds scale and zero point together, from a range (`RangeScaling`); False if unstated."""
+@cache
+def by_range(scaling: type) -> bool:
+    """Whether a class of scalings finds scale and zero point together, from a range; False if unstated."""
     return getattr(scaling, "by_range", False)
 
 

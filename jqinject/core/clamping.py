@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
 from jqinject.core.component import frozen_value
-from jqinject.ops import clamp, exp2, log2
+from jqinject.ops import exp2, fake_quant, log2
 from jqinject.ops.minifloat import check_codes, max_float
 
 
@@ -52,7 +52,7 @@ class TensorClamp:
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
-        return clamp.tensor_clamp(x, min_val, max_val)
+        return fake_quant.tensor_clamp(x, min_val, max_val)
 
 
 class ClampBeforeRounding(TensorClamp):
@@ -74,7 +74,7 @@ class TensorClampSte(TensorClamp):
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
-        return clamp.tensor_clamp_ste(x, min_val, max_val)
+        return fake_quant.tensor_clamp_ste(x, min_val, max_val)
 
 
 @frozen_value
@@ -89,7 +89,7 @@ class ClampMin:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
-        return clamp.tensor_clamp(x, self.min_val, float("inf"))
+        return fake_quant.tensor_clamp(x, self.min_val, float("inf"))
 
 
 class ScalarClampMinSte(ClampMin):
@@ -101,7 +101,7 @@ class ScalarClampMinSte(ClampMin):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
-        return clamp.scalar_clamp_min_ste(x, self.min_val)
+        return fake_quant.scalar_clamp_min_ste(x, self.min_val)
 
 
 class ScalarSignedClampMinSte(ClampMin):
@@ -113,7 +113,7 @@ class ScalarSignedClampMinSte(ClampMin):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp the magnitude of `x` from below."""
-        return clamp.signed_clamp_min_ste(x, abs(self.min_val))
+        return fake_quant.signed_clamp_min_ste(x, abs(self.min_val))
 
 
 @frozen_value
@@ -138,7 +138,7 @@ class ScalarClamp:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
-        return clamp.tensor_clamp(x, self.min_val, self.max_val)
+        return fake_quant.tensor_clamp(x, self.min_val, self.max_val)
 
 
 class ScalarClampSte(ScalarClamp):
@@ -151,7 +151,7 @@ class ScalarClampSte(ScalarClamp):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
-        return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
+        return fake_quant.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
 @frozen_value

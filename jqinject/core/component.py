@@ -18,9 +18,9 @@ import copyreg
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
 
 import jax
 from flax import nnx
@@ -28,29 +28,34 @@ from flax import nnx
 from jqinject.core import check
 
 _Class = TypeVar("_Class", bound=type)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
 _HASH = "_hash"
 
 
-class HiddenMethod:
+class HiddenMethod(property):
     """A method that Flax's tools do not see.
 
     `nnx.tabulate` and `nnx.capture` replace the public functions of the classes of a model's modules. What they replace
     has to take and return arrays, outside of custom derivatives, which is not so between the parts of a quantizer.
+    A property that binds the function is no function for them, and Python binds it without a call of ours.
 
     Args:
         method: the function.
     """
 
     def __init__(self, method: FunctionType) -> None:
-        vars(self).update(vars(method), __doc__=method.__doc__, __wrapped__=method)
-        self._method = method
+        bind = functools.partial(MethodType, method)
+        vars(bind).update(vars(method))  # whether it is abstract
+        super().__init__(bind, doc=method.__doc__)
+        self.__wrapped__ = method
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Bind the method; of a class, return what can be called with an instance."""
-        return functools.partial(self._method) if instance is None else MethodType(self._method, instance)
+
+def hidden_method(method: _Method) -> _Method:
+    """Hide one method, as a decorator; type checkers see the method."""
+    return cast(_Method, HiddenMethod(cast(FunctionType, method)))
 
 
 def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod]:

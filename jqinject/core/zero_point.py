@@ -13,12 +13,10 @@ from jqinject.core import check
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.component import Component, component
 from jqinject.core.memory.memory import Dynamic, Memory
-from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM
-from jqinject.core.memory.number import Broadcastable, initial_number
+from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, initial_number
 from jqinject.core.statistics.search import Candidate, Task
-from jqinject.ops.clamp import choose
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import ungrouped
+from jqinject.ops.lean import choose, known_zero
 from jqinject.ops.power import divide
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import abs_binary_sign_grad

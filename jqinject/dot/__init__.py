@@ -1,9 +1,9 @@
 """Quantized contractions."""
 
-from jqinject.dot.frozen.dequantize import DEQUANTIZE as DEQUANTIZE
-from jqinject.dot.frozen.dequantize import dequantize as dequantize
 from jqinject.dot.frozen.frozen_form import FrozenForm as FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms as ScaleForms
+from jqinject.dot.frozen.frozen_numbers import DEQUANTIZE as DEQUANTIZE
+from jqinject.dot.frozen.frozen_numbers import dequantize as dequantize
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers as frozen_numbers
 from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_leaves
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of as quant_tensor_of

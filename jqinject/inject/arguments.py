@@ -26,29 +26,29 @@ class Arguments:
     named: tuple[tuple[str, bool], ...] = ()
     names: tuple[str, ...] = ()
     positional: int = 0
-    defaults: Mapping[str, Any] | None = None
+    defaults: Mapping[str, object] | None = None
     refused: str = ""
 
-    def call(self, function: Callable[..., Any], found: dict[str, Any]) -> Any:
+    def call(self, function: Callable[..., object], values: dict[str, object]) -> Any:
         """Call `function` with the names found; the others take their defaults."""
         if not self.positional:
-            return function(**found)
+            return function(**values)
         leading = [name for name, _ in self.named[: self.positional]]
-        last = max((index for index, name in enumerate(leading) if name in found), default=-1)
+        last = max((index for index, name in enumerate(leading) if name in values), default=-1)
         defaults = self.defaults or {}
-        args = [found.pop(name) if name in found else defaults[name] for name in leading[: last + 1]]
-        return function(*args, **found)
+        args = [values.pop(name) if name in values else defaults[name] for name in leading[: last + 1]]
+        return function(*args, **values)
 
 
 def arguments_of_class(cls: type) -> Arguments:
     """The names that constructing `cls` asks for, from its `__init__`; a metaclass's call is not read."""
-    found = _OF_CLASS.get(cls)
-    if found is None:
-        found = _OF_CLASS[cls] = _read_class(cls)
-    return found
+    arguments = _OF_CLASS.get(cls)
+    if arguments is None:
+        arguments = _OF_CLASS[cls] = _read_class(cls)
+    return arguments
 
 
-def arguments_of_function(function: Callable[..., Any]) -> Arguments:
+def arguments_of_function(function: Callable[..., object]) -> Arguments:
     """The names that a `@value` function asks for."""
     return _read(function, skip_first=False)
 
@@ -59,13 +59,13 @@ def _read_class(cls: type) -> Arguments:
         return Arguments()
     owner = f"{cls.__qualname__}.{constructor.__name__}"
     try:
-        found = _read(constructor, skip_first=True)
+        arguments = _read(constructor, skip_first=True)
     except (TypeError, ValueError):
         return Arguments(
             refused=f"{owner} does not tell its arguments. Wrap the call in a @value function, or declare an "
             "instance."
         )
-    return found if not found.refused else Arguments(refused=f"{owner} {found.refused}")
+    return arguments if not arguments.refused else Arguments(refused=f"{owner} {arguments.refused}")
 
 
 def _constructor(cls: type) -> Callable[..., Any] | None:
@@ -73,13 +73,13 @@ def _constructor(cls: type) -> Callable[..., Any] | None:
     for base in cls.__mro__:
         for name in ("__init__", "__new__"):
             if base is not object and name in base.__dict__:
-                found = getattr(base, name)
-                if getattr(found, "__module__", "") not in _TYPING:  # a Protocol's takes anything
-                    return found
+                constructor = getattr(base, name)
+                if getattr(constructor, "__module__", "") not in _TYPING:  # a Protocol's takes anything
+                    return constructor
     return None
 
 
-def signature(function: Callable[..., Any]) -> inspect.Signature:
+def signature(function: Callable[..., object]) -> inspect.Signature:
     """The signature of a function, whose annotations may use names that only a type checker imports."""
     if sys.version_info >= (3, 14):
         import annotationlib
@@ -88,7 +88,7 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _read(function: Callable[..., Any], *, skip_first: bool) -> Arguments:
+def _read(function: Callable[..., object], *, skip_first: bool) -> Arguments:
     parameters = list(signature(function).parameters.values())
     if skip_first and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         parameters = parameters[1:]

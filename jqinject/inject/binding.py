@@ -45,20 +45,20 @@ class Binding:
     injector: Any
     overridden: Mapping[str, Any]
 
-    def __init__(self, injector: Any, overrides: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, injector: Any, overrides: Mapping[str, object] | None = None) -> None:
         if not isinstance(injector, InjectorMeta):
             raise TypeError(
                 "a binding takes an injector (a class that derives from ExtendedInjector), got "
                 f"{brief(injector)}"
             )
-        kept = dict(overrides or {})
-        for name, value in kept.items():
-            kept[name] = snapshot(value)
-        applied = injector.let(**kept) if kept else injector
+        overrides_by_name = dict(overrides or {})
+        for name, value in overrides_by_name.items():
+            overrides_by_name[name] = snapshot(value)
+        applied = injector.let(**overrides_by_name) if overrides_by_name else injector
         key = injector_key(applied)
         for name, value in (
             ("base", injector),
-            ("overrides", MappingProxyType(kept)),
+            ("overrides", MappingProxyType(overrides_by_name)),
             ("injector", applied),
             ("overridden", MappingProxyType(applied.__overrides__)),
             ("_key", key),
@@ -66,15 +66,15 @@ class Binding:
         ):
             object.__setattr__(self, name, value)
 
-    def resolve(self, name: str, /, *, trace: set[str] | None = None, **given: Any) -> Any:
+    def resolve(self, name: str, /, *, trace: set[str] | None = None, **names: object) -> Any:
         """The result of a name, with more names given for this access (see `jqinject.inject.resolve`)."""
-        return resolve(self.injector, name, trace=trace, **given)
+        return resolve(self.injector, name, trace=trace, **names)
 
     def declares(self, name: str) -> bool:
         """Whether the injector or an override declares the name."""
         return name in self.injector.__dependencies__
 
-    def let(self, **overrides: Any) -> "Binding":
+    def let(self, **overrides: object) -> "Binding":
         """A binding with more overrides; the new ones win."""
         return Binding(self.base, {**self.overrides, **overrides})
 
@@ -86,7 +86,7 @@ class Binding:
     def __hash__(self) -> int:
         return self._hash
 
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
             f"a binding is frozen: make another with binding.let(...), got {name} = {brief(value)}"
         )
@@ -104,5 +104,5 @@ class Binding:
         return Binding, (self.base, dict(self.overrides))
 
     def __repr__(self) -> str:
-        given = "".join(f", {name}={brief(value)}" for name, value in self.overrides.items())
-        return f"Binding({self.base.__name__}{given})"
+        overrides = "".join(f", {name}={brief(value)}" for name, value in self.overrides.items())
+        return f"Binding({self.base.__name__}{overrides})"

@@ -19,7 +19,7 @@ class CheckedInjectorMeta(InjectorMeta):
         mcs,
         class_name: str,
         bases: tuple[type, ...],
-        namespace: dict[str, Any],
+        namespace: dict[str, object],
         assembles: tuple[str, ...] = (),
     ) -> "CheckedInjectorMeta":
         cls: Any = super().__new__(mcs, class_name, bases, namespace)
@@ -27,15 +27,15 @@ class CheckedInjectorMeta(InjectorMeta):
             type.__setattr__(cls, "__assembles__", assembles)
         return cls
 
-    def __init__(cls, *args: Any, **kwargs: Any) -> None:
+    def __init__(cls, *args: Any, **kwargs: object) -> None:
         super().__init__(*args)
 
     def __getattr__(cls, attrname: str) -> Any:
-        found = super().__getattr__(attrname)
+        result = super().__getattr__(attrname)
         if attrname in cls.__assembles__ and cls not in _CHECKED:
             check_lets(cls, cls.__assembles__)
             _CHECKED.add(cls)
-        return found
+        return result
 
 
 copyreg.pickle(CheckedInjectorMeta, reduced)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ class MissingNameError(DependencyError, AttributeError):
     """
 
 
-def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """The known names that look most like `name`, best first; case does not count.
 
     Names of classes that have all of its words, in any order, come first.
@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     ['Int8DynamicActPerRowFloat', 'Int8ActPerRow']
     """
     by_folded: dict[str, str] = {}
-    for candidate in sorted(known):
+    for candidate in sorted(candidates):
         by_folded.setdefault(candidate.lower(), candidate)
     folded_name = name.lower()
     close = difflib.get_close_matches(folded_name, by_folded, n=limit, cutoff=0.6)
@@ -46,13 +46,13 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     return list(dict.fromkeys(ordered))[:limit]
 
 
-def _with_the_same_words(name: str, known: Iterable[str]) -> list[str]:
+def _with_the_same_words(name: str, candidates: Iterable[str]) -> list[str]:
     words = Counter(_CAPITALIZED.findall(name))
-    complete = [other for other in known if not words - Counter(_CAPITALIZED.findall(other))]
+    complete = [other for other in candidates if not words - Counter(_CAPITALIZED.findall(other))]
     return sorted(complete, key=len)[:2] if words.total() > 2 else []
 
 
-def misspelling_of(name: str, known: Iterable[str]) -> str:
+def misspelling_of(name: str, candidates: Iterable[str]) -> str:
     """The known name that `name` probably misspells, or an empty string.
 
     A known name with an extra word before or after it is a different name.
@@ -60,7 +60,7 @@ def misspelling_of(name: str, known: Iterable[str]) -> str:
     >>> misspelling_of("bit_widht", ["bit_width"]), misspelling_of("act_bit_width", ["bit_width"])
     ('bit_width', '')
     """
-    for candidate in nearest(name, known):
+    for candidate in nearest(name, candidates):
         ratio = difflib.SequenceMatcher(None, candidate, name).ratio()
         longer = name.startswith(f"{candidate}_") or name.endswith(f"_{candidate}")
         if not longer and (ratio >= _SLIP or candidate.replace("_", "") == name.replace("_", "")):
@@ -68,13 +68,13 @@ def misspelling_of(name: str, known: Iterable[str]) -> str:
     return ""
 
 
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
     """A line of help naming the nearest known names, or an empty string if none is near.
 
     >>> did_you_mean("bitwidth", ["bit_width"], prefix="weight_")
     "did you mean 'weight_bit_width'?"
     """
-    close = nearest(name, known)
+    close = nearest(name, candidates)
     return f"did you mean {' or '.join(repr(prefix + c) for c in close)}?" if close else ""
 
 

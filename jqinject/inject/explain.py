@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jqinject.inject.arguments import Arguments
 from jqinject.inject.binding import Binding
@@ -13,7 +13,7 @@ from jqinject.inject.links import PARENT, show, steps_of
 from jqinject.inject.names import asked_at
 from jqinject.inject.resolver import Resolution, Scope, rewired, scope_of
 from jqinject.inject.show import brief
-from jqinject.inject.specs import Spec
+from jqinject.inject.specs import InjectorClass, Spec
 from jqinject.inject.tree import Node
 
 Path = list[tuple[Scope, str]]
@@ -31,10 +31,16 @@ class HasBinding(Protocol):
 EXPLAINED_BY = "explained_by"
 """The name of an injector's own explanation: a function of the injector that returns a `Node`."""
 BESIDE = ("pre_transform",)
-"""What proxies read of an injector beside its quantizer, and `explain` shows below that."""
+"""What proxies read of an injector besides its quantizer; `explain` shows below that."""
 
 
-def explain(injector: Any, /, module: Any = None, name: str | None = None, **given: Any) -> Node:
+def explain(
+    injector: InjectorClass | Binding | HasBinding,
+    /,
+    module: object = None,
+    name: str | None = None,
+    **names: object,
+) -> Node:
     """The wiring of a name as a tree: components, arguments, values, and the class that decided each.
 
     >>> from jqinject.inject import ExtendedInjector, explain
@@ -56,7 +62,7 @@ def explain(injector: Any, /, module: Any = None, name: str | None = None, **giv
         module: the layer that a proxy would pass as `module`.
         name: the name to explain; by default `tensor_quant`, and of a `Scheme` (of any injector that declares
             `explained_by`, a function of itself that returns a `Node`) its six operands, printed as a table.
-        given: more names to pass, as to `resolve`.
+        names: more names to pass, as to `resolve`.
 
     Returns:
         The node of `name`. `tree[name]` finds a node, `tree.walk()` visits all, `tree.errors()` lists those that
@@ -70,12 +76,14 @@ def explain(injector: Any, /, module: Any = None, name: str | None = None, **giv
     if name is None and EXPLAINED_BY in subject:
         return getattr(subject, EXPLAINED_BY)(subject)
     if module is not None:
-        given["module"] = module
-    root = scope_of(subject, given)
+        names["module"] = module
+    root = scope_of(subject, names)
     explainer = _Explainer(root)
     tree = explainer.node(root, name or "tensor_quant", [])
-    beside = () if name else tuple(explainer.node(root, each, []) for each in BESIDE if each in root.specs)
-    return replace(tree, children=(*tree.children, *beside)) if beside else tree
+    read_by_proxies = (
+        () if name else tuple(explainer.node(root, extra, []) for extra in BESIDE if extra in root.specs)
+    )
+    return replace(tree, children=(*tree.children, *read_by_proxies)) if read_by_proxies else tree
 
 
 class Reach(NamedTuple):
@@ -107,7 +115,7 @@ class WiringPart(NamedTuple):
     names: frozenset[str]
     path: tuple[str, ...]
 
-    def reach(self, injector: Any) -> Reach:
+    def reach(self, injector: InjectorClass) -> Reach:
         """The names that would be read of another injector in the same place."""
         scope = Scope(injector, self.scope.given, self.scope.outer, self.scope.title)
         explainer = _Explainer(scope)
@@ -115,7 +123,7 @@ class WiringPart(NamedTuple):
         return _reach(explainer, scope, nodes)
 
 
-def parts_of(injector: Any, names: Iterable[str]) -> list[WiringPart]:
+def parts_of(injector: InjectorClass, names: Iterable[str]) -> list[WiringPart]:
     """The injectors that the wiring of some names reads from, the outermost one first.
 
     >>> from jqinject.inject import ExtendedInjector, this
@@ -138,13 +146,13 @@ def parts_of(injector: Any, names: Iterable[str]) -> list[WiringPart]:
 
 def _inside(explainer: "_Explainer", scope: Scope, path: tuple[str, ...]) -> list[WiringPart]:
     entries, read = explainer.entries.get(scope, ()), explainer.read.get(scope, ())
-    found = [WiringPart(scope, frozenset(entries), frozenset(read), path)]
+    parts = [WiringPart(scope, frozenset(entries), frozenset(read), path)]
     for name, inner in scope.inner.items():
-        found += _inside(explainer, inner, (*path, name))
-    return found
+        parts += _inside(explainer, inner, (*path, name))
+    return parts
 
 
-def reach_of(injector: Any, name: str = "tensor_quant", **given: Any) -> Reach:
+def reach_of(injector: InjectorClass, name: str = "tensor_quant", **names: object) -> Reach:
     """The names of an injector that the wiring of one of them reads; components are not built.
 
     >>> from jqinject.inject import ExtendedInjector, this, value
@@ -159,9 +167,9 @@ def reach_of(injector: Any, name: str = "tensor_quant", **given: Any) -> Reach:
     Args:
         injector: the injector.
         name: the name to resolve.
-        given: more names to pass, as to `resolve`.
+        names: more names to pass, as to `resolve`.
     """
-    root = scope_of(injector, given)
+    root = scope_of(injector, names)
     explainer = _Explainer(root)
     return _reach(explainer, root, [explainer.node(root, name, [])])
 
@@ -172,7 +180,7 @@ def _reach(explainer: "_Explainer", scope: Scope, nodes: list[Node]) -> Reach:
     return Reach(frozenset(explainer.read.get(scope, ())), missing, not errors or bool(missing))
 
 
-def _injector(subject: Any) -> InjectorMeta:
+def _injector(subject: object) -> InjectorMeta:
     if isinstance(subject, InjectorMeta):
         return subject
     if isinstance(subject, Binding):
@@ -234,7 +242,7 @@ class _Explainer:
             return self._computed(scope, name, spec, origin, path)
         return self._wired(scope, name, spec, origin, path, ())
 
-    def _handed_out(self, scope: Scope, injector: Any) -> None:
+    def _handed_out(self, scope: Scope, injector: InjectorClass) -> None:
         """Count everything that a handed-out injector points to as read: it may be read at any time."""
         around, depth = scope, 1
         while around is not None:
@@ -266,8 +274,8 @@ class _Explainer:
             text = f"not computed, as it needs {', '.join(broken)}"
             return Node(name, "computed", None, origin, (), via, text)
         try:
-            found = self.resolution.arguments(scope, spec.arguments)
-            result = spec.arguments.call(spec.target, found)
+            arguments = self.resolution.arguments(scope, spec.arguments)
+            result = spec.arguments.call(spec.target, arguments)
             following = rewired(name, result)
         except Exception as error:
             return Node(name, "computed", None, origin, (), via, f"{type(error).__name__}: {error}")
@@ -304,5 +312,5 @@ class _Explainer:
 
 def _broken(nodes: Nodes) -> list[Node]:
     """The first node in each subtree that cannot be resolved."""
-    found = (next((below for below in node.walk() if below.error), None) for node in nodes)
-    return [node for node in found if node is not None]
+    broken = (next((below for below in node.walk() if below.error), None) for node in nodes)
+    return [node for node in broken if node is not None]

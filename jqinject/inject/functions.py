@@ -40,7 +40,7 @@ class ValueFunction(Value):
     __function__: Callable[..., Any]
     choices: tuple[type, ...] = ()
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         function = function.__func__ if isinstance(function, staticmethod) else function
         if inspect.isclass(function) or not callable(function):
             raise DependencyError(
@@ -63,7 +63,7 @@ class ValueFunction(Value):
 
 if TYPE_CHECKING:
 
-    def value(function: Callable[..., Any]) -> Any:
+    def value(function: Callable[..., object]) -> Any:
         """See `ValueFunction`; its type is known only when it is resolved."""
 
 else:
@@ -90,7 +90,7 @@ def choices(*classes: type) -> Callable[[Callable[..., Any]], Any]:
         if not inspect.isclass(cls):
             raise DependencyError(f"@choices lists the classes a @value function may return, got {cls!r}")
 
-    def decorate(function: Callable[..., Any] | ValueFunction) -> Any:
+    def decorate(function: Callable[..., object] | ValueFunction) -> Any:
         result = function if isinstance(function, ValueFunction) else ValueFunction(function)
         result.choices = classes
         return result
@@ -98,7 +98,7 @@ def choices(*classes: type) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-def check_function(function: Callable[..., Any]) -> None:
+def check_function(function: Callable[..., object]) -> None:
     """Refuse arguments that cannot be wired by name: `self`, `*args`, `**kwargs`."""
     name = getattr(function, "__name__", repr(function))
     parameters = signature(function).parameters.values()

@@ -51,24 +51,24 @@ class InjectorMeta(InjectorType):
     __declared__: Mapping[str, Spec]
     __defaults__: bool
     __made_by__: tuple[Any, ...]
-    __overrides__: Mapping[str, Any]
+    __overrides__: Mapping[str, object]
     """The names that `let` redeclared on top of class statements, with the last value of each."""
-    __around__: tuple["InjectorMeta", Mapping[str, Any]] | tuple[()]
+    __around__: tuple["InjectorMeta", Mapping[str, object]] | tuple[()]
     __deciders__: Sequence["InjectorMeta"]
     """The injectors that this one consists of: the first that declares a name decides it."""
 
     def __new__(
-        mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, defaults: bool = False
+        mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, object], *, defaults: bool = False
     ) -> "InjectorMeta":
         if bases == (Injector,):  # ExtendedInjector itself: an ordinary class body
             return type.__new__(mcs, class_name, bases, {**namespace, **_NOTHING_DECLARED})
         _check_bases(class_name, bases)
-        kept = {name: namespace[name] for name in namespace if name in _PYTHONS_OWN}
+        python_names = {name: namespace[name] for name in namespace if name in _PYTHONS_OWN}
         own = {name: namespace[name] for name in namespace if name not in _PYTHONS_OWN}
         _check_names(class_name, own)
         declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
         facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults}
-        cls = type.__new__(mcs, class_name, bases, {**kept, **facts})
+        cls = type.__new__(mcs, class_name, bases, {**python_names, **facts})
         injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
         deciders = sorted(injectors, key=lambda base: base.__defaults__)
         merged = {name: spec for base in reversed(deciders) for name, spec in base.__declared__.items()}
@@ -89,21 +89,21 @@ class InjectorMeta(InjectorType):
 
     def __and__(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls: type[_Injector],  # pyright: ignore[reportGeneralTypeIssues]
-        other: "type[ExtendedInjector]",
+        right: "type[ExtendedInjector]",
     ) -> type[_Injector]:
-        if not isinstance(other, InjectorMeta):
+        if not isinstance(right, InjectorMeta):
             return NotImplemented
-        return combine(cls, other)
+        return combine(cls, right)
 
     if not TYPE_CHECKING:  # for which what follows a call that never returns could not be reached
 
-        def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        def __call__(cls, *args: Any, **kwargs: object) -> NoReturn:
             raise DependencyError(
                 f"{cls.__name__!r} is a declaration and is never instantiated. Read a name from the class "
                 f"({cls.__name__}.tensor_quant), or change one with {cls.__name__}.let(name=...)."
             )
 
-    def __setattr__(cls, attrname: str, value: Any) -> NoReturn:
+    def __setattr__(cls, attrname: str, value: object) -> NoReturn:
         raise DependencyError(
             f"{cls.__name__}.{attrname} = ... would change an injector, which others may build on. Make a "
             f"new one: {cls.__name__}.let({attrname}=...), or inherit and override."
@@ -115,16 +115,20 @@ class InjectorMeta(InjectorType):
         )
 
     def __repr__(cls) -> str:
-        made = cls.__made_by__
-        if not made:
+        recipe = cls.__made_by__
+        if not recipe:
             return type.__repr__(cls)
-        if made[0] == "let":
-            return f"{made[1]!r}.let({', '.join(f'{name}=...' for name in made[2])})"
-        return f"({made[1]!r} & {made[2]!r})" if made[0] == "and" else f"{made[1]!r} nested in {made[2]!r}"
+        if recipe[0] == "let":
+            return f"{recipe[1]!r}.let({', '.join(f'{name}=...' for name in recipe[2])})"
+        return (
+            f"({recipe[1]!r} & {recipe[2]!r})"
+            if recipe[0] == "and"
+            else f"{recipe[1]!r} nested in {recipe[2]!r}"
+        )
 
-    def __nested__(cls, outer: "InjectorMeta", given: Mapping[str, Any]) -> "InjectorMeta":
+    def __nested__(cls, outer: "InjectorMeta", names: Mapping[str, object]) -> "InjectorMeta":
         """This injector as read from another one, to which its `this << 1` then leads."""
-        return nest(cls, outer, dict(given))
+        return nest(cls, outer, dict(names))
 
 
 def _check_bases(class_name: str, bases: Iterable[type]) -> None:
@@ -151,27 +155,26 @@ def _check_names(class_name: str, names: Iterable[str]) -> None:
 def _make(
     bases: tuple[InjectorMeta, ...],
     made_by: tuple[Any, ...],
-    overrides: Mapping[str, Any],
-    own: Mapping[str, Any] = MappingProxyType({}),
+    overrides: Mapping[str, object],
+    own: Mapping[str, object] = MappingProxyType({}),
 ) -> Any:
     """A class made by a call, with the module and qualified name of its first base."""
     first = bases[0]
     place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
-    metaclass = max((type(base) for base in bases), key=lambda found: len(type.mro(found)))
+    metaclass = max((type(base) for base in bases), key=lambda metaclass: len(type.mro(metaclass)))
     cls = metaclass(first.__name__, bases, {**place, **own})
     type.__setattr__(cls, "__made_by__", made_by)
     type.__setattr__(cls, "__overrides__", overrides)
     return cls
 
 
-def override(base: Any, overrides: Mapping[str, Any]) -> Any:
+def override(base: Any, overrides: Mapping[str, object]) -> Any:
     """`base.let(**overrides)`."""
     _check_names(base.__name__, overrides)
-    made = _make((base,), ("let", base, dict(overrides)), {**base.__overrides__, **overrides}, overrides)
-    type.__setattr__(
-        made, "__around__", base.__around__
-    )  # what was read from another injector stays nested in it
-    return made
+    injector = _make((base,), ("let", base, dict(overrides)), {**base.__overrides__, **overrides}, overrides)
+    # What was read from another injector stays nested in it.
+    type.__setattr__(injector, "__around__", base.__around__)
+    return injector
 
 
 def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
@@ -192,22 +195,22 @@ def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
         ) from None
 
 
-def nest(cls: InjectorMeta, outer: InjectorMeta, given: dict[str, Any]) -> Any:
+def nest(cls: InjectorMeta, outer: InjectorMeta, names: dict[str, object]) -> Any:
     """The nested injector `cls` with `outer` around it."""
-    nested = _make((cls,), ("nested", cls, outer, given), cls.__overrides__)
-    type.__setattr__(nested, "__around__", (outer, given))
+    nested = _make((cls,), ("nested", cls, outer, names), cls.__overrides__)
+    type.__setattr__(nested, "__around__", (outer, names))
     return nested
 
 
 def reduced(cls: Any) -> Any:
     """Pickle by reference; a class made by a call is remade by the same call."""
-    made = cls.__made_by__
-    if not made:
+    recipe = cls.__made_by__
+    if not recipe:
         owner, _, name = cls.__qualname__.rpartition(".")
         around = _found(cls.__module__, owner)
         inside = isinstance(around, InjectorMeta) and name in around
         return (_declared_in, (around, name)) if inside else cls.__qualname__
-    return {"let": override, "and": combine, "nested": nest}[made[0]], made[1:]
+    return {"let": override, "and": combine, "nested": nest}[recipe[0]], recipe[1:]
 
 
 def _found(module: str, path: str) -> Any:
@@ -267,39 +270,39 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
         # a name of any type.
         def __init__(self, *, a_declaration_is_never_instantiated: Never) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-        def __getitem__(self, index: Any) -> Any: ...
+        def __call__(self, *args: Any, **kwargs: object) -> Any: ...
+        def __getitem__(self, index: object) -> Any: ...
         def __iter__(self) -> Any: ...
         def __len__(self) -> int: ...
         def __index__(self) -> int: ...
         def __int__(self) -> int: ...
         def __float__(self) -> float: ...
-        def __lt__(self, other: Any) -> Any: ...
-        def __le__(self, other: Any) -> Any: ...
-        def __gt__(self, other: Any) -> Any: ...
-        def __ge__(self, other: Any) -> Any: ...
+        def __lt__(self, operand: object) -> Any: ...
+        def __le__(self, operand: object) -> Any: ...
+        def __gt__(self, operand: object) -> Any: ...
+        def __ge__(self, operand: object) -> Any: ...
         def __neg__(self) -> Any: ...
         def __invert__(self) -> Any: ...
         def __abs__(self) -> Any: ...
-        def __add__(self, other: Any) -> Any: ...
-        def __radd__(self, other: Any) -> Any: ...
-        def __sub__(self, other: Any) -> Any: ...
-        def __rsub__(self, other: Any) -> Any: ...
-        def __mul__(self, other: Any) -> Any: ...
-        def __rmul__(self, other: Any) -> Any: ...
-        def __truediv__(self, other: Any) -> Any: ...
-        def __rtruediv__(self, other: Any) -> Any: ...
-        def __floordiv__(self, other: Any) -> Any: ...
-        def __rfloordiv__(self, other: Any) -> Any: ...
-        def __mod__(self, other: Any) -> Any: ...
-        def __rmod__(self, other: Any) -> Any: ...
-        def __pow__(self, other: Any) -> Any: ...
-        def __rpow__(self, other: Any) -> Any: ...
-        def __lshift__(self, other: Any) -> Any: ...
-        def __rlshift__(self, other: Any) -> Any: ...
-        def __rshift__(self, other: Any) -> Any: ...
+        def __add__(self, operand: object) -> Any: ...
+        def __radd__(self, operand: object) -> Any: ...
+        def __sub__(self, operand: object) -> Any: ...
+        def __rsub__(self, operand: object) -> Any: ...
+        def __mul__(self, operand: object) -> Any: ...
+        def __rmul__(self, operand: object) -> Any: ...
+        def __truediv__(self, operand: object) -> Any: ...
+        def __rtruediv__(self, operand: object) -> Any: ...
+        def __floordiv__(self, operand: object) -> Any: ...
+        def __rfloordiv__(self, operand: object) -> Any: ...
+        def __mod__(self, operand: object) -> Any: ...
+        def __rmod__(self, operand: object) -> Any: ...
+        def __pow__(self, operand: object) -> Any: ...
+        def __rpow__(self, operand: object) -> Any: ...
+        def __lshift__(self, operand: object) -> Any: ...
+        def __rlshift__(self, operand: object) -> Any: ...
+        def __rshift__(self, operand: object) -> Any: ...
 
     @classmethod
-    def let(cls, /, **overrides: Any) -> type[Self]:
+    def let(cls, /, **overrides: object) -> type[Self]:
         """A new injector with some names redeclared; this one stays as it is."""
         return override(cls, overrides)

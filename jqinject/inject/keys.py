@@ -16,7 +16,7 @@ import enum
 import functools
 import struct
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from jqinject.inject.links import steps_of
 class Same:
     """An object compared by identity, and kept alive so that its id stays unique."""
 
-    it: Any
+    it: object
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and other.it is self.it
@@ -40,7 +40,7 @@ class Same:
         return hash((Same, id(self.it)))
 
 
-def key_of(value: Any) -> Hashable:
+def key_of(value: object) -> Hashable:
     """The key of any value that can be declared or given.
 
     >>> key_of([1, {"a": 2.0}]) == key_of([1, {"a": 2.0}]), key_of(1) == key_of(True)
@@ -60,12 +60,12 @@ def injector_key(injector: InjectorMeta) -> Hashable:
     `Q.let(a=1).let(b=2)` has the key of `Q.let(a=1, b=2)`, and an injector without overrides that of its
     class.
     """
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, object] = {}
     while injector.__made_by__ and injector.__made_by__[0] == "let":
         overrides = {**injector.__made_by__[2], **overrides}
         injector = injector.__made_by__[1]
-    made = injector.__made_by__
-    root: Hashable = (made[0], *(key_of(part) for part in made[1:])) if made else injector
+    recipe = injector.__made_by__
+    root: Hashable = (recipe[0], *(key_of(part) for part in recipe[1:])) if recipe else injector
     return (
         (root, frozenset((name, key_of(value)) for name, value in overrides.items())) if overrides else root
     )
@@ -84,7 +84,7 @@ def snapshot(value: Any) -> Any:
     return value
 
 
-def _typed(value: Any) -> Hashable:
+def _typed(value: object) -> Hashable:
     return type(value), value
 
 
@@ -93,7 +93,7 @@ def _bits(value: float | complex) -> Hashable:
     return type(value), struct.pack("dd", number.real, number.imag)
 
 
-def _array(value: Any) -> Hashable:
+def _array(value: object) -> Hashable:
     try:
         data = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):  # a tracer, a random key, an array on other hosts
@@ -102,19 +102,19 @@ def _array(value: Any) -> Hashable:
     return type(value), data.shape, data.dtype, content, getattr(value, "weak_type", None)
 
 
-def _sequence(value: Any) -> Hashable:
+def _sequence(value: Iterable[object]) -> Hashable:
     return type(value), tuple(key_of(item) for item in value)
 
 
-def _set(value: Any) -> Hashable:
+def _set(value: Iterable[object]) -> Hashable:
     return type(value), frozenset(key_of(item) for item in value)
 
 
-def _mapping(value: Mapping[Any, Any]) -> Hashable:
+def _mapping(value: Mapping[object, object]) -> Hashable:
     return type(value), tuple((key_of(name), key_of(item)) for name, item in value.items())
 
 
-def _own_equality(value: Any) -> Hashable:
+def _own_equality(value: object) -> Hashable:
     cls = type(value)
     if cls.__eq__ is object.__eq__ or cls.__hash__ is None:
         return Same(value)

@@ -23,7 +23,7 @@ class Link(This):
             raise AttributeError(f"a link (`this`) has no {attrname!r}")
         return Link((*self.__expression__, (".", attrname)))
 
-    def __getitem__(self, item: Any) -> "Link":
+    def __getitem__(self, item: object) -> "Link":
         return Link((*self.__expression__, ("[]", item)))
 
     def __lshift__(self, num: int) -> "Link":

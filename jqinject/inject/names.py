@@ -1,18 +1,17 @@
 """The names that an injector knows, and the check of those that its classes declare."""
 
 from collections.abc import Set
-from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class, arguments_of_function
 from jqinject.inject.errors import lines, misspelling_of
 from jqinject.inject.functions import ValueFunction
 from jqinject.inject.links import PARENT, steps_of
-from jqinject.inject.specs import Spec
+from jqinject.inject.specs import InjectorClass, Spec
 
 _LIBRARY = __name__.partition(".")[0]
 
 
-def declared_names(injector: Any) -> frozenset[str]:
+def declared_names(injector: InjectorClass) -> frozenset[str]:
     """The names that an injector declares, inherited ones included.
 
     >>> from jqinject.inject import ExtendedInjector
@@ -24,7 +23,7 @@ def declared_names(injector: Any) -> frozenset[str]:
     return frozenset(injector.__dependencies__)
 
 
-def requested_names(injector: Any) -> frozenset[str]:
+def requested_names(injector: InjectorClass) -> frozenset[str]:
     """Every name that anything in the injector's graph declares or asks for, found without resolving anything.
 
     That is: declared names, the arguments of declared components, of `@value` functions, and of the classes
@@ -42,17 +41,17 @@ def requested_names(injector: Any) -> frozenset[str]:
     return declared_names(injector) | asked_at(injector, depth=0)
 
 
-def asked_at(injector: Any, depth: int) -> frozenset[str]:
+def asked_at(injector: InjectorClass, depth: int) -> frozenset[str]:
     """The names that anything declared here asks of the injector `depth` levels around this one (0: of this one)."""
-    asked: set[str] = set()
+    requested: set[str] = set()
     for spec in injector.__dependencies__.values():
         if spec.kind == "NESTED":
-            asked |= asked_at(spec.target, depth + 1)
+            requested |= asked_at(spec.target, depth + 1)
         elif spec.kind == "LINK":
-            asked |= _pointed_at(spec, depth)
+            requested |= _pointed_at(spec, depth)
         elif depth == 0:
-            asked |= arguments_asked(spec)
-    return frozenset(asked)
+            requested |= arguments_asked(spec)
+    return frozenset(requested)
 
 
 def _pointed_at(spec: Spec, depth: int) -> set[str]:
@@ -67,14 +66,14 @@ def arguments_asked(spec: Spec) -> set[str]:
         return set(arguments_of_class(spec.target).names)
     if spec.kind != "FUNCTION":
         return set()
-    asked = set(arguments_of_function(spec.target).names)
+    requested = set(arguments_of_function(spec.target).names)
     if isinstance(spec.declared, ValueFunction):
         for cls in spec.declared.choices:
-            asked.update(arguments_of_class(cls).names)
-    return asked
+            requested.update(arguments_of_class(cls).names)
+    return requested
 
 
-def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
+def check_declarations(injector: InjectorClass, *, also_requested: Set[str] = frozenset()) -> None:
     """Refuse a name in a class body that nothing asks for and that probably misspells a known one.
 
     A name that resembles no known one passes, since it may have another purpose; so do names that several classes of
@@ -90,24 +89,24 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
 
     Args:
         injector: the injector.
-        known: more names that are asked for: what a resolution traced, what a proxy reads itself.
+        also_requested: more names that are asked for: what a resolution traced, what a proxy reads itself.
 
     Raises:
         TypeError: names every such declaration, with the known name that it resembles.
     """
-    doubtful: dict[str, Any] = {}
+    doubtful: dict[str, InjectorClass] = {}
     for cls in injector.__deciders__:
         if cls.__made_by__ or cls.__module__.partition(".")[0] != _LIBRARY:
             for name in cls.__declared__:
-                if name not in known and _stands_once(name, injector):
+                if name not in also_requested and _stands_once(name, injector):
                     doubtful[name] = cls
     if not doubtful:
         return
-    asked = asked_at(injector, depth=0) | known
+    requested = asked_at(injector, depth=0) | also_requested
     meant = {
-        name: misspelling_of(name, asked | _declared_behind(injector, cls))
+        name: misspelling_of(name, requested | _declared_behind(injector, cls))
         for name, cls in doubtful.items()
-        if name not in asked
+        if name not in requested
     }
     texts = [
         lines(
@@ -121,11 +120,11 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
         raise TypeError("\n".join(texts))
 
 
-def _declared_behind(injector: Any, cls: Any) -> set[str]:
+def _declared_behind(injector: InjectorClass, cls: InjectorClass) -> set[str]:
     """The names that the classes after `cls` declare, which it may override."""
     deciders = injector.__deciders__
-    return {name for other in deciders[deciders.index(cls) + 1 :] for name in other.__declared__}
+    return {name for decider in deciders[deciders.index(cls) + 1 :] for name in decider.__declared__}
 
 
-def _stands_once(name: str, injector: Any) -> bool:
+def _stands_once(name: str, injector: InjectorClass) -> bool:
     return sum(name in cls.__declared__ for cls in injector.__deciders__) == 1

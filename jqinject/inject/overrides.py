@@ -4,27 +4,27 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from itertools import combinations, product
-from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.explain import Reach, WiringPart, parts_of, reach_of
 from jqinject.inject.functions import ValueFunction
+from jqinject.inject.injector import override
 from jqinject.inject.names import arguments_asked, asked_at, requested_names
 from jqinject.inject.show import brief
-from jqinject.inject.specs import Spec
+from jqinject.inject.specs import InjectorClass, Spec
 
-Choices = tuple[tuple[str, Any], ...]
+Choices = tuple[tuple[str, object], ...]
 Condition = tuple[Choices, tuple[str, ...]]  # choices, and the further names that they need
 
 
 def check_overrides(
-    injector: Any,
+    injector: InjectorClass,
     overrides: Iterable[str],
     *,
-    known: Set[str] = frozenset(),
+    also_read: Set[str] = frozenset(),
     read: Set[str] | None = None,
-    given: Mapping[str, Any] | None = None,
+    passed: Mapping[str, object] | None = None,
     where: str = "",
     prefix: str = "",
 ) -> None:
@@ -42,30 +42,30 @@ def check_overrides(
     Args:
         injector: the injector, with the overrides or without.
         overrides: the names (a mapping will do), without their prefix.
-        known: more names that count as known and read: those that a proxy reads itself.
+        also_read: more names that count as known and read: those that a proxy reads itself.
         read: the names that a resolution with the overrides traced; None checks only that the names are known.
-        given: the names passed to that resolution, as to `resolve`, to find which choices would read a name.
+        passed: the names passed to that resolution, as to `resolve`, to find which choices would read a name.
         where: the user's call, for the text.
         prefix: the user's prefix of the names, for the text.
 
     Raises:
         TypeError: names every such override, with the nearest known name, or the choices under which it is read.
     """
-    at_hand = known if read is None else known | read
+    at_hand = also_read if read is None else also_read | read
     requested = asked_at(injector, depth=0) | _declared_beside(injector, set(overrides)) | at_hand
     first = where or f"{injector.__name__}.let(...)"
     texts = [
         _unknown(injector, name, requested, first, prefix) for name in overrides if name not in requested
     ]
     if read is not None:
-        reach = partial(reach_of, **(given or {}))
+        reach = partial(reach_of, **(passed or {}))
         idle = [name for name in overrides if name in requested and name not in at_hand]
         texts += [_unread(injector, name, reach, first, prefix) for name in idle]
     if texts:
         raise TypeError("\n".join(texts))
 
 
-def check_lets(injector: Any, names: Iterable[str]) -> None:
+def check_lets(injector: InjectorClass, names: Iterable[str]) -> None:
     """Refuse names that `let` declared in an injector, or one nested in it, and that the wiring does not read.
 
     A later `let` may replace what an earlier one declared, so a name passes if the injector of its own `let` reads it.
@@ -95,38 +95,38 @@ def check_lets(injector: Any, names: Iterable[str]) -> None:
         raise TypeError("\n".join(texts))
 
 
-def _idle_lets(injector: Any, part: WiringPart) -> Iterator[str]:
+def _idle_lets(injector: InjectorClass, part: WiringPart) -> Iterator[str]:
     first = ".".join((injector.__name__, *part.path)) + ".let(...)"
     read = set(part.names)
-    for made in _top_lets(part.scope.injector):  # the last one first
-        names: Mapping[str, Any] = made.__made_by__[2]
+    for let_injector in _top_lets(part.scope.injector):  # the last one first
+        names: Mapping[str, object] = let_injector.__made_by__[2]
         if not names.keys() <= read:
-            read |= part.reach(made).names
-        requested = asked_at(made, depth=0) | _declared_beside(made, set(names)) | read
+            read |= part.reach(let_injector).names
+        requested = asked_at(let_injector, depth=0) | _declared_beside(let_injector, set(names)) | read
         for name in names:
             if name not in requested:
-                yield _unknown(made, name, requested, first, "")
+                yield _unknown(let_injector, name, requested, first, "")
             elif name not in read:
-                yield _unread(made, name, part.reach, first, "")
+                yield _unread(let_injector, name, part.reach, first, "")
 
 
-def _declared_beside(injector: Any, overrides: set[str]) -> set[str]:
+def _declared_beside(injector: InjectorClass, overrides: set[str]) -> set[str]:
     """The names that class statements declare, or that `let` declares other than the overrides."""
     lets = _top_lets(injector)
     bodies = [cls for cls in injector.__deciders__ if cls not in lets]
     return {name for cls in bodies for name in cls.__declared__} | (set(injector.__overrides__) - overrides)
 
 
-def _top_lets(injector: Any) -> list[Any]:
-    made = injector.__made_by__
-    if not made:
+def _top_lets(injector: InjectorClass) -> list[InjectorClass]:
+    recipe = injector.__made_by__
+    if not recipe:
         return []
-    below = made[1:3] if made[0] == "and" else made[1:2]
-    own = [injector] if made[0] == "let" else []
+    below = recipe[1:3] if recipe[0] == "and" else recipe[1:2]
+    own = [injector] if recipe[0] == "let" else []
     return own + [cls for part in below for cls in _top_lets(part)]
 
 
-def _unknown(injector: Any, name: str, requested: Set[str], first: str, prefix: str) -> str:
+def _unknown(injector: InjectorClass, name: str, requested: Set[str], first: str, prefix: str) -> str:
     inner = _nested_in(injector, name)
     return lines(
         f"{first}: {prefix + name!r} would have no effect: nothing in {injector.__name__!r} declares or asks for "
@@ -136,24 +136,26 @@ def _unknown(injector: Any, name: str, requested: Set[str], first: str, prefix: 
     )
 
 
-def _nested_in(injector: Any, name: str) -> list[str]:
+def _nested_in(injector: InjectorClass, name: str) -> list[str]:
     """The paths of nested injectors that know a name."""
-    found: list[str] = []
+    paths: list[str] = []
     for inner, spec in injector.__dependencies__.items():
         if spec.kind == "NESTED":
-            found += [inner] if name in requested_names(spec.target) else []
-            found += [f"{inner}.{path}" for path in _nested_in(spec.target, name)]
-    return found
+            paths += [inner] if name in requested_names(spec.target) else []
+            paths += [f"{inner}.{path}" for path in _nested_in(spec.target, name)]
+    return paths
 
 
-def _unread(injector: Any, name: str, reach: Callable[[Any], Reach], first: str, prefix: str) -> str:
-    found = _conditions(injector, name, reach)
-    said = f"{name!r} is read when {_listed(found)}" if found else _who_asks(injector, name)
+def _unread(
+    injector: InjectorClass, name: str, reach: Callable[[InjectorClass], Reach], first: str, prefix: str
+) -> str:
+    conditions = _conditions(injector, name, reach)
+    said = f"{name!r} is read when {_listed(conditions)}" if conditions else _who_asks(injector, name)
     cure = f"leave {prefix + name} out"
-    if found:
-        choices, missing = found[0]
+    if conditions:
+        choices, missing = conditions[0]
         added = [f"{prefix}{choice}={_shown(option)}" for choice, option in choices]
-        cure = f"give {', '.join([*added, *(f'{prefix}{other}=...' for other in missing)])}, or {cure}"
+        cure = f"give {', '.join([*added, *(f'{prefix}{argument}=...' for argument in missing)])}, or {cure}"
     return lines(
         f"{first}: {prefix + name!r} would have no effect: {injector.__name__!r} never reads {name!r} as it is wired "
         "here",
@@ -162,43 +164,45 @@ def _unread(injector: Any, name: str, reach: Callable[[Any], Reach], first: str,
     )
 
 
-def _conditions(injector: Any, name: str, reach: Callable[[Any], Reach]) -> list[Condition]:
+def _conditions(
+    injector: InjectorClass, name: str, reach: Callable[[InjectorClass], Reach]
+) -> list[Condition]:
     """The choices, one or two at a time, with which the wiring would read a name; preferably without further names."""
     options = _options(injector)
     for count in (1, 2):
-        found: list[Condition] = []
+        conditions: list[Condition] = []
         for choices in _combined(options, count):
-            reached = reach(injector.let(**dict(choices)))
+            reached = reach(override(injector, dict(choices)))
             if reached.works and name in reached.names:
-                found.append((choices, reached.missing))
-        if found:
-            return [condition for condition in found if not condition[1]] or found
+                conditions.append((choices, reached.missing))
+        if conditions:
+            return [condition for condition in conditions if not condition[1]] or conditions
     return []
 
 
-def _combined(options: Mapping[str, list[Any]], count: int) -> Iterator[Choices]:
+def _combined(options: Mapping[str, list[object]], count: int) -> Iterator[Choices]:
     for names in combinations(options, count):
         for values in product(*(options[name] for name in names)):
             yield tuple(zip(names, values, strict=True))
 
 
-def _options(injector: Any) -> dict[str, list[Any]]:
+def _options(injector: InjectorClass) -> dict[str, list[object]]:
     """The declared choices between a few values (enums, booleans), each with its other possible values."""
-    found: dict[str, list[Any]] = {}
+    alternatives: dict[str, list[object]] = {}
     for cls in injector.__deciders__:
         for name, spec in cls.__declared__.items():
-            if name in found or spec.kind != "PLAIN":
+            if name in alternatives or spec.kind != "PLAIN":
                 continue
             present = injector.__dependencies__[name].target
             if isinstance(spec.target, enum.Enum):
-                found[name] = [member for member in type(spec.target) if member != present]
+                alternatives[name] = [member for member in type(spec.target) if member != present]
             elif isinstance(spec.target, bool):
-                found[name] = [flag for flag in (True, False) if flag is not present]
-    return found
+                alternatives[name] = [flag for flag in (True, False) if flag is not present]
+    return alternatives
 
 
 def _listed(conditions: list[Condition]) -> str:
-    """Conditions in words; those that differ in only one value are merged."""
+    """Write conditions as text; those that differ in only one value are merged."""
     grouped: dict[tuple[Choices, str], list[str]] = {}
     for choices, _ in conditions:
         name, option = choices[-1]
@@ -210,11 +214,11 @@ def _listed(conditions: list[Condition]) -> str:
     return "; or ".join(texts[:4])
 
 
-def _shown(option: Any) -> str:
+def _shown(option: object) -> str:
     return repr(str(option.value)) if isinstance(option, enum.StrEnum) else brief(option)
 
 
-def _who_asks(injector: Any, name: str) -> str:
+def _who_asks(injector: InjectorClass, name: str) -> str:
     """For a name that no choice leads to: the unused declaration that would ask for it."""
     asking = {
         asker: sorted(_classes_asking(spec, name))

@@ -14,7 +14,7 @@ from jqinject.inject.dependencies_library import DependencyError, InjectorType, 
 from jqinject.inject.errors import MissingNameError, did_you_mean, lines
 from jqinject.inject.links import PARENT, Step, check_link, show, steps_of
 from jqinject.inject.names import asked_at
-from jqinject.inject.specs import Spec, is_component, is_ours, spec_of
+from jqinject.inject.specs import InjectorClass, Spec, is_component, is_ours, spec_of
 
 
 class _Mark:
@@ -31,31 +31,31 @@ class Scope:
 
     __slots__ = ("cache", "given", "injector", "inner", "outer", "specs", "title")
 
-    def __init__(self, injector: Any, given: Mapping[str, Any], outer: "Scope | None", title: str) -> None:
+    def __init__(self, injector: Any, names: Mapping[str, object], outer: "Scope | None", title: str) -> None:
         self.injector = injector
-        self.given = given
+        self.given = names
         self.outer = outer
         self.title = title
         specs: Mapping[str, Spec] = injector.__dependencies__
         self.specs = (
-            {**specs, **dict(zip(given, map(spec_of, given, given.values()), strict=True))}
-            if given
+            {**specs, **dict(zip(names, map(spec_of, names, names.values()), strict=True))}
+            if names
             else specs
         )
-        self.cache: dict[str, Any] = {}
+        self.cache: dict[str, object] = {}
         self.inner: dict[str, Scope] = {}
 
     def nested(self, name: str) -> "Scope":
         """The scope of the nested injector declared as `name`: one per access."""
-        found = self.inner.get(name)
-        if found is None:
+        scope = self.inner.get(name)
+        if scope is None:
             injector = self.specs[name].target
             title = f"{injector.__name__!r} (nested in {self.title} as {name!r})"
-            found = self.inner[name] = Scope(injector, {}, self, title)
-        return found
+            scope = self.inner[name] = Scope(injector, {}, self, title)
+        return scope
 
 
-def scope_of(injector: Any, given: Mapping[str, Any]) -> Scope:
+def scope_of(injector: Any, names: Mapping[str, object]) -> Scope:
     """A fresh scope of an injector, inside the scopes of any injectors around it."""
     if not (isinstance(injector, InjectorType) and is_ours(cast(Any, injector))):
         raise TypeError(
@@ -63,7 +63,7 @@ def scope_of(injector: Any, given: Mapping[str, Any]) -> Scope:
         )
     around = cast(Any, injector).__around__
     outer = scope_of(*around) if around else None
-    return Scope(injector, given, outer, repr(injector.__name__))
+    return Scope(injector, names, outer, repr(injector.__name__))
 
 
 @dataclass(slots=True, eq=False)
@@ -92,11 +92,11 @@ class Resolution:
 
     def get(self, scope: Scope, name: str) -> Any:
         """The result of `name` in `scope`: built at the first request of this access, then shared."""
-        found = scope.cache.get(name, _ABSENT)
-        if found is _BUILDING:
+        ready = scope.cache.get(name, _ABSENT)
+        if ready is _BUILDING:
             raise self._cycle(scope, name)
-        if found is not _ABSENT:
-            return found
+        if ready is not _ABSENT:
+            return ready
         if self.trace is not None and scope is self.root:
             self.trace.add(name)
         spec = scope.specs.get(name)
@@ -134,7 +134,7 @@ class Resolution:
                 return result
             spec = following
 
-    def _trace_nested(self, scope: Scope, injector: Any) -> None:
+    def _trace_nested(self, scope: Scope, injector: InjectorClass) -> None:
         """Count everything that a handed-out injector points to as read: it may be read at any time."""
         if self.trace is None:
             return
@@ -148,30 +148,30 @@ class Resolution:
             arguments = spec.arguments
         except DependencyError as error:
             raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
-        found = self.arguments(scope, arguments) if arguments.named else {}
+        values = self.arguments(scope, arguments) if arguments.named else {}
         try:
-            return arguments.call(spec.target, found)
+            return arguments.call(spec.target, values)
         except Exception as error:
             error.add_note(f"while building {self.chain()} in the injector {scope.title}")
             raise
 
-    def arguments(self, scope: Scope, arguments: Arguments) -> dict[str, Any]:
+    def arguments(self, scope: Scope, arguments: Arguments) -> dict[str, object]:
         """The names that a callable asks for; those with a default only if they are declared."""
         cache, specs = scope.cache, scope.specs
         if self.trace is not None and scope is self.root:
             self.trace.update(arguments.names)
-        found: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for name, required in arguments.named:
             spec = specs.get(name)
             if spec is None:
                 if required:
-                    found[name] = self.get(scope, name)  # raises, with the path
+                    values[name] = self.get(scope, name)  # raises, with the path
             elif spec.kind == "PLAIN":
-                found[name] = spec.target
+                values[name] = spec.target
             else:
                 ready = cache.get(name, _BUILDING)
-                found[name] = self.get(scope, name) if ready is _BUILDING else ready
-        return found
+                values[name] = self.get(scope, name) if ready is _BUILDING else ready
+        return values
 
     def follow(self, scope: Scope, link: This) -> Any:
         """The target of a link. Steps into nested injectors stay in this access, so that everything is shared."""
@@ -242,7 +242,7 @@ class Resolution:
         circle = [str(frame) for frame in self.path[starts[-1] :]] if starts else []
         return DependencyError(
             lines(
-                f"{scope.title} goes round in a circle: {' -> '.join([*circle, name])}",
+                f"{scope.title} has a circular dependency: {' -> '.join([*circle, name])}",
                 f"met while building {self.chain()}" if starts and starts[-1] > 0 else "",
                 "cure: one of these names has to be a plain value, or to ask for another name",
             )
@@ -250,7 +250,7 @@ class Resolution:
 
     def _missing(self, scope: Scope, name: str) -> DependencyError:
         top = not self.path
-        wanted = self.path[0].name if self.path else name
+        requested = self.path[0].name if self.path else name
         near = did_you_mean(name, scope.specs)
         error = MissingNameError if top else DependencyError
         return error(
@@ -258,15 +258,15 @@ class Resolution:
                 f"{scope.title} has no name {name!r}",
                 f"needed by: {self.chain()} -> {name}" if self.path else "",
                 near,
-                "" if top and near else self._cure(scope, name, wanted),
+                "" if top and near else self._cure(scope, name, requested),
             )
         )
 
-    def _cure(self, scope: Scope, name: str, wanted: str) -> str:
+    def _cure(self, scope: Scope, name: str, requested: str) -> str:
         declare = f"cure: declare it, as in {scope.injector.__name__}.let({name}=...)"
         if scope is not self.root:
             return declare
-        access = f"resolve({scope.injector.__name__}, {wanted!r}, {name}=...)"
+        access = f"resolve({scope.injector.__name__}, {requested!r}, {name}=...)"
         return f"{declare}, or give it for one access: {access}"
 
 
@@ -280,7 +280,7 @@ def rewired(name: str, result: Any) -> Spec | None:
     return None
 
 
-def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **given: Any) -> Any:
+def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **names: object) -> Any:
     """The result of a name of an injector, with more names given for this access only.
 
     The given names count as if they were declared last (as by `let`), but no new injector is made.
@@ -297,16 +297,16 @@ def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **giv
         injector: the injector class.
         name: the name to resolve.
         trace: a set that collects every name asked of the injector, with or without a default.
-        given: names for this access.
+        names: names for this access.
 
     Raises:
         DependencyError: a missing name or a circle; an exception of a component keeps its own type.
     """
-    if name not in given and isinstance(injector, InjectorType) and is_ours(cast(Any, injector)):
+    if name not in names and isinstance(injector, InjectorType) and is_ours(cast(Any, injector)):
         declared: Spec | None = cast(Any, injector).__dependencies__.get(name)
         if declared is not None and declared.kind == "PLAIN":  # most names, of which nothing is built
             if trace is not None:
                 trace.add(name)
             return declared.target
-    root = scope_of(injector, given)
+    root = scope_of(injector, names)
     return Resolution(root, trace).get(root, name)

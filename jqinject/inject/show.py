@@ -1,8 +1,7 @@
 """Values in a few characters, for trees and reprs: an array is its dtype and shape, an object its class."""
 
 import enum
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -14,7 +13,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, slice, range, type(
 _LIMIT = 60
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """A short text for any value; never the contents of an array, never the repr of a layer.
 
     >>> import numpy as np
@@ -25,7 +24,7 @@ def brief(value: Any) -> str:
     return text if len(text) <= _LIMIT else text[: _LIMIT - 3] + "..."
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, enum.Enum):
@@ -44,7 +43,7 @@ def _brief(value: Any) -> str:
     return name if isinstance(name, str) else f"<{type(value).__name__}>"
 
 
-def _container(value: Any) -> str:
+def _container(value: Collection[object]) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_brief(k)}: {_brief(v)}" for k, v in list(value.items())[:8]) + "}"
     inside = ", ".join(_brief(item) for item in list(value)[:16])

@@ -13,8 +13,9 @@
 """
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -49,23 +50,49 @@ class Spec:
         Raises:
             DependencyError: it cannot be wired by name.
         """
-        found = self._arguments
-        if found is None:
+        arguments = self._arguments
+        if arguments is None:
             if self.kind == "COMPONENT":
-                found = arguments_of_class(self.target)
-                if found.refused:
+                arguments = arguments_of_class(self.target)
+                if arguments.refused:
                     raise DependencyError(
-                        f"component {self.target.__qualname__} cannot be wired: {found.refused}"
+                        f"component {self.target.__qualname__} cannot be wired: {arguments.refused}"
                     )
             elif self.kind == "FUNCTION":
-                found = arguments_of_function(self.target)
+                arguments = arguments_of_function(self.target)
             else:
-                found = Arguments()
-            self._arguments = found
-        return found
+                arguments = Arguments()
+            self._arguments = arguments
+        return arguments
 
 
-def spec_of(name: str, declared: Any) -> Spec:
+class InjectorClass(Protocol):
+    """The facts about an injector that the resolver and the checks read; `InjectorMeta` collects them.
+
+    Attributes:
+        __declared__: the names of its own class body, classified.
+        __dependencies__: the names of all its bases, merged in MRO order.
+        __deciders__: the injectors that it consists of: the first that declares a name decides it.
+        __made_by__: the call that made it (`"let"`, `"and"` or `"nested"`, with the arguments); empty for a statement.
+        __overrides__: the names that `let` redeclared, with the last value of each.
+        __around__: the injector that it is nested in and the names passed there; empty if it is not nested.
+    """
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __declared__(self) -> Mapping[str, Spec]: ...
+    @property
+    def __dependencies__(self) -> Mapping[str, Spec]: ...
+    @property
+    def __deciders__(self) -> Sequence["InjectorClass"]: ...
+    @property
+    def __made_by__(self) -> tuple[Any, ...]: ...
+    @property
+    def __overrides__(self) -> Mapping[str, object]: ...
+
+
+def spec_of(name: str, declared: object) -> Spec:
     """Classify the declaration of `name`."""
     if isinstance(declared, type):
         if isinstance(declared, InjectorType) and is_ours(declared):

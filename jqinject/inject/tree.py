@@ -40,14 +40,14 @@ class Node:
 
     def walk(self) -> Iterator["Node"]:
         """This node and every one below, each once, nearest first."""
-        seen = {id(self)}
+        visited = {id(self)}
         waiting: deque[Node] = deque([self])
         while waiting:
             node = waiting.popleft()
             yield node
             for below in (*node.children, *node.via):
-                if id(below) not in seen:
-                    seen.add(id(below))
+                if id(below) not in visited:
+                    visited.add(id(below))
                     waiting.append(below)
 
     def errors(self) -> list["Node"]:
@@ -58,8 +58,8 @@ class Node:
         for node in self.walk():
             if node.name == name:
                 return node
-        known = {node.name for node in self.walk()}
-        raise KeyError(lines(f"no {name!r} in the wiring of {self.name!r}", did_you_mean(name, known)))
+        names = {node.name for node in self.walk()}
+        raise KeyError(lines(f"no {name!r} in the wiring of {self.name!r}", did_you_mean(name, names)))
 
     def __contains__(self, name: object) -> bool:
         return any(node.name == name for node in self.walk())

@@ -13,18 +13,20 @@ from flax import nnx
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
-from jqinject.model.frozen_ops import frozen_kernel, op_of_weight, quantized_op, unfreeze_op
 from jqinject.model.frozen_weights import (
     check_parameters_freeze,
     check_unfreezes,
     freeze_weight,
+    frozen_kernel,
+    op_of_weight,
+    quantized_op,
     quantized_weights,
     restore_masters,
+    unfreeze_op,
 )
 from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.static_ranges import check_calibrated
-from jqinject.model.walk import ModelIndex, dotted
-from jqinject.nn.frozen.freeze_layer import SLICED_FROM, frozen_param, numbers_of
+from jqinject.model.walk import ModelIndex, check_calibrated, dotted
+from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
@@ -150,8 +152,8 @@ def _is_quantized(module: Any) -> bool:
 def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
-    known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
-    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
+    concrete = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
+    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, concrete, strict=True)]
     wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
     if wrong:
         paths = {id(module): dotted(path) for path, module in reversed(index.places) if id(module) in wrong}

@@ -8,8 +8,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.model.static_ranges import listed
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, dotted, listed
 from jqinject.proxy import QuantProxyFromInjector
 
 ABSENT = object()

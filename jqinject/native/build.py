@@ -53,12 +53,12 @@ def build(folder: Path | str = HERE, flags: Sequence[str] = ()) -> Path:
         raise FileNotFoundError(f"there is no folder {str(folder)!r} to compile into")
     compiler = [*_compiler(), *FLAGS, *flags]
     # Made in a temporary folder and renamed: another process may have the old library open.
-    with tempfile.TemporaryDirectory(prefix=f"{NAME}.", dir=folder) as made:
-        objects = {source: f"{made}/{source.stem}.o" for source in sorted(SOURCES.glob("*.c"))}
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}.", dir=folder) as build_folder:
+        objects = {source: f"{build_folder}/{source.stem}.o" for source in sorted(SOURCES.glob("*.c"))}
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             commands = ([*compiler, "-c", str(source), "-o", to] for source, to in objects.items())
             list(threads.map(_run, commands))
-        fresh = Path(made, NAME)
+        fresh = Path(build_folder, NAME)
         _run([*compiler, "-shared", *objects.values(), "-o", str(fresh)])
         return fresh.replace(folder / NAME)
 

@@ -18,7 +18,8 @@ FUNCTIONS = ("int8_matmul", "int4_matmul", "group_matmul", "float_matmul")
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES, FEW_ROWS, AVX2 = 1, 2, 4, 8
-# A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and as it lies; not measured.
+# A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and in its stored layout;
+# not measured.
 FEW = 4
 # With NEON: of integers, and of floats, for which dequantizing once pays with more.
 MOST_ROWS, MOST_ROWS_OF_FLOATS = 16, 4

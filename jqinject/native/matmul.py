@@ -36,10 +36,10 @@ def takes(lhs: jax.Array, rhs: jax.Array, accumulator: Any, rows: int) -> bool:
     """
     if not (lhs.dtype == rhs.dtype == np.dtype(np.int8)) or np.dtype(accumulator) != np.dtype(np.int32):
         return False
-    found = library()
-    if found.target is None or 0 in (lhs.size, rhs.size):
+    kernels = library()
+    if kernels.target is None or 0 in (lhs.size, rhs.size):
         return False
-    return found.rows is None or rows <= found.rows
+    return kernels.rows is None or rows <= kernels.rows
 
 
 def int8_matmul(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -70,10 +70,10 @@ def int8_matmul(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
             "  cure: as many axes in both, the summed one last"
         )
     lead = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
-    found = library()
-    if found.target is None:
-        raise RuntimeError(f"int8_matmul: {found.reason}.\n  cure: jax.lax.dot_general, as contractions do")
+    kernels = library()
+    if kernels.target is None:
+        raise RuntimeError(f"int8_matmul: {kernels.reason}.\n  cure: jax.lax.dot_general, as contractions do")
     out = jax.ShapeDtypeStruct((*lead, lhs.shape[-2], rhs.shape[-2]), jnp.int32)
-    y = jax.ffi.ffi_call(found.target, out, vmap_method="expand_dims")(lhs, rhs)
+    y = jax.ffi.ffi_call(kernels.target, out, vmap_method="expand_dims")(lhs, rhs)
     assert isinstance(y, jax.Array)
     return y

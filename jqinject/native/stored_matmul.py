@@ -74,10 +74,10 @@ def takes_stored(stored: StoredRows, depth: int, rows: int, floats: bool) -> boo
         rows: on the left.
         floats: whether the rows on the left are floats.
     """
-    found = library()
-    most = found.rows_of_floats if floats else found.rows
+    kernels = library()
+    most = kernels.rows_of_floats if floats else kernels.rows
     fits = most is None or rows <= most
-    return found.target is not None and depth > 0 and fits and stored.fits(depth, floats)
+    return kernels.target is not None and depth > 0 and fits and stored.fits(depth, floats)
 
 
 def int4_matmul(lhs: jax.Array, rhs: jax.Array, table: tuple[int, ...]) -> jax.Array:

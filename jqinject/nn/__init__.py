@@ -7,29 +7,32 @@ these.
 
 import inspect as _inspect
 
+from jqinject.nn.activations import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.activations import QuantHardSwish as QuantHardSwish
 from jqinject.nn.activations import QuantHardTanh as QuantHardTanh
 from jqinject.nn.activations import QuantIdentity as QuantIdentity
 from jqinject.nn.activations import QuantReLU as QuantReLU
 from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
-from jqinject.nn.attention.dot_product_attention import (
-    QuantScaledDotProductAttention as QuantScaledDotProductAttention,
-)
-from jqinject.nn.attention.dot_product_attention import ScaledDotProductAttention as ScaledDotProductAttention
-from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention as QuantMultiHeadAttention
 from jqinject.nn.base.batch_norm_folding import merge_bn as merge_bn
 from jqinject.nn.base.weight_layer import ContractionKind as ContractionKind
 from jqinject.nn.conv import QuantConv as QuantConv
-from jqinject.nn.conv_transpose import QuantConvTranspose as QuantConvTranspose
-from jqinject.nn.einsum import QuantEinsum as QuantEinsum
-from jqinject.nn.eltwise import QuantCat as QuantCat
-from jqinject.nn.eltwise import QuantConcat as QuantConcat
-from jqinject.nn.eltwise import QuantEltwiseAdd as QuantEltwiseAdd
-from jqinject.nn.embed import QuantEmbed as QuantEmbed
+from jqinject.nn.conv import QuantConvTranspose as QuantConvTranspose
+from jqinject.nn.dot_product_attention import (
+    QuantScaledDotProductAttention as QuantScaledDotProductAttention,
+)
+from jqinject.nn.dot_product_attention import ScaledDotProductAttention as ScaledDotProductAttention
+from jqinject.nn.elementwise_weights import QuantEmbed as QuantEmbed
+from jqinject.nn.elementwise_weights import QuantScaleBias as QuantScaleBias
+from jqinject.nn.linear import QuantEinsum as QuantEinsum
 from jqinject.nn.linear import QuantLinear as QuantLinear
 from jqinject.nn.linear import QuantLinearGeneral as QuantLinearGeneral
 from jqinject.nn.linear import QuantLoRALinear as QuantLoRALinear
+from jqinject.nn.merging_and_resizing import QuantCat as QuantCat
+from jqinject.nn.merging_and_resizing import QuantConcat as QuantConcat
+from jqinject.nn.merging_and_resizing import QuantEltwiseAdd as QuantEltwiseAdd
+from jqinject.nn.merging_and_resizing import QuantUpsample as QuantUpsample
+from jqinject.nn.multi_head_attention import QuantMultiHeadAttention as QuantMultiHeadAttention
 from jqinject.nn.norms import MergedBatchNorm as MergedBatchNorm
 from jqinject.nn.norms import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.norms import QuantGroupNorm as QuantGroupNorm
@@ -40,17 +43,14 @@ from jqinject.nn.pooling import QuantMaxPool as QuantMaxPool
 from jqinject.nn.pooling import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPool2d
 from jqinject.nn.pooling import TruncAvgPool as TruncAvgPool
 from jqinject.nn.pooling import TruncAvgPool2d as TruncAvgPool2d
-from jqinject.nn.quant_checkpoint import QuantCheckpoint as QuantCheckpoint
-from jqinject.nn.recurrent.recurrent_cells import QuantGRUCell as QuantGRUCell
-from jqinject.nn.recurrent.recurrent_cells import QuantLSTMCell as QuantLSTMCell
-from jqinject.nn.recurrent.recurrent_cells import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
-from jqinject.nn.recurrent.recurrent_cells import QuantSimpleCell as QuantSimpleCell
-from jqinject.nn.recurrent.recurrent_layers import QuantLSTM as QuantLSTM
-from jqinject.nn.recurrent.recurrent_layers import QuantRNN as QuantRNN
-from jqinject.nn.scale_bias import QuantScaleBias as QuantScaleBias
+from jqinject.nn.recurrent_cells import QuantGRUCell as QuantGRUCell
+from jqinject.nn.recurrent_cells import QuantLSTMCell as QuantLSTMCell
+from jqinject.nn.recurrent_cells import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
+from jqinject.nn.recurrent_cells import QuantSimpleCell as QuantSimpleCell
+from jqinject.nn.recurrent_layers import QuantLSTM as QuantLSTM
+from jqinject.nn.recurrent_layers import QuantRNN as QuantRNN
 from jqinject.nn.torch_state import attention_from_torch as attention_from_torch
 from jqinject.nn.torch_state import recurrent_state_from_torch as recurrent_state_from_torch
-from jqinject.nn.upsample import QuantUpsample as QuantUpsample
 
 # `help(jqinject.nn)` describes these.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,22 +1,25 @@
-"""The quantized convolution, and what it shares with the transposed one."""
+"""Quantized convolutions, plain and transposed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, final, overload
+from functools import cache, partial
+from typing import Any, NamedTuple, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import auto_axes
 
-from jqinject.dot import Affine, FrozenParam, affine_of, integer_conv
+from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
-from jqinject.nn.base.dot_layer import DEFAULT_WEIGHT, SchemeLike, by_scheme
-from jqinject.nn.base.keywords import QuantConvKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.keywords import QuantConvKeywords, QuantConvTransposeKeywords
+from jqinject.nn.base.layer_geometry import LayerGeometry
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import (
     ContractionKind,
     LayerArrays,
@@ -26,8 +29,10 @@ from jqinject.nn.base.weight_layer import (
     unallocated,
 )
 from jqinject.ops.sharding import asked, with_sharding
-from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, on_integers
+from jqinject.program.jaxpr import Body, Equation
+from jqinject.proxy import GradQuantProxyFromInjector
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, on_integers
 
 
 @dataclass
@@ -36,9 +41,13 @@ class IntegerConvolution:
 
     Attributes:
         choice: the row of the table for input and kernel.
+        grad_quant: quantizer of the output's gradient, or None.
+        token: of the last call: its cotangent is the scale of the gradient; None for a gradient of floats.
     """
 
     choice: ChosenKernel
+    grad_quant: GradQuantProxyFromInjector | None = None
+    token: jax.Array | None = None
 
     def __call__(
         self,
@@ -58,7 +67,15 @@ class IntegerConvolution:
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
         left, right = self.choice.operands((lhs, rhs))
         left = replace(left, integers=self._integers(left.integers, lhs))
-        return with_sharding(integer_conv(convolution, left, right), out_sharding)
+        gradient = None
+        if self.grad_quant is not None and self.grad_quant.makes_integers:
+            out = jax.eval_shape(
+                partial(convolution.numbers, dtype=dtype), lhs, jnp.zeros(rhs.shape, lhs.dtype)
+            )
+            found = self.grad_quant.gradient_format(out)
+            gradient = None if found is None else found.in_one()
+        y, self.token = integer_conv(convolution, left, right, gradient)
+        return with_sharding(y, out_sharding)
 
     def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
@@ -87,41 +104,36 @@ class QuantConvLayer(QuantWeightLayer[Out]):
     in_features: int
     out_features: int
     mask: Any
-    _channels_last: ClassVar[bool] = True
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of input and output."""
-        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
-
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        return {-1: self.in_features}
-
-    @property
-    def weight_ndim(self) -> int:
-        """A kernel has the axes of the window, and one each for input and output channels."""
-        return len(self.kernel_shape)
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
-    ) -> tuple[jax.Array, None]:
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
         x, kernel, bias = arrays
         if isinstance(choice.rhs, FrozenParam):
             kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
+        convolution = IntegerConvolution(choice, grad_quant)
         view = ParameterView(
             self,
             {
                 "kernel": kernel,
                 "bias": bias,
                 "promote_dtype": partial(promoted, self.promote_dtype),
-                self.contraction_name: IntegerConvolution(choice),
+                self.contraction_name: convolution,
             },
         )
-        return self._parent_forward(view, x, out_sharding), None
+        return self._parent_forward(view, x, out_sharding), convolution.token
 
     def _placed(self, shape: tuple[int, ...]) -> Any:
-        channel = self.output_channel_dim
-        assert isinstance(channel, int), "a kernel has its output channels along one axis"
-        return PlacedFilters(Filters(None, channel, shifted=False)) if self.mask is None else None
+        filters = Filters(None, self.geometry.channels[0], shifted=False)
+        return PlacedFilters(filters) if self.mask is None else None
+
+    def _terms(self) -> int:
+        """The number of products that one element of the output sums."""
+        return math.prod(self.weight_shape) // max(self.out_channels, 1)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.
@@ -135,6 +147,41 @@ class QuantConvLayer(QuantWeightLayer[Out]):
         if not on_grid or weight.scale.size == 1:
             return on_grid
         return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        """The output with the scale of the sums; an array if they have none."""
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=self._terms(),
+            rhs_channel_axis=self.geometry.channels[0],
+            lhs_free_axes=self._free_input_axes(x.ndim),
+            bias=bias,
+            bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
+        )
+
+
+@cache
+def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_summed: bool) -> LayerGeometry:
+    """Return the geometry of a kernel (*window, channels, channels) and channels last.
+
+    Args:
+        ndim: number of axes of the kernel.
+        in_features, out_features: of the layer.
+        channel: the axis of the output channels.
+        is_summed: whether a contraction of integers needs sums of the kernel.
+    """
+    return LayerGeometry(
+        ndim,
+        channels=(channel,),
+        sums=tuple(range(ndim - 1)) if is_summed else (),
+        features=(in_features,),
+        channels_last=True,
+        input_channels=(in_features,),
+        output_channels=(out_features,),
+    )
 
 
 @final
@@ -191,15 +238,7 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantConv[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantConv[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantConv[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -220,13 +259,13 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         scheme: SchemeLike = None,
         **more: Unpack[QuantConvKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
-    def axes_of_sums(self) -> tuple[int, ...]:
-        """The window and the input channels."""
-        return tuple(range(self.weight_ndim - 1))
+    @property
+    def geometry(self) -> LayerGeometry:
+        """Integers need sums over the window and the input channels."""
+        ndim = len(self.kernel_shape)
+        return of_window(ndim, self.in_features, self.out_features, ndim - 1, True)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         channels = (ndim - 1,) if self.weight_shape[-2] == 1 else ()
@@ -242,3 +281,188 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
             return x, weight
         scales = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
+
+
+@final
+class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
+    """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.ConvTranspose` to the bit.
+
+    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
+    the arguments of the float layer are Flax's, an override without effect is an error, the accumulator's bits are
+    enough for every sum, and sums without a scale are returned as an array (there an error).
+
+    Args:
+        in_features: input channels.
+        out_features: output channels.
+        kernel_size: the window.
+        strides: as for `nnx.ConvTranspose`.
+        weight_quant: quantizer of the kernel, shape (*kernel_size, in_features, out_features), or with
+            `transpose_kernel=True` (*kernel_size, out_features, in_features); channels are the axis of `out_features`.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: as for `QuantConv`.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        padding, kernel_dilation, use_bias, mask, dtype, param_dtype, precision, kernel_init, bias_init,
+            transpose_kernel, promote_dtype, preferred_element_type, kernel_metadata, bias_metadata: as for
+            `nnx.ConvTranspose`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> up = QuantConvTranspose(3, 8, (2, 2), strides=2, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> up(jnp.ones((2, 5, 5, 3))).shape, up.quant_weight().scale.shape
+        ((2, 10, 10, 8), (1, 1, 1, 8))
+    """
+
+    contraction_name = "conv_general_dilated"
+    _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
+    contraction_needs = {
+        "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
+        "point and with one scale or one for each output channel, no mask and no transpose_kernel",
+        "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
+    }
+
+    _results: Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        *,
+        rngs: nnx.Rngs,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
+        **more: Unpack[QuantConvTransposeKeywords],
+    ) -> None:
+        self._init_layer(locals())
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """The output channels are the last axis of the kernel, the last but one where it is transposed."""
+        ndim = len(self.kernel_shape)
+        channel = ndim - (2 if self.transpose_kernel else 1)
+        return of_window(ndim, self.in_features, self.out_features, channel, False)
+
+    def _terms(self) -> int:
+        """The products that one element of the output sums, or what Brevitas counts where that is more.
+
+        They are the input channels times the places of the window that meet in one output: those a stride apart.
+        Brevitas counts output channels, and adds the places along the axes; where that is enough, widths agree.
+        """
+        window = self.weight_shape[-self.weight_ndim : -2]
+        strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
+        places = (
+            math.ceil(size / (stride // math.gcd(stride, dilation)))
+            for size, stride, dilation in zip(window, strides, dilations, strict=True)
+        )
+        added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
+        return max(self.in_features * math.prod(places), self.out_features * added)
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        return None if self.transpose_kernel else super()._placed(shape)
+
+    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> Any:
+        # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
+        array = as_array(x)
+        explicit = asked(
+            True, array, weight.numbers["scale"] if isinstance(weight, FrozenParam) else as_array(weight)
+        )
+        return super()._choice(array if explicit else x, weight, integer_gradient)
+
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        def forward(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
+            view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
+            return self._flax_forward(view, inputs)
+
+        arrays = inputs, parameter_view.kernel[...], parameter_view.bias
+        convolve = vars(parameter_view).get(self.contraction_name)
+        if convolve is not None:
+            y = with_convolution(convolve, forward, *parameter_view.promote_dtype(arrays, dtype=self.dtype))
+        elif asked(out_sharding, inputs, parameter_view.kernel) is None:
+            y = forward(*arrays)
+        else:
+            # Flax hands no sharding to its convolution: it is run with automatic axes.
+            run: Any = auto_axes(forward, out_sharding=out_sharding)
+            return run(*arrays)
+        return with_sharding(y, out_sharding)
+
+
+def _each(sizes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """One number for each axis of the window."""
+    return (sizes or 1,) * rank if isinstance(sizes, int | None) else tuple(sizes)
+
+
+ARGUMENTS = (
+    "window_strides",
+    "padding",
+    "lhs_dilation",
+    "rhs_dilation",
+    "dimension_numbers",
+    "feature_group_count",
+    "batch_group_count",
+    "preferred_element_type",
+)
+
+
+def with_convolution(
+    convolve: Callable[..., jax.Array], forward: Callable[..., jax.Array], *arrays: Any
+) -> jax.Array:
+    """`forward(*arrays)`, convolving by `convolve`.
+
+    Args:
+        convolve: called as `lax.conv_general_dilated`.
+        forward: a function of arrays that convolves, itself or in functions that it calls.
+        arrays: its arguments; None stays None.
+
+    Raises:
+        ValueError: it does not convolve, or where no other function can take its place.
+    """
+    body = Body.of(jax.make_jaxpr(forward)(*arrays))
+    if not _convolves(body):
+        raise ValueError(
+            "a convolution in low bits was to take the place of the layer's own, and none is in the open or in a "
+            "jax.jit function.\n  cure: a forward that calls jax.lax.conv_general_dilated or conv_transpose"
+        )
+    (out,) = _evaluated(body, jax.tree.leaves(arrays), convolve)
+    return out
+
+
+def _evaluated(body: Body, inputs: Sequence[Any], convolve: Callable[..., jax.Array]) -> list[Any]:
+    def step(eqn: Equation, values: list[Any]) -> list[Any]:
+        if eqn.name == "conv_general_dilated":
+            return [convolve(*values, **{name: eqn.params[name] for name in ARGUMENTS})]
+        if eqn.name == "jit" and _convolves(eqn.bodies[0]):
+            return _evaluated(eqn.bodies[0], values, convolve)
+        return eqn.bind(values)
+
+    return body.run(inputs, step, lambda value: value)
+
+
+def _convolves(body: Body) -> bool:
+    return any(
+        eqn.name == "conv_general_dilated" or (eqn.name == "jit" and _convolves(eqn.bodies[0]))
+        for eqn in body.equations
+    )

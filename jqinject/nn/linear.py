@@ -1,27 +1,32 @@
-"""Quantized dense layers: over one axis, over any axes, and with a low-rank update in float."""
+"""Quantized dense layers: over one axis, over any axes, by an equation, and with a low-rank update in float."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Unpack, final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.nn.base.dot_layer import (
-    DEFAULT_WEIGHT,
-    PlacedContraction,
-    QuantDotLayer,
-    SchemeLike,
-    by_scheme,
-    unsummed_axes,
+from jqinject.dot import kernel_axes_of
+from jqinject.dot.geometry.equation import EinsumLabels
+from jqinject.nn.base.dot_layer import PlacedContraction, QuantDotLayer
+from jqinject.nn.base.keywords import (
+    QuantEinsumKeywords,
+    QuantLinearGeneralKeywords,
+    QuantLinearKeywords,
+    QuantLoRALinearKeywords,
 )
-from jqinject.nn.base.keywords import QuantLinearGeneralKeywords, QuantLinearKeywords, QuantLoRALinearKeywords
-from jqinject.nn.base.quant_layer import Off, On, Out
+from jqinject.nn.base.layer_geometry import LayerGeometry, WrongFeaturesError, check_features
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
+from jqinject.nn.base.quant_layer import Out, Results
 from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @final
@@ -71,15 +76,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         ((2, 4), 4)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinear[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinear[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLinear[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -98,9 +95,7 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         scheme: SchemeLike = None,
         **more: Unpack[QuantLinearKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -146,15 +141,7 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         ((3, 2, 4), (1, 2, 4))
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLinearGeneral[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLinearGeneral[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLinearGeneral[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLinearGeneral[jax.Array], QuantLinearGeneral[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -173,54 +160,35 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         scheme: SchemeLike = None,
         **more: Unpack[QuantLinearGeneralKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = by_scheme(self, scheme, locals(), rngs)
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes of the kernel that are not summed over."""
-        return unsummed_axes(self)
-
-    @property
-    def weight_ndim(self) -> int:
-        """A kernel has the batch axes, and one each for input and output features."""
-        return len(self.batch_axis) + len(self.in_features) + len(self.out_features)
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The input features."""
-        return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
-
-    @property
-    def input_axes(self) -> tuple[int, ...]:
-        """Those of `axis`, in the order in which they lie."""
-        return tuple(sorted(self.axis))
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Output features are the last axes; input features too, unless `axis` says otherwise."""
-        shapes = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
-        last = tuple(range(-len(self.in_features), 0))
-        return shapes | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
-
-    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction:
-        ndim = len(shape)
-        # Flax goes by the order of the axes, not by that in which they are given.
-        axes = tuple(sorted(axis % ndim for axis in self.axis))
-        batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
-        numbers = (axes, self.summed_axes), (batch, tuple(range(len(batch))))
-        return PlacedContraction(Dimensions.of(ndim, self.weight_ndim, numbers))
-
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        if any(not -ndim <= axis < ndim for axis in self.axis):
-            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing: reported
-        axes = sorted(
-            self.axis, key=lambda axis: axis % ndim
-        )  # as Flax does, whatever order they are given in
-        return dict(zip(axes, self.in_features, strict=True))
+    def geometry(self) -> LayerGeometry:
+        """A kernel has the batch axes, then those of the input features, which are summed over."""
+        batch = tuple(self.batch_axis)
+        return _of_general(tuple(self.in_features), tuple(self.out_features), tuple(self.axis), batch)
 
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is None and self.dot_general_cls is None
+
+
+@cache
+def _of_general(
+    in_features: tuple[int, ...], out_features: tuple[int, ...], axis: tuple[int, ...], batch: tuple[int, ...]
+) -> LayerGeometry:
+    first = len(batch)
+    behind = first + len(in_features)
+    input_axes = tuple(sorted(axis))
+    ends_input = input_axes == tuple(range(-len(in_features), 0))
+    return LayerGeometry(
+        behind + len(out_features),
+        summed=tuple(range(first, behind)),
+        input_axes=input_axes,
+        batch_axes=batch,
+        features=in_features,
+        input_channels=in_features if ends_input else None,
+        output_channels=None if batch else out_features,
+    )
 
 
 @final
@@ -269,15 +237,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLoRALinear[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLoRALinear[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLoRALinear[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLoRALinear[jax.Array], QuantLoRALinear[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -296,12 +256,175 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
         contraction: ContractionKind = "auto",
         **more: Unpack[QuantLoRALinearKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)
 
-    def _contract(self, choice: Any, arrays: Any, grad_dtype: Any, out_sharding: Any) -> Any:
-        y, token = super()._contract(choice, arrays, grad_dtype, out_sharding)
+    def _contract(self, choice: Any, arrays: Any, grad_quant: Any, out_sharding: Any) -> Any:
+        y, token = super()._contract(choice, arrays, grad_quant, out_sharding)
         return y + self.lora(arrays[0]), token
+
+
+@final
+class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
+    """`nnx.Einsum` with quantizers: y = einsum(x_q, W_q) + b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Einsum` to the bit. Frozen, it contracts integers where its input is
+    quantized to at most 8 bits and the equation is a plain contraction: one that repeats a label in an operand,
+    broadcasts an axis of length 1, or sums an axis of one operand alone contracts the dequantized floats.
+
+    Args:
+        einsum_str: the equation: input, kernel -> output.
+        kernel_shape: of the kernel.
+        bias_shape: of the bias; None for no bias.
+        weight_quant: quantizer of the kernel. Channels are counted along all its axes that the output has: with a scale
+            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over. By default
+            `Int8WeightPerTensorFloat`; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        scheme: as for `QuantLinear`: a `jqinject.dot.Scheme`, which quantizes what is contracted, forward and backward.
+        contraction: as for `QuantLinear`.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, einsum_op, preferred_element_type,
+            kernel_metadata, bias_metadata: as for `nnx.Einsum`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> heads = QuantEinsum(
+        ...     "btd,dnh->btnh", (8, 2, 4), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> heads(jnp.ones((1, 3, 8))).shape, heads.quant_weight().scale.shape
+        ((1, 3, 2, 4), (1, 2, 4))
+    """
+
+    takes_batch_norm = False
+
+    contraction_name = "einsum_op"
+    _flax_contraction = staticmethod(jnp.einsum)
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "
+        "that is a plain contraction",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along what is summed over, and an "
+        "equation that is a plain contraction",
+    }
+
+    _results: Results[QuantEinsum[jax.Array], QuantEinsum[AnyQuantTensor]]
+
+    def __init__(
+        self,
+        einsum_str: str,
+        kernel_shape: Sequence[int],
+        bias_shape: Sequence[int] | None = None,
+        *,
+        rngs: nnx.Rngs,
+        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        return_quant_tensor: bool = False,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
+        scheme: SchemeLike = None,
+        **more: Unpack[QuantEinsumKeywords],
+    ) -> None:
+        kernel_shape = tuple(kernel_shape)
+        self._init_layer(locals())
+
+    def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The parent's forward on quantized input, weight and bias, then the output quantizer.
+
+        Args:
+            inputs: float array or QuantTensor.
+            einsum_str: an equation for this call instead of the layer's. What shares a scale in the kernel is
+                decided by the layer's own.
+            out_sharding: as for the parent.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor` (an array where sums have no scale, as in an equation
+            that is not a plain contraction).
+
+        Raises:
+            ValueError: a QuantTensor is to be returned, and input or weight are not quantized; an equation that does
+                not fit.
+        """
+        if einsum_str is None or einsum_str.replace(" ", "") == self.einsum_str:
+            return super().__call__(inputs, out_sharding)
+        twin = copy.copy(self)  # the same Variables and quantizers, another equation
+        twin.einsum_str = einsum_str.replace(" ", "")
+        return twin(inputs, out_sharding=out_sharding)
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """The axes of the kernel that the output does not have are summed over."""
+        return _of_equation(self.einsum_str, tuple(self.kernel_shape))
+
+    def _check_features(self, inputs: Any) -> None:
+        shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
+        of_input, of_kernel, _ = _labels(self.einsum_str)
+        known = [len(label) for label in of_input.split("...")]
+        if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
+            raise WrongFeaturesError(
+                f"QuantEinsum({self.einsum_str!r}) got an input of shape {shape}; expected "
+                f"{'at least ' if len(known) > 1 else ''}{sum(known)} axes, {of_input!r}"
+            )
+        if "..." in of_kernel:
+            return
+        sizes = dict(zip(of_kernel, kernel, strict=True))
+        front, _, behind = of_input.partition("...")
+        axes = {axis: label for axis, label in enumerate(front)} if behind or "..." in of_input else {}
+        last = behind if "..." in of_input else front
+        axes |= {axis - len(last): label for axis, label in enumerate(last)}
+        # Axes of length 1 are broadcast, as `jnp.einsum` does it.
+        expected = {
+            axis: sizes[label]
+            for axis, label in axes.items()
+            if label in sizes and 1 not in (sizes[label], shape[axis])
+        }
+        check_features(self, inputs, expected, argument="kernel_shape")
+
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
+        equation = EinsumLabels.parse(self.einsum_str, shape, self.kernel_shape)
+        if not equation.is_plain(shape, tuple(self.kernel_shape)):
+            return None
+        return PlacedContraction(equation.dimensions(), equation.permutation())
+
+
+def _labels(equation: str) -> tuple[str, str, str]:
+    """Split an equation into the labels of input, kernel and output."""
+    operands, _, output = equation.partition("->")
+    of_input, of_kernel = operands.split(",")
+    return of_input, of_kernel, output
+
+
+@cache
+def _of_equation(equation: str, kernel_shape: tuple[int, ...]) -> LayerGeometry:
+    of_input, of_kernel, output = _labels(equation)
+    behind = of_input.rpartition(".")[2]
+    summed = [label for label in of_kernel.replace(".", "") if label in behind and label not in output]
+    sizes = {} if "." in of_kernel or not output else dict(zip(of_kernel, kernel_shape, strict=True))
+    return LayerGeometry(
+        len(kernel_shape),
+        summed=kernel_axes_of(equation, kernel_shape),
+        input_axes=tuple(behind.index(label) - len(behind) for label in summed) or (-1,),
+        input_channels=_channels(behind, sizes),
+        output_channels=_channels(output.rpartition(".")[2], sizes),
+    )
+
+
+def _channels(labels: str, sizes: dict[str, int]) -> tuple[int, ...] | None:
+    """Return the sizes of the last axes, from the first on that the kernel has too; None without one."""
+    first = next((at for at, label in enumerate(labels) if label in sizes), None)
+    return None if first is None else tuple(sizes.get(label, 1) for label in labels[first:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
@@ -14,9 +14,9 @@ from jqinject.nn.base.keywords import (
     QuantLayerNormKeywords,
     QuantRMSNormKeywords,
 )
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.layer_geometry import check_features
+from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, hold_proxies, is_on, through
-from jqinject.nn.base.weight_axes import check_features
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
@@ -42,15 +42,6 @@ class QuantNormLayer(QuantLayer[Out]):
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
-        """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
-
-        Args:
-            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
-                `input_quant`.
-            overrides: the user's further keywords.
-            return_quant_tensor: whether to return QuantTensors.
-            rngs: for quantizers that draw random numbers.
-        """
         stack, shapes = self._stack(), self._channel_shapes()
         axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
         offered = {} if axis_name is None else {"axis_name": axis_name}
@@ -139,15 +130,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantLayerNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantLayerNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantLayerNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -161,8 +144,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantLayerNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -196,15 +178,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantRMSNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantRMSNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantRMSNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -218,8 +192,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantRMSNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -256,15 +229,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantGroupNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantGroupNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantGroupNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantGroupNorm[jax.Array], QuantGroupNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -280,8 +245,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantGroupNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
 
 @final
@@ -318,15 +282,7 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off = ..., **__) -> QuantBatchNorm[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On, **__) -> QuantBatchNorm[AnyQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantBatchNorm[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -340,8 +296,7 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         grad_quant: QuantizerLike = None,
         **more: Unpack[QuantBatchNormKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, final, overload
+from typing import Any, TypeAlias, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jqinject.nn.base.keywords import (
     TruncAvgPool2dKeywords,
     TruncAvgPoolKeywords,
 )
-from jqinject.nn.base.quant_layer import Off, On, Out, QuantLayer
+from jqinject.nn.base.quant_layer import Out, QuantTensorLayer, Results
 from jqinject.nn.base.slots import INPUT, OUTPUT, TRUNC, hold_proxies, through
 from jqinject.quant import QuantizerLike, RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
@@ -25,7 +25,7 @@ from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, a
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
 
-class QuantWindowLayer(QuantLayer[Out]):
+class QuantWindowLayer(QuantTensorLayer[Out]):
     """Abstract: a layer that moves a window over spatial axes.
 
     Attributes:
@@ -123,13 +123,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 8)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off, **__) -> QuantMaxPool[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantMaxPool[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]
 
     def __init__(
         self,
@@ -177,13 +171,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 10)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off, **__) -> QuantAvgPool[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, **__) -> QuantAvgPool[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]
 
     def __init__(
         self,
@@ -274,15 +262,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         ([3, 11], [1.5, 5.5])
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On = ..., **__) -> TruncAvgPool[IntQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off, **__) -> TruncAvgPool[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, **__) -> TruncAvgPool[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]
 
     def __init__(
         self,
@@ -327,15 +307,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         ((1, 2, 2, 3), 200, 8)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(cls, *_, return_quant_tensor: On = ..., **__) -> TruncAvgPool2d[IntQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off, **__) -> TruncAvgPool2d[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, **__) -> TruncAvgPool2d[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]
 
     def __init__(
         self,
@@ -378,17 +350,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         (1, 1, 1, 3)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __new__(
-            cls, *_, return_quant_tensor: On = ..., **__
-        ) -> TruncAdaptiveAvgPool2d[IntQuantTensor]: ...
-        @overload
-        def __new__(cls, *_, return_quant_tensor: Off, **__) -> TruncAdaptiveAvgPool2d[jax.Array]: ...
-        @overload
-        def __new__(cls, *_, **__) -> TruncAdaptiveAvgPool2d[Any]: ...
-        def __new__(cls, *_, **__) -> Any: ...
+    _results: Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]
 
     def __init__(
         self,

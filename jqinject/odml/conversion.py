@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import RangeScaling, RescalingIntQuant, scale_and_zero_point
-from jqinject.core.component import HiddenMethod
+from jqinject.core.component import hidden_method
 from jqinject.model import Rule
 from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
@@ -67,7 +67,7 @@ class Markers(AsWritten):
                 return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
         return super().arithmetic(name, operands, evaluate)
 
-    def grad_dtype(self, name: str) -> None:
+    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> None:
         """Gradients are not marked."""
 
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
@@ -135,7 +135,7 @@ class ConvertedProgram(QuantizedProgram):
 
     __slots__ = ()
 
-    @HiddenMethod
+    @hidden_method
     def quantizers(self) -> Markers:
         """The markers of the sites."""
         return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.clamp import bounded
+from jqinject.ops.fake_quant import bounded
 from jqinject.ops.power import max_int, min_int
 from jqinject.ops.sharding import taken
 from jqinject.ops.ste import nearest

@@ -31,7 +31,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.clamp import quotient
+from jqinject.ops.fake_quant import quotient
 from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_as
 

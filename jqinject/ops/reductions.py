@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.clamp import choose
 from jqinject.ops.cut import Cut
+from jqinject.ops.lean import choose
 from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import Names, extreme_over, place_over, places_over, sharded_as, sum_over
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 from flax import nnx
 
+from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.policy import Site
 from jqinject.program.tracked_value import Tracked
@@ -16,7 +17,7 @@ from jqinject.program.weights.equation_arguments import arguments_of, weight_las
 from jqinject.program.weights.parameters import dotted
 from jqinject.program.weights.quantized_rows import quantized_in_rows
 from jqinject.program.weights.weight_call import WeightCall
-from jqinject.proxy import check_range, transformed
+from jqinject.proxy import GradQuantProxyFromInjector, check_range, transformed
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
@@ -51,8 +52,13 @@ class Quantizers(Protocol):
         """`x` through the transform before the quantizer of a site, and not quantized."""
 
     @abstractmethod
-    def grad_dtype(self, name: str) -> Any:
-        """Dtype of the 8-bit floats that a gradient's quantizer makes; None for any other, and if there is none."""
+    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
+        """The numbers of the gradient of an output for a contraction that takes them backward; None for floats.
+
+        Args:
+            name: of the site of the gradient.
+            y: the abstract value of the output.
+        """
 
     @abstractmethod
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
@@ -159,7 +165,7 @@ class Finder(AsWritten):
         """`x` as it is."""
         return x
 
-    def grad_dtype(self, name: str) -> None:
+    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
         """None."""
 
     def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
@@ -217,9 +223,10 @@ class HeldQuantizers(AsWritten):
         """See `Quantizers`."""
         return dotted(weight_path) in self._weights
 
-    def grad_dtype(self, name: str) -> Any:
+    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
         """See `Quantizers`."""
-        return getattr(self._held.get(name), "q_dtype", None)
+        proxy = self._held.get(name)
+        return proxy.gradient_format(y) if isinstance(proxy, GradQuantProxyFromInjector) else None
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x` through its quantizer.

@@ -6,12 +6,16 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core import check
 from jqinject.core._protocols import amax_history, number_format
-from jqinject.core.state import LOOKED_AT
-from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
+from jqinject.dot.tensors.backward_quantizer import (
+    GradientFormat,
+    quantize_gradient_by,
+    reporting,
+    why_not_backward,
+)
+from jqinject.ops import FloatGrid
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.layer_links import PRE_TRANSFORM, check_range, transformed
 from jqinject.proxy.metadata import QuantMetadata
@@ -21,15 +25,8 @@ DEQUANT_MODES = ("output", "this_input", "other_input")
 
 
 class FlowProxy(QuantProxyFromInjector):
-    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare.
+    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    Attributes:
-        pre_transform: the transform; None without one.
-        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
-    """
-
-    pre_transform: Any = None
-    transform_axes: tuple[int, ...] = (-1,)
     reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
@@ -71,24 +68,7 @@ class ActQuantProxyFromInjector(FlowProxy):
     role = "activation"
     quantizes_activations = True
 
-    def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
-        """Quantize an activation.
-
-        Args:
-            x: float array, or a QuantTensor, whose value is then quantized anew.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
-            there is a `pre_transform`.
-        """
-        if self.pre_transform is not None:
-            x = transformed(self, as_array(x))
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average and self not in LOOKED_AT:
-            check_range(self, array)
-        return self._quantized(array)
+    __call__ = QuantProxyFromInjector._activation_quantized
 
     def quantize_transformed(self, x: jax.Array) -> Any:
         """Quantize an activation that has been through the `pre_transform`; the caller checks its range.
@@ -201,8 +181,7 @@ class GradQuantProxyFromInjector(FlowProxy):
 
         Args:
             y: float array.
-            token: its cotangent becomes the scale of an 8-bit float's gradient, for a contraction that goes on with the
-                payload.
+            token: its cotangent becomes the scale, for a contraction that takes the payload.
 
         Raises:
             TypeError: `y` is not a float array, so it has no gradient.
@@ -210,7 +189,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if not self.is_quant_enabled:
             return y
         y = check.float_input(y, "a gradient quantizer")
-        return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
+        return quantize_gradient_by(y, self, _gradient_quantized, token)
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
@@ -241,12 +220,28 @@ class GradQuantProxyFromInjector(FlowProxy):
         return ("gradient", "the one", "proxy.quantize(g)") if reporting(self) is None else None
 
     @property
-    def q_dtype(self) -> np.dtype | None:
-        """Dtype of an 8-bit float's payload that is scaled by amaxes; None for others, and if quantization is off."""
-        if not self.is_quant_enabled or reporting(self) is None:
+    def makes_integers(self) -> bool:
+        """Whether gradients become integers, as far as the quantizer states it."""
+        return self.is_quant_enabled and number_format(self.tensor_quant) is None
+
+    def gradient_format(self, y: jax.Array | jax.ShapeDtypeStruct) -> GradientFormat | None:
+        """Return the numbers of the gradient of an output, for a contraction that takes them backward.
+
+        Args:
+            y: the output, or its abstract value.
+
+        Returns:
+            None where the dequantized gradient is contracted: of other formats than integers of at most 8 bits and
+            8-bit floats scaled by amaxes, and if quantization is off.
+        """
+        if self.makes_integers:
+            return GradientFormat.of_integers(
+                jax.eval_shape(self.quantize, jax.ShapeDtypeStruct(y.shape, y.dtype))
+            )
+        form = number_format(self.tensor_quant) if self.is_quant_enabled else None
+        if form is None or form.dtype not in CONTRACTED or reporting(self) is None:
             return None
-        form = number_format(self.tensor_quant)
-        return form.dtype if form is not None and form.dtype in CONTRACTED else None
+        return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
     def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)
@@ -258,6 +253,10 @@ class GradQuantProxyFromInjector(FlowProxy):
                 "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, handed, quantizer)
+
+
+def _gradient_quantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> QuantTensor | jax.Array:
+    return proxy.quantize_gradient(g)
 
 
 @final

@@ -13,7 +13,7 @@ from jqinject.core import AmaxScaling, _protocols
 from jqinject.core.component import InnerModule
 from jqinject.inject import Binding
 from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.layer_links import ranges_in
+from jqinject.proxy.layer_links import Linked, ranges_in
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor.array_methods import attribute
 
@@ -28,7 +28,7 @@ def asked(question: Callable[[Any], Any], doc: str) -> Any:
     return property(lambda proxy: question(proxy.tensor_quant), doc=doc)
 
 
-class Answers(InnerModule):
+class Answers(Linked, InnerModule):
     """Abstract: holds a quantizer and answers for it.
 
     Attributes:

@@ -27,6 +27,7 @@ from flax import nnx
 from jqinject.core import Quantized, Quantizer, QuantStat
 from jqinject.core._protocols import groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
+from jqinject.core.transforms import Transform
 from jqinject.inject import (
     Binding,
     DependencyError,
@@ -39,7 +40,7 @@ from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import assembly, layer_links, metadata
 from jqinject.proxy.answers import Answers
-from jqinject.quant_tensor import as_array, in_groups
+from jqinject.quant_tensor import QuantTensor, as_array, in_groups
 
 
 class QuantProxyFromInjector(Answers):
@@ -62,6 +63,8 @@ class QuantProxyFromInjector(Answers):
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
+        pre_transform: comes before a quantizer of what flows; None without one.
+        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
 
     Args:
         injector: an `ExtendedInjector`, or a binding of one.
@@ -84,6 +87,8 @@ class QuantProxyFromInjector(Answers):
     keeps_payload: bool = False
     record: QuantStat | None = None
     served_layers: int = 1
+    pre_transform: Transform | None = None
+    transform_axes: tuple[int, ...] = (-1,)
     role: ClassVar[str] = "parameter"
     parameter: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
@@ -118,16 +123,16 @@ class QuantProxyFromInjector(Answers):
             quantizer = self._build(layers, rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
-            check(known=self.reads | metadata.METADATA | trace)
+            check(also_read=self.reads | metadata.METADATA | trace)
             raise
         if layer_links.PRE_TRANSFORM in self.reads and binding.declares(layer_links.PRE_TRANSFORM):
             layer_links.declare_transform(self, layer, stack, trace, handed)
         if names:
-            check(read=metadata.read_by(self, quantizer, trace), given=handed)
-        check_declarations(binding.injector, known=self.reads | metadata.METADATA | trace)
+            check(read=metadata.read_by(self, quantizer, trace), passed=handed)
+        check_declarations(binding.injector, also_requested=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
-        layer_links.LINKS[self] = layer_links.Links(layer)
+        self.note("links", layer_links.Links(layer))
 
     @property
     def training(self) -> bool:
@@ -296,8 +301,7 @@ class QuantProxyFromInjector(Answers):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        if not isinstance(result, Quantized):
-            result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
+        result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
         return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
     def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
@@ -319,21 +323,43 @@ class QuantProxyFromInjector(Answers):
             return x
         return self._quantized(x, *(() if quant_input is None else self._more(quant_input)))
 
+    def _activation_quantized(self: Any, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
+        """Quantize an activation: the call of a proxy of activations.
+
+        Args:
+            x: float array, or a QuantTensor, whose value is then quantized anew.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
+            there is a `pre_transform`.
+        """
+        if self.pre_transform is not None:
+            x = layer_links.transformed(self, as_array(x))
+        if self.tensor_quant is None or self.disable_quant:
+            return x
+        array = x.value if isinstance(x, QuantTensor) else x
+        if self.use_running_average and not hasattr(self, layer_links.CHECKED):
+            layer_links.check_range(self, array)
+        return self._quantized(array)
+
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
-        quantizer, found = self.tensor_quant, None
+        quantizer, result = self.tensor_quant, None
         try:
             if self.record is not None:
-                found = assembly.by_record(quantizer, self.record, x, self.use_running_average)
+                result = assembly.by_record(quantizer, self.record, x, self.use_running_average)
             elif (self.use_running_average or self.keeps_payload) and not more:
                 is_value = isinstance(quantizer, Component) and not isinstance(quantizer, nnx.Pytree)
                 if is_value and isinstance(x, jax.core.Tracer):
-                    found = traced_once(quantizer, x)
-                if found is None and isinstance(quantizer, Quantizer):
-                    found = quantizer(x, keep=True)
-            made = self._pack(quantizer(x, *more) if found is None else found)
-            plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
-            return made if plain else self._seen(made, x)
+                    result = traced_once(quantizer, x)
+                if result is None and isinstance(quantizer, Quantizer):
+                    result = quantizer(x, keep=True)
+            result = quantizer(x, *more) if result is None else result
+            if not isinstance(result, Quantized):
+                result = metadata.packable(result, quantizer, self.quant_metadata.signed)
+            tensor = result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
+            plain = not self.observing and self.quant_metadata.group_size is None
+            return tensor if plain and tensor.ndim == np.ndim(x) else self._seen(tensor, x)
         except Exception as error:
             metadata.note_quantizer(error, self)
             raise

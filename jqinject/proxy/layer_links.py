@@ -20,6 +20,7 @@ The transform that an injector declares before its quantizer: `pre_transform`.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -28,8 +29,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import StaticRange, warn_if_uncalibrated
+from jqinject.core import StaticRange, UncalibratedWarning
+from jqinject.core.state import CURE, UNSEEN
 from jqinject.core.transforms import Chain, Sized, Transform, along
+from jqinject.quant_tensor import is_concrete
 
 
 class Links:
@@ -47,7 +50,29 @@ class Links:
         self.layers = list(map(weakref.ref, layers))
 
 
-LINKS: weakref.WeakKeyDictionary[nnx.Module, Links] = weakref.WeakKeyDictionary()
+class Linked:
+    """Abstract: what a proxy knows beside its graph. NNX neither sees it nor copies it: a copy knows nothing.
+
+    Attributes:
+        links: the layers; unset where none was seen.
+        range_checked: set once an evaluation has checked that the range saw data; else unset.
+    """
+
+    __slots__ = ("links", "range_checked")
+    links: Links
+
+    def note(self, name: str, value: object) -> None:
+        """Set one of these, past NNX, which would take it for a part of the graph."""
+        object.__setattr__(self, name, value)
+
+
+CHECKED = "range_checked"
+del Linked.__slots__  # NNX refuses classes that have the name; the slots stay
+
+
+def links_of(proxy: Linked) -> Links | None:
+    """What is known of the layers of a proxy; None where none was seen."""
+    return getattr(proxy, "links", None)
 
 
 def complete(proxy: Any, layer: Any) -> Links:
@@ -63,11 +88,12 @@ def complete(proxy: Any, layer: Any) -> Links:
     Returns:
         What is known now.
     """
-    links, known = LINKS.get(proxy), linked_layers(proxy)
+    links, known = links_of(proxy), linked_layers(proxy)
     if len(known) < proxy.served_layers and not _within((layer,), known):
         known = (*known, layer)
     if links is None or [reference() for reference in links.layers] != [*known]:
-        links = LINKS[proxy] = Links(*known)
+        links = Links(*known)
+        proxy.note("links", links)
     return links
 
 
@@ -91,20 +117,20 @@ def known_layers(proxy: Any) -> tuple[Any, ...]:
 
 def first_parameters(proxy: Any) -> Any:
     """What has the weight and bias of the first layer of `proxy`: the layer, or what is remembered of a lost one."""
-    links = LINKS.get(proxy)
+    links = links_of(proxy)
     if links is not None and links.parameters is not None and len(linked_layers(proxy)) < proxy.served_layers:
         return links.parameters
     return known_layers(proxy)[0]
 
 
-def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
+def linked_layers(proxy: Linked) -> tuple[Any, ...]:
     """The living layers known to hold `proxy`, in the order in which they were seen."""
-    links = LINKS.get(proxy)
+    links = links_of(proxy)
     living = () if links is None else (reference() for reference in links.layers)
     return tuple(n for n in living if n is not None and any(child is proxy for child in vars(n).values()))
 
 
-def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:
+def relink(proxy: Linked, layers: tuple[Any, ...]) -> tuple[Any, ...]:
     """Note the layers that a walk has found, in its order.
 
     A walk of part of a model does not find the layers in the rest of it: then the order is that in which all were seen.
@@ -115,7 +141,7 @@ def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:
     known = linked_layers(proxy)
     holders = layers if _within(known, layers) else (*known, *(n for n in layers if not _within((n,), known)))
     if holders:
-        LINKS[proxy] = Links(*holders)
+        proxy.note("links", Links(*holders))
     return holders
 
 
@@ -139,8 +165,12 @@ def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
         x: what it quantizes.
         held_as: where the user finds it; empty for an attribute of the layers that hold it.
     """
-    if proxy.use_running_average and not proxy.observing:
-        warn_if_uncalibrated(proxy, lambda: name_of(proxy, held_as), x)
+    if not proxy.use_running_average or proxy.observing or not is_concrete(x) or hasattr(proxy, CHECKED):
+        return
+    proxy.note(CHECKED, True)
+    if proxy.has_range() is False:
+        text = f"{name_of(proxy, held_as)} quantizes in evaluation, and {UNSEEN}.\n  cure: {CURE}"
+        warnings.warn(text, UncalibratedWarning, 3)
 
 
 def name_of(proxy: Any, held_as: str = "") -> str:

@@ -1,6 +1,6 @@
 """Ready-made quantizers, by the names Brevitas gives them: declarations only.
 
-Names read: number format, `Dynamic` if the scale is that of the tensor at hand, role, what shares a scale, where the
+Names read: number format, `Dynamic` if the scale is that of the current tensor, role, what shares a scale, where the
 scale comes from or which values it takes, method. `docs/which-quantizer.md` has the rule.
 """
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.core import (
     AbsMaxRange,
@@ -53,7 +54,7 @@ def checked_bits(bits: Any) -> Any:
     raise TypeError(f"bits must be an int, one of {names}, an 8-bit float dtype, or None; got {bits!r:.80}")
 
 
-def checked_rng_type(rng_type: Any) -> int | None:
+def checked_rng_type(rng_type: str | None) -> int | None:
     """How many random bits are used to round a number; None for nearest.
 
     Raises:
@@ -121,7 +122,7 @@ class OperandInjector(InRange):
         return RescalingIntQuant if isinstance(bits, int) else FloatQuant
 
     @value
-    def bit_width(bits: Any, preserve_zero: Any) -> int:
+    def bit_width(bits: Any, preserve_zero: bool) -> int:
         """Bits of the integers; half-integers are counted in half steps."""
         return bits + (not preserve_zero) if isinstance(bits, int) else 8
 
@@ -131,7 +132,7 @@ class OperandInjector(InRange):
         return None if isinstance(bits, int) else checked_bits(bits)
 
     @value
-    def range_steps(bits: Any, preserve_zero: Any, preserve_max_val: Any) -> float | None:
+    def range_steps(bits: Any, preserve_zero: bool, preserve_max_val: bool) -> float | None:
         """See `RangeSteps`."""
         if not isinstance(bits, int):
             return None
@@ -139,7 +140,7 @@ class OperandInjector(InRange):
         return steps if preserve_zero else 2.0 * steps
 
     @choices(RoundSte, RoundToOddSte, StochasticRoundSte)
-    def float_to_int_impl(bits: Any, preserve_zero: Any, rng_type: Any) -> Any:
+    def float_to_int_impl(bits: Any, preserve_zero: bool, rng_type: str | None) -> Any:
         """To nearest, to half-integers, or at random."""
         if isinstance(bits, int) and not preserve_zero:
             return RoundToOddSte
@@ -280,7 +281,7 @@ class ConfigV4(Scheme):
     conv_gradients = False
 
 
-def _quantized(bits: Any, operand: Any, rng_type: Any = None) -> Any:
+def _quantized(bits: Any, operand: Any, rng_type: str | None = None) -> Any:
     """Return an operand of a configuration, or None for float; checked when the scheme is read."""
     checked_rng_type(rng_type)
     bits = operand.bits if "bits" in operand else bits
@@ -296,9 +297,9 @@ def config_v4(
     rng_type: str | None = "jax.uniform",
     dlhs_local_aqt: LocalAqt | None = None,
     drhs_local_aqt: LocalAqt | None = None,
-    fwd_accumulator_dtype: Any = jnp.int32,
-    dlhs_accumulator_dtype: Any = jnp.int32,
-    drhs_accumulator_dtype: Any = None,
+    fwd_accumulator_dtype: DTypeLike | None = jnp.int32,
+    dlhs_accumulator_dtype: DTypeLike | None = jnp.int32,
+    drhs_accumulator_dtype: DTypeLike | None = None,
 ) -> type[ConfigV4]:
     """A quantized contraction: symmetric, calibrated by the largest magnitude, the gradient rounded stochastically.
 

@@ -100,7 +100,7 @@ class ScaledFloatActBase(FloatBase, ActQuantSolver):
 
 
 class DynamicFloatAct(ScaledFloatActBase):
-    """Minifloats with scale = max |x| / largest number of the tensor at hand."""
+    """Minifloats with scale = max |x| / largest number of the current tensor."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
 

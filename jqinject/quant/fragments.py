@@ -223,7 +223,7 @@ class DynamicPerRow(ExtendedInjector):
 
 
 class DynamicPerGroup(ExtendedInjector):
-    """A scale for each group of `group_size` features, which you declare, from the tensor at hand."""
+    """A scale for each group of `group_size` features, which you declare, from the current tensor."""
 
     scaling_impl = core.RuntimeDynamicGroupStatsScaling
     scaling_per_output_type = enums.ScalingPerOutputType.GROUP

@@ -1,7 +1,7 @@
 """Gradients as integers and minifloats: per tensor, per row, in groups. `float8` has 8-bit floats scaled by amaxes.
 
 For `grad_quant=` of a layer, and `dgrad_grad` and `wgrad_grad` of a `jqinject.dot.Scheme`. The scale is that of the
-gradient at hand (`Dynamic`, MX), or follows recorded amaxes (`Delayed`). Rounded to nearest, what is small against the
+current gradient (`Dynamic`, MX), or follows recorded amaxes (`Delayed`). Rounded to nearest, what is small against the
 scale vanishes; `Stochastic` rounds up with a probability equal to the fraction, so that a sum of many is right on
 average, and to nearest in evaluation mode.
 """
@@ -20,7 +20,7 @@ from jqinject.quant.solver import GradQuantSolver
 
 
 class DynamicMaxScaling(GradQuantSolver):
-    """Gradients, scale = max |g| / largest number, of the gradient at hand."""
+    """Gradients, scale = max |g| / largest number, of the current gradient."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
     scaling_stats_op = enums.StatsOp.MAX
@@ -28,7 +28,7 @@ class DynamicMaxScaling(GradQuantSolver):
 
 
 class Int8DynamicGradPerTensorFloat(NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit):
-    """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand.
+    """8-bit narrow signed gradients, scale = max |g| / 127 of the current gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -41,7 +41,7 @@ class Int8DynamicGradPerTensorFloat(NarrowIntQuant, DynamicMaxScaling, PerTensor
 
 
 class Int8DynamicGradPerTensorFloatStochastic(Int8DynamicGradPerTensorFloat):
-    """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand, rounded stochastically."""
+    """8-bit narrow signed gradients, scale = max |g| / 127 of the current gradient, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
@@ -64,14 +64,14 @@ class Int8GradPerTensorDelayed(NarrowIntQuant, float_base.DelayedGrad, PerTensor
 class Fp8e5m2OCPDynamicGradPerTensorFloat(
     float_base.Fp8e5m2Mixin, float_base.FpOCPMixin, float_base.FloatBase, DynamicMaxScaling
 ):
-    """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
+    """e5m2 gradients, scale = max |g| / 57344 of the current gradient."""
 
     restrict_scaling_type = enums.RestrictValueType.FP
     float_scaling_impl = core.FloatScaling
 
 
 class Fp8e5m2OCPDynamicGradPerTensorFloatStochastic(Fp8e5m2OCPDynamicGradPerTensorFloat):
-    """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand, rounded stochastically."""
+    """e5m2 gradients, scale = max |g| / 57344 of the current gradient, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 

@@ -116,7 +116,7 @@ class MXFP4Training(Scheme):
 
 
 class Fp8OfTensor(ExtendedInjector):
-    """8-bit floats, numbers multiplied by max / amax of the tensor at hand; no state. Declare `q_dtype`."""
+    """8-bit floats, numbers multiplied by max / amax of the current tensor; no state. Declare `q_dtype`."""
 
     by_factor = True
     scaling_impl_type = enums.ScalingImplType.STATS
@@ -126,7 +126,7 @@ class Fp8OfTensor(ExtendedInjector):
 
 
 class Fp8TrainingWeight(float_base.Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
-    """e4m3 weights, one scale, of the weight at hand.
+    """e4m3 weights, one scale, of the current weight.
 
     Example:
         >>> from flax import nnx
@@ -138,13 +138,13 @@ class Fp8TrainingWeight(float_base.Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
 
 
 class Fp8TrainingAct(float_base.Fp8e4m3, Fp8OfTensor, ActQuantSolver):
-    """e4m3 activations, one scale, of the tensor at hand."""
+    """e4m3 activations, one scale, of the current tensor."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
 
 
 class Fp8TrainingGrad(float_base.Fp8e5m2, Fp8OfTensor, GradQuantSolver):
-    """e5m2 gradients, one scale, of the gradient at hand."""
+    """e5m2 gradients, one scale, of the current gradient."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
 
@@ -200,7 +200,7 @@ class Fp8DelayedTraining(Scheme):
 
 
 class Fp8CurrentTraining(Scheme):
-    """One scale for each tensor, of the tensor at hand: e4m3, gradients in e5m2. Backward products take the payloads
+    """One scale for each tensor, of the current tensor: e4m3, gradients in e5m2. Backward products take the payloads
     of the forward product.
 
     Source: TransformerEngine's `Float8CurrentScaling`; torchao's tensorwise recipe.
@@ -212,7 +212,7 @@ class Fp8CurrentTraining(Scheme):
 
 
 class Fp8RowTraining(Scheme):
-    """A scale for each row and column of what is summed over, of the tensor at hand, all e4m3; every operand is
+    """A scale for each row and column of what is summed over, of the current tensor, all e4m3; every operand is
     quantized along its own product's sum.
 
     Source: torchao's rowwise recipe.

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.lean import known_zero
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import with_gradient_of
@@ -107,10 +107,10 @@ class TensorFields(ArrayMethods):
         self._layout = self._levels = self._scale_dtype = self._carrier = None
 
     @classmethod
-    def _of(cls, *fields: Any, check: bool = False) -> Self:
+    def _of(cls, *fields: Any) -> Self:
         """Return a tensor without groups of fields that are not checked; the arguments are those of `_store`."""
         tensor = object.__new__(cls)
-        tensor._store(*fields, check=check)
+        tensor._store(*fields, check=False)
         return tensor
 
     @classmethod

@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.model.calibration import CallBatch, check_batches
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.batches import CallBatch, check_batches
 from jqinject.program import CALL, Method
 from jqinject.recipes.journal import Journal, identity_of
 from jqinject.recipes.passes.allocate_bits import AllocateBits

@@ -11,11 +11,10 @@ import jax
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
+from jqinject.model.calibration import BatchCalls, CallBatch, with_progress
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.running.batches import BatchCalls, CallBatch, with_progress
-from jqinject.model.static_ranges import uncalibrated
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, uncalibrated
 from jqinject.program import (
     CALL,
     Call,

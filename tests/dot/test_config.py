@@ -12,8 +12,21 @@ from flax import nnx
 
 import jqinject
 from jqinject.core import AbsMaxRange, AbsMeanRange, FixedRange
-from jqinject.dot import LocalAqt, QDotGeneral, Scheme, dot_general
+from jqinject.dot import (
+    Kept,
+    LocalAqt,
+    QConvGeneralDilated,
+    QDotGeneral,
+    QRaggedDot,
+    Scheme,
+    dot_general,
+)
 from jqinject.inject import Binding
+from jqinject.quant import (
+    Int8DynamicActPerTensorFloat,
+    Int8DynamicGradPerTensorFloat,
+    Int8WeightPerTensorFloat,
+)
 from jqinject.quant.aqt import ConfigV4, OperandInjector, config_v4, fully_quantized
 from tests.golden import _driver
 
@@ -369,3 +382,40 @@ def test_arguments_of_another_kind():
     x = jnp.ones((2, 2))
     with pytest.raises(TypeError, match="accumulator_dtype= would have no effect beside config="):
         dot_general(x, x, MATMUL, config=config_v4(), accumulator_dtype=jnp.int32)
+
+
+def _convolution(scheme):
+    x, w = (
+        jax.random.normal(jax.random.key(0), (2, 5, 5, 3)),
+        jax.random.normal(jax.random.key(1), (3, 3, 3, 4)),
+    )
+    op, numbers = QConvGeneralDilated(scheme), ("NHWC", "HWIO", "NHWC")
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(op(x, w, (1, 1), "SAME", dimension_numbers=numbers)))
+
+    return jax.grad(loss, (0, 1))(x, w)
+
+
+def _ragged(scheme):
+    x, w = jax.random.normal(jax.random.key(0), (6, 8)), jax.random.normal(jax.random.key(1), (2, 8, 4))
+    numbers = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    op, sizes = QRaggedDot(scheme), jnp.array([2, 4])
+    return jax.grad(lambda x, w: jnp.sum(jnp.sin(op(x, w, sizes, numbers))), (0, 1))(x, w)
+
+
+@pytest.mark.parametrize("of", [_convolution, _ragged])
+def test_forward_payloads_in_backward_products(of):
+    """A payload whose scale goes into the gradient gives the gradients of the dequantized operands."""
+    operands = {
+        "fprop_lhs": Int8DynamicActPerTensorFloat,
+        "fprop_rhs": Int8WeightPerTensorFloat,
+        "dgrad_grad": Int8DynamicGradPerTensorFloat,
+        "wgrad_grad": Int8DynamicGradPerTensorFloat,
+    }
+    scheme = Scheme.let(**operands)
+    expected = of(scheme)
+    folded = {"dgrad_rhs": None, "wgrad_lhs": None, "dgrad_use_fwd_quant": True, "wgrad_use_fwd_quant": True}
+    for more in ({"dgrad_rhs": Kept.PAYLOAD, "wgrad_lhs": Kept.PAYLOAD}, folded):
+        for found, gradient in zip(of(scheme.let(**more)), expected, strict=True):
+            np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-5)

@@ -75,7 +75,7 @@ def test_what_a_trace_found_counts_as_known():
         check_overrides(Int8Weight, ["margin"])
     trace: set[str] = set()
     resolve(Int8Weight, "hidden", trace=trace)
-    check_overrides(Int8Weight, ["margin"], known=trace)
+    check_overrides(Int8Weight, ["margin"], also_read=trace)
 
 
 def test_a_misspelt_declaration_is_refused_with_the_nearest_name():
@@ -92,7 +92,7 @@ def test_a_misspelt_declaration_is_refused_with_the_nearest_name():
         "  did you mean 'scaling_init'?",
     ]
     with pytest.raises(TypeError, match=r"W4 declares 'scalinginit'"):
-        check_declarations(W4.let(bit_width=2), known={"bit_widht"})
+        check_declarations(W4.let(bit_width=2), also_requested={"bit_widht"})
     with pytest.raises(TypeError, match=r"Int8Weight declares 'tresholds'.*\n.*did you mean 'threshold'"):
         check_declarations(Int8Weight.let(tresholds=1.0))
 

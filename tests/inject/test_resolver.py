@@ -97,12 +97,14 @@ class Two:
 def test_a_circle_is_printed_as_a_circle():
     with pytest.raises(DependencyError) as error:
         _ = ExtendedInjector.let(own=Own).own
-    assert str(error.value).splitlines()[0] == "'ExtendedInjector' goes round in a circle: own (Own) -> own"
+    assert (
+        str(error.value).splitlines()[0] == "'ExtendedInjector' has a circular dependency: own (Own) -> own"
+    )
     q = ExtendedInjector.let(top=One, two=Two, three=value(lambda four: four), four=this.two)
     with pytest.raises(DependencyError) as error:
         _ = q.top
     assert str(error.value).splitlines() == [
-        "'ExtendedInjector' goes round in a circle: two (Two) -> three (@value) -> four (= this.two) -> two",
+        "'ExtendedInjector' has a circular dependency: two (Two) -> three (@value) -> four (= this.two) -> two",
         "  met while building top (One) -> two (Two) -> three (@value) -> four (= this.two)",
         "  cure: one of these names has to be a plain value, or to ask for another name",
     ]

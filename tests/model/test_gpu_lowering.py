@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject import freeze
 from jqinject.dot import QDotGeneral, dot_general
-from jqinject.dot.tensors import scaled_product
+from jqinject.dot.tensors import product
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
     Fp8e4m3OCPActPerTensorFloat,
@@ -147,7 +147,7 @@ def test_payloads_and_block_scales_go_to_a_gpu(
         return (cuda or default)()
 
     monkeypatch.setattr(jax.nn, "scaled_matmul", reference)
-    monkeypatch.setattr(scaled_product, "platform_dependent", on_cuda)
+    monkeypatch.setattr(product, "platform_dependent", on_cuda)
     found = jax.jit(step_of(scheme.let(scaled_products=True)))(x, w)
     assert len(called) == len(sums)
     for one, expected in zip(found, plain, strict=True):

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jqinject import Rule, freeze, load_frozen, quantize
 from jqinject.model.state import load_frozen as state_of_load_frozen
-from jqinject.nn.frozen import freeze_layer, from_host
+from jqinject.nn import freeze_layer
 from jqinject.quant import (
     Fp6e3m2OCPWeightPerChannelFloat,
     Fp8e4m3OCPWeightPerTensorFloat,
@@ -209,8 +209,8 @@ class Wide(nnx.Module):
 def test_large_arrays_of_numpy_are_frozen_from_slices(
     quantizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(from_host, "LARGE", 1)
-    monkeypatch.setattr(from_host, "ALIGNED", 2**40)  # no array is
+    monkeypatch.setattr(freeze_layer, "LARGE", 1)
+    monkeypatch.setattr(freeze_layer, "ALIGNED", 2**40)  # no array is
     placed: list[Any] = []
     whole = state_of_load_frozen._Loading.placed
     monkeypatch.setattr(

@@ -20,9 +20,10 @@ from jqinject.core.memory.memory_policy import MemoryPolicy, mean, mean_after
 from jqinject.core.state import Part, QuantStat, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.statistics.statistic import in_groups, with_gather_warning
-from jqinject.ops.clamp import choose, quotient, shaped
 from jqinject.ops.cut import Cut
+from jqinject.ops.fake_quant import quotient
 from jqinject.ops.groups import checked_group_size
+from jqinject.ops.lean import choose, shaped
 from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
 from jqinject.ops.ste import nearest

@@ -1,5 +1,7 @@
 """How a memory makes one number of those of many batches: the policy, and the arithmetic that all memories share.
 
+Here are also the numbers that memories return, the domain in which they are learned, and affine maps of statistics.
+
 | policy        | number                                                    | state                                   |
 |---------------|-----------------------------------------------------------|-----------------------------------------|
 | `constant`    | the constant                                              | none                                    |
@@ -18,18 +20,116 @@ state. The record of a memory (`counter` and what is averaged) is one Variable.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core import check
-from jqinject.ops.clamp import all_finite, choose, no_change
+from jqinject.core.component import InnerModule
+from jqinject.core.state import QuantParam, QuantStat, float_array
+from jqinject.ops.lean import all_finite, choose, no_change
 from jqinject.ops.processes import one_program
 from jqinject.ops.reductions import running_mean
+
+
+class Number(NamedTuple):
+    """What a memory returns.
+
+    Attributes:
+        statistic: a statistic; None if there is none.
+        stored: a number in the domain in which it is learned; None if there is none.
+        collecting: a bool scalar, if there are both: whether the statistic is used.
+    """
+
+    statistic: Any = None
+    stored: Any = None
+    collecting: Any = None
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """Distances in floats, learned directly: zero points. See `ScaleRule`."""
+
+    least = None
+    stores_statistic = True
+
+    def clamped(self, stat: jax.Array) -> jax.Array:
+        """The statistic itself."""
+        return stat
+
+    to_stored = from_stored = clamped
+
+
+DISTANCE = _Distance()
+
+
+class AffineRescaling(InnerModule):
+    """`weight * x + bias`, both learned; without `bias` unless it has an initial value.
+
+    Args:
+        shape: shape of the parameters.
+        weight_init: initial `affine_weight`.
+        bias_init: initial `affine_bias`, or None if absent.
+    """
+
+    affine_bias: QuantParam | None = None
+
+    def __init__(self, shape: tuple[int, ...], weight_init: float, bias_init: float | None = None) -> None:
+        self.affine_weight = QuantParam(float_array(weight_init, shape))
+        if bias_init is not None:
+            self.affine_bias = QuantParam(float_array(bias_init, shape))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mapped number."""
+        y = x * self.affine_weight.get_value()
+        return y if self.affine_bias is None else y + self.affine_bias.get_value()
+
+
+def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
+    """An initial value of a given shape, float32: a NumPy array, or a traced one while its layer is traced.
+
+    Args:
+        init: a number or an array.
+        shape: None for its own.
+        where, names: for errors: the component, and the names of value and shape.
+
+    Raises:
+        ValueError: the shapes disagree, or the value is not finite.
+    """
+    traced, sizes = isinstance(init, jax.core.Tracer), check.optional(check.shape)(shape, where, names[1])
+    value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
+    if not (traced or np.all(np.isfinite(value))):
+        raise ValueError(f"{where}: {names[0]} must be finite, got {init!r}.")
+    if sizes is None or value.shape == sizes:
+        return value
+    if value.shape != ():
+        raise ValueError(
+            f"{where}: {names[0]} has shape {value.shape}, {names[1]} is {sizes}. Give a number, or an array of "
+            f"exactly that shape: {names[0]}.reshape({sizes})."
+        )
+    return (jnp if traced else np).full(sizes, value)
+
+
+def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:
+    if force_parameter and not tracked:
+        raise ValueError(
+            f"{where}: force_parameter=True needs a parameter in tracked_parameter_list, got none."
+        )
+    if len(tracked) < 2 and not force_parameter:
+        return None
+    return nnx.List([p if isinstance(p, nnx.Variable) else QuantStat(jnp.asarray(p)) for p in tracked])
+
+
+Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
 
 Kind = Literal["constant", "learned", "now", "filled", "running", "mean", "collected"]
 Numbers = tuple[jax.Array, ...]
@@ -186,3 +286,34 @@ def _collected_after_jvp(
 
 
 collected_after.defjvp(_collected_after_jvp, symbolic_zeros=True)
+
+
+OTHERS = ("affine_rescaling", "buffer", "counter", "running_stats")
+"""What checkpoints of some policies hold, and others have no use for."""
+
+
+def completed_entries(memory: Any, entries: dict[str, Any]) -> dict[str, Any]:
+    """See `Memory.complete_state`."""
+    kind, rule = memory.policy.kind, memory.rule
+    own = () if memory.record is None else memory.record.get_raw_value()
+    known = {
+        name.removeprefix("record.").removeprefix("runtime_stats."): entry for name, entry in entries.items()
+    }
+    if kind in ("learned", "collected"):
+        running = known.get("running_stats")
+        known = {n: x for n, x in known.items() if n in own or n.partition(".")[0] not in OTHERS}
+        if running is not None and "value" not in known and rule is not DISTANCE:
+            stored = memory.to_stored(jnp.abs(jnp.asarray(running).astype(jnp.float32)))
+            known["value"] = stored.reshape(memory.value.get_value().shape) if kind == "learned" else stored
+            known.pop("counter", None)
+    if "value" in known and "counter" in own:
+        known.setdefault("counter", float_array(memory.policy.steps + 1))
+    elif "running_stats" in known:
+        known.setdefault("counter", float_array(1.0))
+    if "value" in known and "buffer" in own and "buffer" not in known:
+        # A learned scale may be negative, a statistic is not.
+        stat = rule.from_stored(jnp.asarray(known["value"]).astype(jnp.float32))
+        known["buffer"] = jnp.where(known["counter"] > memory.policy.steps, memory.to_stored(stat), stat)
+    elif "buffer" in known:
+        known.setdefault("value", float_array(memory.empty, memory.shape))
+    return {f"record.{name}" if name in own else name: entry for name, entry in known.items()}

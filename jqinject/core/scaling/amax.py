@@ -19,7 +19,7 @@ from jqinject.core.state import GradSlot, GradStat, Part, QuantStat, float_array
 from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.statistics.statistic import TwoPhaseStat, in_place
 from jqinject.core.views import OverTensorView
-from jqinject.ops.clamp import choose, known_zeros, no_change
+from jqinject.ops.lean import choose, known_zeros, no_change
 from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as

@@ -34,13 +34,12 @@ import numpy as np
 from jqinject.core import check
 from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
 from jqinject.core.component import component
-from jqinject.core.memory.memory import Dynamic
-from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM
-from jqinject.core.memory.number import Broadcastable, Number, initial_number
-from jqinject.core.scaling.rule import DividedScaling, FloatRestrictValue, MemoryScaling
+from jqinject.core.memory.memory import DividedScaling, Dynamic, MemoryScaling
+from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, Number, initial_number
+from jqinject.core.scaling.rule import FloatRestrictValue
 from jqinject.core.statistics.search import Task
 from jqinject.core.views import OverBatchOverTensorView
-from jqinject.ops.clamp import choose
+from jqinject.ops.lean import choose
 from jqinject.ops.ste import with_gradient_of
 
 

@@ -20,7 +20,7 @@ from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
 from jqinject.core.component import component
 from jqinject.core.statistics.search import SearchedStat, Trial, remember
 from jqinject.core.statistics.statistic import finish, reduced
-from jqinject.ops.clamp import signed_clamp_min_ste
+from jqinject.ops.fake_quant import signed_clamp_min_ste
 from jqinject.ops.power import divide, ordered_sum
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.reductions import Over, Tensors, each, kth_smallest

@@ -19,18 +19,18 @@ from jqinject.core import check
 from jqinject.core._protocols import takes_cut
 from jqinject.core.component import frozen_value
 from jqinject.core.rounding import RoundToOddSte
-from jqinject.core.statistics.extremes import AbsMax, MinMax
+from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile, MinMax
 from jqinject.core.statistics.means import RMS, AbsMean
-from jqinject.core.statistics.percentiles import InterpolatedAbsPercentile
 from jqinject.core.statistics.search import least_of
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops.cut import Cut
+from jqinject.ops.fake_quant import within_range
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import Names
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import nearest, with_gradient_of
 
 Axes = Sequence[int] | Cut
 
@@ -325,3 +325,33 @@ class MSERange:
 
         start = (whole, jnp.full(whole.shape, jnp.inf, jnp.float32))
         return ClippingRange(least_of(start, lambda fraction: whole * fraction, error, fractions)[0])
+
+
+def through_ends(
+    compute: Callable[..., Any],
+    x: jax.Array,
+    ends: ClippingRange | None,
+    *where: Any,
+    to_range: bool = True,
+    pure: bool = True,
+) -> Any:
+    """The number `compute(x, *where)` with the gradient of clipping `x` to the ends of a range.
+
+    Args:
+        compute: rounds to a value, or to a value and its payload.
+        x: float32.
+        ends: the range; None passes the whole gradient.
+        where: scale and zero point, which get no gradient.
+        to_range: whether the ends get the gradient where `x` lies beyond them.
+        pure: whether `compute` is a function without state; else it is called once, outside the derivative.
+    """
+    if ends is not None and pure:
+        return within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
+    y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
+    if ends is not None:
+        return within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
+    return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
+
+
+def _second(x: jax.Array, y: Any) -> Any:
+    return y

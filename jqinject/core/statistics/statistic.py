@@ -112,6 +112,10 @@ class TwoPhaseStat(ABC):
         """
         return jax.jvp(self.measure, (x,), (dx,))[1]
 
+    def changed(self, dx: Any, x: Any, measured: Any) -> Any:
+        """How the measurement changes, where it is not made under a condition: both parts of the derivative."""
+        return self.change(dx, x, measured, self.locate(x, measured))
+
     def finished(self, measured: Any) -> jax.Array:
         """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
         number for each.
@@ -178,6 +182,8 @@ def _measured(stat: TwoPhaseStat, x: Tensors, active: jax.Array | None) -> Any:
 def _(stat, primals, tangents):
     (x, active), (dx, _) = primals, tangents
     measured = _measured(stat, x, active)
+    if active is None:
+        return measured, stat.changed(dx, x, measured)
     return measured, stat.change(dx, x, measured, where_active(active, stat.locate, x, measured))
 
 

@@ -1,10 +1,13 @@
-"""`FrozenParam`: a parameter whose place holds the low-bit numbers of its weight, dequantized when it is read."""
+"""`LowBitArray`, and `FrozenParam`: a parameter whose place holds low-bit numbers, dequantized when it is read."""
 
 from __future__ import annotations
 
+import math
 import sys
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -12,13 +15,20 @@ from flax import nnx
 from flax.nnx import reprlib
 
 from jqinject.core import Frozen
-from jqinject.dot.frozen.dequantize import dequantize
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers
+from jqinject.dot.frozen.frozen_numbers import (
+    dequantize,
+    frozen_numbers,
+    parts_of,
+    quant_tensor_of,
+    stores_last,
+)
 from jqinject.dot.frozen.lookup import look_up
-from jqinject.dot.frozen.stored_array import LowBitArray
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.cut import Cut
+from jqinject.ops.groups import split_groups
 
 _OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
 """Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a
@@ -30,6 +40,106 @@ its numbers would be taken for variables."""
 
 READS_WHOLE = "reads_whole"
 """Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
+
+
+class LowBitArray:
+    """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything."""
+
+    is_stored: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def numbers(self) -> Mapping[str, Any]:
+        """The arrays by name, as `frozen_numbers` lists them, or their shapes."""
+
+    @property
+    @abstractmethod
+    def form(self) -> FrozenForm:
+        """What is static in the numbers."""
+
+    def quant_tensor(self, dtype: Any = None) -> Any:
+        """The numbers as a QuantTensor, dequantized when its value is read.
+
+        Args:
+            dtype: of its value; None for that of the float array.
+        """
+        form = self.form if dtype is None else replace(self.form, value_dtype=np.dtype(dtype))
+        return quant_tensor_of(self.numbers, form)
+
+    def operand(self, dtype: Any = None) -> Any:
+        """The numbers as an operand of a contraction: dequantized if no contraction takes their scales or zero points.
+
+        Args:
+            dtype: as for `quant_tensor`.
+        """
+        found, form = self.quant_tensor(dtype), self.form
+        between = "zero_point" in form.names and not form.whole_zero_point
+        return found.value if between or form.in_turn is not None else found
+
+    def integers(self, summed: tuple[int, ...] | None = None) -> Affine:
+        """The integers of a form that `has_integers`, for a contraction, with two axes for one if there are groups.
+
+        Args:
+            summed: the axes that the contraction sums over; None for those of the stored sums.
+        """
+        numbers, form = self.numbers, self.form
+        value = numbers["value"]
+        form = form.fitted(value.shape)
+        cut = form.cut
+        payload, scale, zero = parts_of(numbers, form)
+        if cut is not None:  # pieces of groups that no shard divides, each with the scale of its group
+            length = payload.shape[cut.axis]
+            zero = None if zero is None else cut.of_pieces(zero, length)
+            return Affine(split_groups(payload, cut.piece, cut.axis), cut.of_pieces(scale, length), zero)
+        known = summed is None or {*summed} == {*form.stored.summed}
+        grid = form.stored.grid
+        packed = grid is not None and grid.packed_bits == 4 and stores_last(form, summed)
+        return Affine(payload, scale, zero, numbers.get("sums") if known else None, value if packed else None)
+
+    def integers_as_stored(self, dims: Dimensions) -> tuple[Dimensions, Affine]:
+        """The integers for a contraction along axes of the array, and the same contraction along their own axes.
+
+        Whole bytes with one float scale a channel stay in the order in which they are stored, with the summed axes
+        last, as kernels take them: nothing of the array's size is computed.
+
+        Args:
+            dims: of the contraction, with the array on the right.
+        """
+        numbers, form = self.numbers, self.form
+        stored = form.fitted(numbers["value"].shape).stored
+        plain = stored.grid is None and form.in_turn is None and "scale_factor" not in numbers
+        if not plain or {*dims.rhs_contract} != {*stored.summed}:
+            return dims, self.integers(dims.rhs_contract)
+        scale = numbers["scale"].astype(np.float32).transpose(stored.order)
+        zero, sums = numbers.get("zero_point"), numbers.get("sums")
+        if zero is not None:
+            zero = zero.transpose(stored.order).astype(np.float32)
+        if sums is not None:
+            sums = sums.transpose(stored.order)
+        return dims.with_right(stored.back), Affine(numbers["value"], scale, zero, sums)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the float array: of a stack, with the axes in front that the numbers have."""
+        return self.form.fitted(tuple(self.numbers["value"].shape)).shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the float array."""
+        return self.form.value_dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the float array."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the float array."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
 
 class FrozenParam(LowBitArray, Frozen):
@@ -160,7 +270,7 @@ class FrozenParam(LowBitArray, Frozen):
         if isinstance(index, nnx.Variable):
             index = index.get_value()
         whole = index is ... or self.get_metadata(READS_WHOLE, False)
-        found = None if whole else look_up(numbers, self.fitted_form, index)
+        found = None if whole else look_up(numbers, self.form.fitted(tuple(numbers["value"].shape)), index)
         if found is not None:
             return found.finish(dequantize(found.numbers, self.form))
         value = dequantize(numbers, self.form)

@@ -18,7 +18,7 @@ import numpy as np
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
-from jqinject.dot.frozen.stored_array import LowBitArray
+from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.quant_tensor import is_quantized, on_table
 
 MOST_BITS = 8

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from jqinject.quant_tensor.group_layout import with_two_axes
+
+OutSharding: TypeAlias = jax.sharding.NamedSharding | jax.sharding.PartitionSpec | None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Dimensions:
         after = len(self.lhs_batch) + len(self.lhs_free)
         places = {axis: place for place, axis in enumerate(self.rhs_batch)}
         return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
+
+    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output of operands of these shapes."""
+        left = (lhs[axis] for axis in (*self.lhs_batch, *self.lhs_free))
+        return (*left, *(rhs[axis] for axis in self.rhs_free))
 
     @property
     def rhs_first(self) -> tuple[int, ...]:
@@ -151,15 +158,6 @@ def scale_in_output(
     if order != tuple(range(len(order))):
         scale = scale.reshape(dense).transpose(order)
     return scale.reshape(shape) if scale.shape != shape else scale
-
-
-@lru_cache(maxsize=1024)
-def shape_in_output(
-    shape: tuple[int, ...], ndim: int, places: tuple[tuple[int, int], ...], out_ndim: int
-) -> tuple[int, ...] | None:
-    """The shape in which a scale multiplies the output, if its axes need no reordering; else None."""
-    layout = _layout(shape, ndim, places, out_ndim)
-    return None if layout is None or layout[1] != tuple(range(len(layout[1]))) else layout[2]
 
 
 Shapes = tuple[tuple[int, ...], ...]

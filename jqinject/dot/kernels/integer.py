@@ -10,8 +10,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output, varying_pairs
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.group_contraction import contract_groups
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
@@ -136,9 +137,9 @@ def affine_dot_general(
     lhs: Affine,
     rhs: Affine,
     dims: Dimensions,
-    dtype: Any,
-    accumulator_dtype: Any = None,
-    out_sharding: Any = None,
+    dtype: DTypeLike,
+    accumulator_dtype: DTypeLike | None = None,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     """`sum (q_l - z_l) s_l (q_r - z_r) s_r`, the sum taken over integers.
 
@@ -162,38 +163,17 @@ def affine_dot_general(
     plain = lhs.zero_point is None and rhs.zero_point is None
     shapes = ((lhs.scale.shape,), (rhs.scale.shape,)) if plain else (lhs.shapes, rhs.shapes)
     grouped = varying_pairs(dims, *shapes)
-    if not grouped:
-        return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
-    by_group = _GroupByGroup(dims.along(grouped), len(grouped), accumulator_dtype)
-    divided = are_sharded(lhs.payload, rhs.payload)
-    alone = len(grouped) == 1 and accumulator_dtype is None and not divided
-    y = contract_groups(lhs, rhs, dims, grouped[0], by_group) if alone else by_group(lhs, rhs)
-    return y.astype(dtype)
-
-
-@dataclass(frozen=True)
-class _GroupByGroup:
-    """Whole outputs of groups, summed in float32."""
-
-    dims: Dimensions
-    axes: int
-    accumulator_dtype: Any
-
-    def __call__(self, lhs: Affine, rhs: Affine) -> jax.Array:
-        y = _whole(lhs, rhs, self.dims, self.accumulator_dtype, None)
-        return y.sum(tuple(range(self.axes)))
-
-
-def _whole(
-    lhs: Affine, rhs: Affine, dims: Dimensions, accumulator_dtype: Any, out_sharding: Any
-) -> jax.Array:
+    if grouped:
+        by_group = _GroupByGroup(dims.along(grouped), len(grouped), accumulator_dtype)
+        one_device = len(grouped) == 1 and accumulator_dtype is None
+        if one_device and not are_sharded(lhs.payload, rhs.payload):
+            return contract_groups(lhs, rhs, dims, grouped[0], by_group).astype(dtype)
+        return by_group(lhs, rhs).astype(dtype)
     lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
     accumulator, longest = accumulation(lengths, *dtypes, accumulator_dtype)
-    if math.prod(lengths) <= longest and lhs.zero_point is None and rhs.zero_point is None:
+    if math.prod(lengths) <= longest and plain:
         y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
-    elif math.prod(lengths) <= longest:
-        y = _exact(lhs, rhs, dims, accumulator, out_sharding)
     else:
 
         def contract(block: Block) -> jax.Array:
@@ -201,9 +181,26 @@ def _whole(
             return _exact(left, right, dims, accumulator, out_sharding)
 
         y = in_parts(lengths, longest, contract)
-    of_lhs = _expanded(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim, y)
-    of_rhs = _expanded(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim, y)
-    return y.astype(jnp.float32) * (of_lhs * of_rhs)
+    of_lhs = scale_in_output(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
+    of_rhs = scale_in_output(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
+    assert of_lhs is not None and of_rhs is not None, "no scale varies along a sum, or it is a batch axis"
+    mesh, of_scales = jax.typeof(y).sharding.mesh, (jax.typeof(of_lhs).sharding, jax.typeof(of_rhs).sharding)
+    if not (mesh.empty and of_scales[0].mesh.empty and of_scales[1].mesh.empty):
+        of_lhs, of_rhs = sharded_as(of_lhs, y), sharded_as(of_rhs, y)
+    return (y.astype(jnp.float32) * (of_lhs * of_rhs)).astype(dtype)
+
+
+@dataclass(frozen=True)
+class _GroupByGroup:
+    """The outputs of groups, summed in float32."""
+
+    dims: Dimensions
+    axes: int
+    accumulator_dtype: DTypeLike | None
+
+    def __call__(self, lhs: Affine, rhs: Affine) -> jax.Array:
+        y = affine_dot_general(lhs, rhs, self.dims, jnp.float32, self.accumulator_dtype)
+        return y.sum(tuple(range(self.axes)))
 
 
 def integer_contraction(
@@ -211,7 +208,7 @@ def integer_contraction(
     rhs: jax.Array,
     dims: Dimensions,
     accumulator: np.dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding = None,
     packed: jax.Array | None = None,
 ) -> jax.Array:
     """Products of integers summed in `accumulator`, by the kernel of the platform that the program is lowered for.
@@ -238,15 +235,17 @@ def are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
     return bool((not left.empty and left.explicit_axes) or (not right.empty and right.explicit_axes))
 
 
-def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:
+def _exact(
+    lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: OutSharding
+) -> jax.Array:
     """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it."""
     y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
-    if lhs.zero_point is None and rhs.zero_point is None:
-        return y
 
     def expanded(x: jax.Array, of: Affine) -> jax.Array:
         places = dims.lhs_places if of is lhs else dims.rhs_places
-        return _expanded(x, of.payload.ndim, places, dims.out_ndim, y)
+        layout = scale_in_output(x, of.payload.ndim, places, dims.out_ndim)
+        assert layout is not None, "zero points and sums vary along axes of the output alone"
+        return sharded_as(layout, y)
 
     def offset(operand: Affine) -> jax.Array | None:
         zero = operand.zero_point
@@ -266,16 +265,3 @@ def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, ou
     if left is not None and right is not None:
         y = y + math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract) * left * right
     return y
-
-
-def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y: jax.Array) -> jax.Array:
-    """An operand's number for each index of some axes, laid out for the output."""
-    if x.size == 1:
-        return x.reshape(()) if x.ndim else x
-    shape = shape_in_output(x.shape, ndim, tuple(places.items()), out_ndim)
-    expanded = x if x.shape == shape else scale_in_output(x, ndim, places, out_ndim)
-    assert expanded is not None, (
-        "axes that are summed over go along in front where something varies along them"
-    )
-    alone = jax.typeof(y).sharding.mesh.empty and jax.typeof(expanded).sharding.mesh.empty
-    return expanded if alone else sharded_as(expanded, y)

@@ -262,7 +262,7 @@ class QConvGeneralDilated(QuantizedOp):
 class QRaggedDot(QuantizedOp):
     """Replaces `lax.ragged_dot_general`, quantized by a scheme, forward and backward; see `QDotGeneral`.
 
-    All three products contract dequantized values. Blocks along rows may hold rows of several experts, so a scheme that
+    Backward products contract dequantized values. Blocks along rows may hold rows of several experts, so a scheme that
     transforms operands along rows (`pre_transform` of `wgrad_lhs` and `wgrad_grad`) is refused.
     """
 

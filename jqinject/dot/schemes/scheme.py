@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.core import check as kinds
-from jqinject.core.quantizers.quantizer import delay_steps
+from jqinject.core.quantizers.delay import delay_steps
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.operand_table import operand_table
 from jqinject.dot.schemes.product_transforms import SIGNS, check_signs, check_transforms, check_whole
@@ -232,7 +232,10 @@ class SchemeSpec:
         if "conv_gradients" in self.flags:
             return replace(self, before=before)
         floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)
-        return replace(self, operands=floats, before=before)
+        of_payloads = {
+            f"{product}_{flag}" for product in ("dgrad", "wgrad") for flag in ("use_fwd_quant", "payload")
+        }
+        return replace(self, operands=floats, flags=self.flags - of_payloads, before=before)
 
     def beside_quantized_weight(self) -> SchemeSpec:
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
@@ -276,9 +279,9 @@ def _name_of(scheme: Any) -> str:
 
 
 def _check_names(injector: Any) -> None:
-    known = frozenset((*OPERANDS, *OTHERS))
+    names = frozenset((*OPERANDS, *OTHERS))
     check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
-    check_declarations(injector, known=known)
+    check_declarations(injector, also_requested=names)
 
 
 def _operand(injector: Any, operand: str, name: str) -> Operand:

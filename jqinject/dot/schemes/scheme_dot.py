@@ -37,7 +37,6 @@ from jqinject.dot.tensors.labelled_tensor import (
     tiled_label,
 )
 from jqinject.dot.tensors.product import Sums, chosen
-from jqinject.dot.tensors.scaled_product import ON_CUDA, takes_scaled
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
     ConvolutionPlan,
@@ -211,8 +210,8 @@ def _backward(
     gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
     gone = is_quantized(x.tensor) and scheme[name] is None
-    folds = plan.takes_payloads and f"{product}_use_fwd_quant" in scheme.flags
-    if plan.takes_payloads and f"{product}_payload" in scheme.flags:
+    folds = f"{product}_use_fwd_quant" in scheme.flags
+    if f"{product}_payload" in scheme.flags:
         _check_fits(contraction, name, joined(made), of_x)
     if scheme[name] is Kept.FPROP or (gone and not folds):
         return BackwardProduct(*gradient())
@@ -394,6 +393,5 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
 
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
-    choice, _ = chosen(a, b, out)
-    why = f"{choice.why}; {ON_CUDA}" if sums.scaled and takes_scaled(a, b, out) else choice.why
-    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, why)
+    choice, _ = chosen(a, b, out, sums.scaled)
+    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, choice.why)

@@ -7,6 +7,7 @@ streams advance in the forward pass, once per call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,19 +15,94 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core import GradSlot, StaticRange
 from jqinject.core._protocols import collects_in_steps
-from jqinject.core.quantizers.quantizer import DelayWrapper
+from jqinject.core.quantizers.delay import DelayWrapper
 from jqinject.core.state import QuantParam, warn_of_unheard
+from jqinject.dot.kernels.integer import has_integers
 from jqinject.inject import Binding
-from jqinject.ops.clamp import known_zeros
+from jqinject.ops import FloatGrid, IntGrid
+from jqinject.ops.float8_cast import to_float8_again
+from jqinject.ops.lean import known_zeros
 from jqinject.ops.observe import SLOT_SIZE, mapped_beside
-from jqinject.ops.ste import backward_only
-from jqinject.quant_tensor import as_array
+from jqinject.ops.ste import backward_only, nearest
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    Groups,
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+    in_groups,
+    is_grouped,
+)
 
 Quantize = Callable[[Any, jax.Array], Any]
+
+
+@dataclass(frozen=True)
+class GradientFormat:
+    """The numbers of a gradient that arrives quantized, once for all that it flows into.
+
+    The gradient is dequantized on its way; the cotangent of a token carries the scale, so that a contraction recovers
+    the numbers.
+
+    Attributes:
+        grid: integers of at most 8 bits, or 8-bit floats.
+        scale_shape: of the scale, with two axes for one that is cut into groups.
+        groups: how an axis of the gradient is cut into groups; None without groups.
+    """
+
+    grid: IntGrid | FloatGrid
+    scale_shape: tuple[int, ...] = ()
+    groups: Groups | None = None
+
+    @classmethod
+    def of_integers(cls, x: QuantTensor | jax.ShapeDtypeStruct) -> GradientFormat | None:
+        """The format of a quantized gradient; None unless it is one of integers that backends contract.
+
+        Args:
+            x: the gradient as a QuantTensor, or its abstract value.
+        """
+        if not isinstance(x, QuantTensor) or not has_integers(x, in_groups=True) or x.has_zero_point:
+            return None
+        grouped = x.grouped if is_grouped(x) else x
+        return cls(
+            IntGrid(x.bit_width, x.signed), tuple(grouped.scale.shape), x.groups if is_grouped(x) else None
+        )
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the numbers are integers."""
+        return self.grid.is_integer
+
+    def in_one(self) -> GradientFormat | None:
+        """The format, if it has one scale; else None."""
+        return self if math.prod(self.scale_shape) == 1 and self.groups is None else None
+
+    def token(self) -> jax.Array:
+        """Zeros whose cotangent is the scale."""
+        return jnp.asarray(np.zeros(self.scale_shape, np.float32))
+
+    def tensor(self, g: jax.Array, scale: jax.Array) -> QuantTensor:
+        """The numbers of a gradient that was dequantized.
+
+        Args:
+            g: the gradient.
+            scale: the cotangent of the token.
+        """
+        grid = self.grid
+        if isinstance(grid, FloatGrid):
+            payload = to_float8_again(g, scale, grid.dtype)
+            return FloatQuantTensor.stored(payload, scale, None, grid, g.dtype)
+        x = g if self.groups is None else self.groups.split(g)
+        payload = nearest(x.astype(jnp.float32) / scale).astype(grid.storage)
+        made = IntQuantTensor(x, scale, None, grid.bit_width, grid.signed, training=False).keeping(payload)
+        if self.groups is None:
+            return made
+        return in_groups(made, self.groups.size, self.groups.dim, self.groups.length)
 
 
 @jax.tree_util.register_dataclass
@@ -164,7 +240,10 @@ def _fwd(
 def _bwd(quantize: Quantize, kept: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:
     token, slot, taken = kept
     made, seen = taken(g, slot, quantize)
-    return as_array(made).astype(g.dtype), None if token is None else made.scale, seen, None
+    scale = None
+    if token is not None:
+        scale = (made.grouped if is_grouped(made) else made).scale.reshape(token.shape)
+    return as_array(made).astype(g.dtype), scale, seen, None
 
 
 _unchanged.defvjp(_fwd, _bwd)

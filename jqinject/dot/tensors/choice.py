@@ -8,7 +8,9 @@ The first row that fits is taken. "Along sums" are the axes that are summed over
 | "integers", of a scheme | the same | not along sums, but along tiles; groups of at least 128 | or not |
 | "integers", convolution | the same | one, or one each for examples (left), output features (right) | or not |
 | "integers", ragged | the same | not along sums | or not |
+| "gradients" | integers of at most 8 bits and a gradient of integers: floats forward | anywhere | or not |
 | "float8" | 8-bit floats of backends, not convolved | not along sums | or not |
+| "blocks", if a scheme asks | MXFP8, NVFP4: on CUDA, elsewhere floats | along one summed axis | not |
 | "stored" | floats; bytes, or a table of 16 numbers | anywhere | yes, dequantized in registers |
 | "floats" | any | anywhere | or not: dequantized, by XLA |
 
@@ -24,15 +26,17 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jqinject.dot.frozen.stored_array import LowBitArray
+from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.dot.frozen.stored_dot import reads_stored
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
+from jqinject.dot.kernels.block_scales import has_blocks
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.kernels.group_contraction import LEAST_GROUP
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.quant_tensor import (
     Groups,
+    as_array,
     grouped_integers,
     in_pieces,
     is_concrete,
@@ -51,6 +55,7 @@ NO_COMMON_PAYLOAD = "they have no payload in common that backends contract"
 NOT_KEPT = (
     "an operand keeps no integers, as in training, where rounding to them again costs more than it saves"
 )
+BY_BLOCKS = "on CUDA by jax.nn.scaled_matmul"
 UNFIT = f"scales vary where no contraction of integers takes them, or groups have fewer than {LEAST_GROUP} elements"
 
 
@@ -59,7 +64,7 @@ class ChosenKernel:
     """The row of the table for two operands.
 
     Attributes:
-        kernel: "integers", "float8", "stored" or "floats".
+        kernel: "integers", "gradients", "float8", "blocks", "stored" or "floats".
         numbers: "int", "fp8" or "float".
         where: the axes of the contraction.
         lhs, rhs: the operands.
@@ -114,6 +119,22 @@ class ChosenKernel:
             self.integers[1], right, dtypes[1]
         )
 
+    def integers_or_floats(
+        self, values: tuple[Any, Any] | None = None
+    ) -> tuple[IntegerOperand | jax.Array, IntegerOperand | jax.Array]:
+        """The operands of which one at least has integers, which a backward pass contracts.
+
+        Args:
+            values: as for `operands`.
+        """
+        operands: list[IntegerOperand | jax.Array] = []
+        for place, x in enumerate((self.lhs, self.rhs)):
+            array = as_array(x) if values is None else values[place]
+            if has_integers(x):
+                array = IntegerOperand(affine_of(x), array, array.dtype)
+            operands.append(array)
+        return operands[0], operands[1]
+
 
 def choose(
     lhs: Any,
@@ -124,6 +145,8 @@ def choose(
     rounded: bool = True,
     swaps: bool = False,
     apart: Sequence[int] | None = None,
+    gradient: bool = False,
+    blocks: bool = False,
 ) -> ChosenKernel:
     """Choose the row of the table for two operands.
 
@@ -136,6 +159,9 @@ def choose(
         swaps: whether the operands may be swapped if only the left one has groups.
         apart: the pairs of summed axes along which scales of integers may vary, so that each index makes a whole
             output; None for all of a `dot_general`'s.
+        gradient: whether the gradient of the output arrives as integers, which backward products contract with those
+            of the operands; "auto" then takes any integers forward.
+        blocks: whether payloads with block scales are handed to platforms that take them.
     """
     where = where.filters if isinstance(where, Convolution) else where
     dims = where if isinstance(where, Dimensions) and numbers != "float" else None
@@ -145,7 +171,7 @@ def choose(
     )
     if both and where is not None and numbers in ("auto", "int"):
         kept = stored or lhs.is_stored or rhs.is_stored or None not in (lhs.kept_payload, rhs.kept_payload)
-        if not (rounded or numbers == "int" or kept):
+        if not (rounded or gradient or numbers == "int" or kept):
             why = NOT_KEPT
         elif apart is not None and dims is not None and not (lhs.is_grouped or rhs.is_grouped):
             why = _varying_scales(lhs, rhs, dims, apart)
@@ -161,6 +187,10 @@ def choose(
         why = _why_not_float8(lhs, tensor, dims)
         if why is None and numbers != "int":
             return ChosenKernel("float8", "fp8", where, lhs, tensor)
+    if blocks and dims is not None and has_blocks(lhs, tensor, dims):
+        return ChosenKernel("blocks", "float", where, lhs, tensor, f"{why}; {BY_BLOCKS}")
+    if gradient and dims is not None and not stored and (has_integers(lhs) or has_integers(rhs)):
+        return ChosenKernel("gradients", "float", where, lhs, rhs, why or "")
     return ChosenKernel(
         "stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why or ""
     )

@@ -17,6 +17,7 @@ from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import (
     KINDS,
     ChosenKernel,
@@ -34,6 +35,7 @@ from jqinject.dot.tensors.six_operands import (
     contract_integers,
     contract_operands,
 )
+from jqinject.ops import FloatGrid
 from jqinject.quant_tensor import FloatQuantTensor, Groups, as_array, on_minifloats
 
 _IN_FLOAT32 = Sums(floats="float32")
@@ -195,7 +197,8 @@ def float8_dot_general(
             "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
         )
     dtype = np.dtype(preferred_element_type or lhs.dtype)
-    y, token = _of_float8(lhs, rhs, dims, grad_dtype, dtype, out_sharding)
+    gradient = None if grad_dtype is None else GradientFormat(FloatGrid.of_dtype(grad_dtype))
+    y, token = _of_float8(lhs, rhs, dims, gradient, dtype, out_sharding)
     return y, jnp.zeros((), jnp.float32) if token is None else token
 
 
@@ -203,11 +206,11 @@ def _of_float8(
     lhs: FloatQuantTensor,
     rhs: FloatQuantTensor,
     dims: Dimensions,
-    grad_dtype: Any,
+    gradient: GradientFormat | None,
     dtype: Any,
     out_sharding: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The contraction of payloads that the table has chosen, and its token if there is a `grad_dtype`."""
+    """The contraction of payloads that the table has chosen, and its token if the gradient arrives quantized."""
     labels = Labelling.of(dims)
     plan = DotPlan(
         labels,
@@ -215,25 +218,36 @@ def _of_float8(
         dgrad=_IN_FLOAT32,
         wgrad=_IN_FLOAT32,
         out_sharding=out_sharding,
-        grad_dtype=None if grad_dtype is None else np.dtype(grad_dtype),
+        gradient_format=gradient,
         what="a contraction of 8-bit floats",
     )
     return contract_operands(plan, LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs))
 
 
-def integer_conv(conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand) -> jax.Array:
+def integer_conv(
+    conv: Convolution, lhs: IntegerOperand, rhs: IntegerOperand, gradient: GradientFormat | None = None
+) -> tuple[jax.Array, jax.Array | None]:
     """The convolution of integers, with the gradients of the convolution of their floats.
 
     Args:
         conv: the convolution.
         lhs, rhs: the operands; a stored right one gets no gradient.
+        gradient: the numbers of the output's gradient, if it arrives quantized with one scale; else None.
+
+    Returns:
+        See `contract_as`.
     """
-    return contract_integers(ConvolutionPlan.of(conv, "a convolution of integers"), lhs, rhs)
+    plan = replace(ConvolutionPlan.of(conv, "a convolution of integers"), gradient_format=gradient)
+    return contract_integers(plan, lhs, rhs)
 
 
 @lru_cache(maxsize=1024)
 def plan_of_integers(
-    dims: Dimensions, dtype: np.dtype, accumulator_dtype: Any = None, out_sharding: Any = None
+    dims: Dimensions,
+    dtype: np.dtype,
+    accumulator_dtype: Any = None,
+    out_sharding: Any = None,
+    gradient: GradientFormat | None = None,
 ) -> DotPlan:
     """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
 
@@ -241,10 +255,11 @@ def plan_of_integers(
         dims, out_sharding: as for `lax.dot_general`.
         dtype: of the output.
         accumulator_dtype: of integers; None means int32.
+        gradient: the numbers of the output's gradient, if it arrives quantized.
     """
-    backward, forward = Sums(floats="first"), Sums(accumulator_dtype)
+    backward, forward = Sums(floats="first"), Sums(accumulator_dtype, floats="first")
     labels, what = Labelling.of(dims), "a contraction of integers"
-    return DotPlan(labels, dtype, forward, backward, backward, out_sharding, what=what)
+    return DotPlan(labels, dtype, forward, backward, backward, out_sharding, gradient, what)
 
 
 def contract_as(
@@ -254,7 +269,7 @@ def contract_as(
     values: tuple[Any, Any] | None = None,
     *,
     group_sizes: jax.Array | None = None,
-    grad_dtype: Any = None,
+    gradient: GradientFormat | None = None,
     accumulator_dtype: Any = None,
     precision: Any = None,
     out_sharding: Any = None,
@@ -268,7 +283,7 @@ def contract_as(
         values: arrays that receive the gradients instead of the operands' own values, such as those that a layer has
             cast; of a stored right operand anything.
         group_sizes: how many rows each expert of a ragged contraction gets.
-        grad_dtype: dtype of the gradient's payload where 8-bit floats are contracted; None for a float gradient.
+        gradient: the numbers of the output's gradient, if it arrives quantized; None for floats.
         accumulator_dtype: of integers; None means int32.
         precision: of a contraction of floats.
 
@@ -278,21 +293,25 @@ def contract_as(
     lhs, rhs = choice.lhs, choice.rhs
     if isinstance(where, Convolution):
         if choice.integers is not None:
-            return integer_conv(where, *choice.operands(values)), None
+            return integer_conv(where, *choice.operands(values), _integers_in_one(gradient))
         left, right = (as_array(lhs), as_array(rhs)) if values is None else values
         return where.numbers(left, right, where.dtype), None
     if isinstance(where, Ragged):
         assert group_sizes is not None, "a ragged contraction has groups"
         if choice.integers is not None:
             plan = RaggedPlan.of(where, "a ragged contraction of integers")
-            return contract_integers(plan, *choice.operands(values), group_sizes), None
+            return contract_integers(plan, *choice.operands(values), group_sizes)
         left, right = (as_array(lhs), as_array(rhs)) if values is None else values
         return where.floats(left, right, group_sizes), None
     dims = where
     if choice.kernel == "float8":
         if values is not None:
             lhs, rhs = _carried_by(values[0], lhs), rhs if rhs.is_stored else _carried_by(values[1], rhs)
-        return _of_float8(lhs, rhs, dims, grad_dtype, dtype, out_sharding)
+        gradient = None if gradient is None or gradient.is_integer else gradient
+        return _of_float8(lhs, rhs, dims, gradient, dtype, out_sharding)
+    if choice.kernel == "gradients":
+        plan = plan_of_integers(dims, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
+        return contract_integers(plan, *choice.integers_or_floats(values))
     if choice.integers is not None:
         left, right = choice.operands(values)
         if choice.swapped:
@@ -302,9 +321,11 @@ def contract_as(
         plain = choice.groups is None and not choice.swapped
         # A stored operand's axes may have another order than `dims` says.
         wide: Any = choice.where if plain else choice.integer_dimensions
-        plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding)
-        y = contract_integers(plan, left, right)
-        return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, None
+        if gradient is not None and (choice.swapped or not gradient.is_integer):
+            gradient = _integers_in_one(gradient)
+        plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
+        y, token = contract_integers(plan, left, right)
+        return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, token
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":
         static = StoredDot(rhs.form, dims, np.dtype(dtype), out_sharding, precision)
@@ -312,6 +333,11 @@ def contract_as(
     right = as_array(rhs) if values is None else values[1]
     how = {"preferred_element_type": dtype, "out_sharding": out_sharding}
     return jax.lax.dot_general(left, right, dims.numbers, precision=precision, **how), None
+
+
+def _integers_in_one(gradient: GradientFormat | None) -> GradientFormat | None:
+    """The format of a gradient of integers with one scale, which follow any move of axes; None for any other."""
+    return gradient.in_one() if gradient is not None and gradient.is_integer else None
 
 
 def _carried_by(array: jax.Array, x: FloatQuantTensor) -> FloatQuantTensor:

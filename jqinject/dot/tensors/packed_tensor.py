@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.kernels.integer import IntegerOperand
+from jqinject.dot.kernels.block_scales import levels_of
+from jqinject.dot.kernels.integer import Affine, IntegerOperand
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.minifloat import from_float_steps
@@ -35,13 +36,6 @@ from jqinject.quant_tensor import (
 )
 
 BLOCK_DTYPE = jnp.float8_e4m3fn
-
-
-def levels_of(x: Any) -> Levels | None:
-    """Both levels of an operand in groups, if they are known; else None."""
-    if not grouped_minifloats(x) or x.as_it_lies is not None:
-        return None
-    return x.grouped.levels
 
 
 def first_level(x: GroupwiseFloatQuantTensor, levels: Levels) -> tuple[jax.Array, jax.Array]:
@@ -252,6 +246,11 @@ def packed_tensor(x: Any) -> Any:
     return x
 
 
+def _packed_integers(x: Affine, dtype: np.dtype) -> _Packed:
+    info = jnp.iinfo(x.payload.dtype)
+    return _Packed(x.payload, x.scale, x.zero_point, dtype, (info.bits, info.min < 0))
+
+
 def _packed_codes(x: FloatQuantTensor, form: FloatGrid) -> _PackedCodes:
     codes = form.pack(form.codes(x.minifloats()))
     return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
@@ -297,10 +296,18 @@ class KeptOperands(NamedTuple):
         left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
         return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
 
-    def for_backward(self) -> LowBitTree:
-        """What a backward pass keeps; `from_forward` reads it."""
+    def for_backward(self, as_integers: bool = False) -> LowBitTree:
+        """What a backward pass keeps; `from_forward` reads it.
+
+        Args:
+            as_integers: whether it contracts the integers of operands, not their floats.
+        """
         left, right, *others = (
-            x.for_backward() if isinstance(x, IntegerOperand | TwoLevels) else x
+            _packed_integers(x.integers, x.dtype)
+            if as_integers and isinstance(x, IntegerOperand) and x.integers is not None
+            else x.for_backward()
+            if isinstance(x, IntegerOperand | TwoLevels)
+            else x
             for x in (self.lhs, self.rhs, *self.others)
         )
         return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))

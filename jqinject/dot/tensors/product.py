@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.lax import platform_dependent
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.kernels.block_scales import block_product, levels_of
 from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers
 from jqinject.dot.tensors.choice import ChosenKernel, choose, varies_along
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, scale_beside, value_of
-from jqinject.dot.tensors.packed_tensor import first_level, float32_of, levels_of
-from jqinject.dot.tensors.scaled_product import scaled_product
+from jqinject.dot.tensors.packed_tensor import first_level, float32_of
 from jqinject.ops.sharding import sharded_as
 from jqinject.quant_tensor import FloatQuantTensor, is_quantized, on_minifloats
 
@@ -31,7 +32,7 @@ class Sums:
         floats: how operands without a common payload are contracted: "promoted" in their common dtype, a single payload
             scaled after the sum; "float32" dequantized to float32; "first" dequantized to the dtype of the first one,
             which is the gradient in a backward product.
-        scaled: whether payloads with block scales go to the backend where it takes them; see `scaled_product`.
+        scaled: whether payloads with block scales go to the backend where it takes them: the table's row "blocks".
     """
 
     accumulator_dtype: Any = None
@@ -62,11 +63,15 @@ def product(
         out_sharding: as for `lax.dot_general`.
         like: an array with the sharding of the result on meshes with explicit axes, instead of `out_sharding`.
     """
-    if sums.scaled and out_sharding is None:
-        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
-        return scaled_product(a, b, out, dtype, plain)
-    choice, permutation = _in_better_order(a, b, out)
+    choice, permutation = _in_better_order(a, b, out, sums.scaled and out_sharding is None)
     dims = choice.dims
+    if choice.kernel == "blocks":
+
+        def by_blocks() -> jax.Array:
+            return _in_order(block_product(a.tensor, b.tensor, dims).astype(dtype), permutation)
+
+        plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
+        return platform_dependent(default=plain, cuda=by_blocks)
     sharding = out_sharding if like is None else _sharding_before(permutation, like)
     if choice.integers is not None:
         by = dtype, sums.accumulator_dtype, sharding
@@ -91,16 +96,24 @@ def product(
     return _in_order(y, permutation)
 
 
-def chosen(a: LabelledTensor, b: LabelledTensor, out: Labels) -> tuple[ChosenKernel, tuple[int, ...]]:
-    """The row of the table for the contraction of two operands, and the permutation of its result to `out`."""
+def chosen(
+    a: LabelledTensor, b: LabelledTensor, out: Labels, blocks: bool = False
+) -> tuple[ChosenKernel, tuple[int, ...]]:
+    """The row of the table for the contraction of two operands, and the permutation of its result to `out`.
+
+    Args:
+        a, b: the operands.
+        out: labels of the result.
+        blocks: as for `choose`.
+    """
     dims, permutation = dimensions_of(a.labels, b.labels, out)
     summed = summed_labels(a.labels, b.labels, out)
     tiles = [pair for pair, label in enumerate(summed) if label[0] == "tile"]
-    return choose(a.tensor, b.tensor, dims, apart=tiles), permutation
+    return choose(a.tensor, b.tensor, dims, apart=tiles, blocks=blocks), permutation
 
 
 def _in_better_order(
-    a: LabelledTensor, b: LabelledTensor, out: Labels
+    a: LabelledTensor, b: LabelledTensor, out: Labels, blocks: bool
 ) -> tuple[ChosenKernel, tuple[int, ...]]:
     """As `chosen`; integers have the same sums in the other order, which is taken if it needs no transposition."""
     dims, permutation = dimensions_of(a.labels, b.labels, out)
@@ -108,7 +121,7 @@ def _in_better_order(
         choice, other = chosen(b, a, out)
         if choice.integers is not None:
             return choice, other
-    return chosen(a, b, out)
+    return chosen(a, b, out, blocks)
 
 
 def float8_product(

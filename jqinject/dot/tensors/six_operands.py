@@ -21,6 +21,7 @@ from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summe
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import choose
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.packed_tensor import (
@@ -31,12 +32,10 @@ from jqinject.dot.tensors.packed_tensor import (
     unpacked_tensor,
 )
 from jqinject.dot.tensors.product import PLAIN, Sums, product
-from jqinject.ops.float8_cast import to_float8_again
-from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBitTree
 from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
-from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array, on_integers, on_minifloats
+from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_minifloats
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
 Pair = tuple[LabelledTensor, LabelledTensor]
@@ -51,13 +50,11 @@ class Plan(ABC):
         dtype: of the output.
         fprop, dgrad, wgrad: how the products sum.
         out_sharding: of the output, as for `lax.dot_general`.
-        grad_dtype: the 8-bit float dtype of an output cotangent that is already quantized, whose scale is the cotangent
-            of the token; else None.
+        gradient_format: of an output cotangent that is already quantized, whose scale is the cotangent of the token;
+            else None.
         what: the contraction, in words.
         twice: what may be differentiated twice.
         in_rows: whether quantizers of activations and gradients see summed axes as rows.
-        takes_payloads: whether backward products contract the forward product's payloads with their scale folded into
-            the gradient.
     """
 
     labels: Labelling
@@ -66,11 +63,10 @@ class Plan(ABC):
     dgrad: Sums = PLAIN
     wgrad: Sums = PLAIN
     out_sharding: Any = None
-    grad_dtype: np.dtype | None = None
+    gradient_format: GradientFormat | None = None
     what: str = "a quantized contraction"
     twice: ClassVar[str]
     in_rows: ClassVar[bool] = True
-    takes_payloads: ClassVar[bool] = False
 
     @property
     def no_second_derivative(self) -> str:
@@ -130,7 +126,6 @@ class DotPlan(Plan):
     twice = (
         "contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
     )
-    takes_payloads = True
 
     def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
         dims, _ = dimensions_of(self.labels.lhs, self.labels.rhs, self.labels.out)
@@ -304,18 +299,27 @@ class _Static:
 UNCHANGED = BackwardProduct()
 
 
-def contract_integers(plan: Plan, lhs: IntegerOperand, rhs: IntegerOperand, *rest: jax.Array) -> jax.Array:
+def contract_integers(
+    plan: Plan, lhs: IntegerOperand | jax.Array, rhs: IntegerOperand | jax.Array, *rest: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
     """The contraction of integers, with the gradients of the contraction of their floats.
+
+    Two operands of integers are contracted as integers; an array and its partner as floats, and backward the partner's
+    integers with those of the gradient.
 
     Args:
         plan: the static part.
         lhs, rhs: the operands, their axes in the plan's order; a stored right one gets no gradient.
         rest: see `contract_operands`.
+
+    Returns:
+        See `contract_operands`.
     """
-    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), rhs.value is None)
+    left, right = (x.value if isinstance(x, IntegerOperand) else x for x in (lhs, rhs))
+    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), right is None)
     kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
     try:
-        return _contract(static, lhs.value, rhs.value, (None, None), kept, rest)[0]
+        return _contract(static, left, right, (None, None), kept, rest)
     except TypeError as error:
         explain_forward_mode(error, plan.what)
         raise
@@ -340,7 +344,7 @@ def contract_operands(
 
     Returns:
         (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
-        quantized gradient, None without `plan.grad_dtype`).
+        quantized gradient, None without `plan.gradient_format`).
     """
     backward = dgrad, wgrad
     others = tuple(None if by.other is None else packed_tensor(by.other.tensor) for by in backward)
@@ -370,9 +374,9 @@ def _forward(
     else:
         left, right = unpacked_tensor(left), unpacked_tensor(right)
         y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
-    if plan.grad_dtype is None:
+    if plan.gradient_format is None:
         return y, None
-    return y, mapped_with(jnp.asarray(np.float32(0)), shaped_like(left), shaped_like(right))
+    return y, mapped_with(plan.gradient_format.token(), shaped_like(left), shaped_like(right))
 
 
 _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
@@ -383,19 +387,17 @@ def _fwd(
 ) -> Any:
     # This forward pass is only differentiated by a second derivative.
     *_, kept = first_order((lhs, rhs, kept), static.plan.no_second_derivative)
-    return _forward(static, lhs, rhs, slots, kept, rest), (
-        slots,
-        rest,
-        kept.without_unused().for_backward(),
-    )
+    gradient = static.plan.gradient_format
+    residuals = kept.without_unused().for_backward(gradient is not None and gradient.is_integer)
+    return _forward(static, lhs, rhs, slots, kept, rest), (slots, rest, residuals)
 
 
 def _bwd(static: _Static, residuals: tuple[Any, Any, LowBitTree], cotangents: Any) -> Any:
     plan, (slots, rest, bits) = static.plan, residuals
     kept = KeptOperands.from_forward(bits)
-    g = first_order(cotangents[0], plan.no_second_derivative)
-    if plan.grad_dtype is not None:
-        g = _requantized(g, cotangents[1], plan.grad_dtype)
+    g: Any = first_order(cotangents[0], plan.no_second_derivative)
+    if plan.gradient_format is not None:
+        g = plan.gradient_format.tensor(g, cotangents[1])
     forward = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
     found: list[Any] = [None, None]
     seen: list[Any] = [None, None]
@@ -410,13 +412,6 @@ def _bwd(static: _Static, residuals: tuple[Any, Any, LowBitTree], cotangents: An
 
 
 _contract.defvjp(_fwd, _bwd)
-
-
-def _requantized(g: jax.Array, scale: jax.Array, dtype: np.dtype) -> FloatQuantTensor:
-    """The payload of a gradient that arrives quantized."""
-    return FloatQuantTensor.stored(
-        to_float8_again(g, scale, dtype), scale, None, FloatGrid.of_dtype(dtype), g.dtype
-    )
 
 
 def _gradient(

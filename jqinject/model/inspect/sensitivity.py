@@ -18,8 +18,7 @@ from jqinject.model.inspect.observed_sites import (
     SiteRun,
     Sites,
 )
-from jqinject.model.running.recorder import Listener, Recorder
-from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
+from jqinject.model.inspect.switching import PARTS, Listener, QuantizedLayer, Recorder, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantEmbed
 from jqinject.ops.processes import on_host
@@ -83,10 +82,10 @@ class SensitivityRuns:
             The model's outputs, float64.
         """
         sites = QuantizedSites(self._sites, recorder)
-        found = self._recorded(recorder, sites, around=lambda layer: _Quantized(layer, recorder))
+        outputs = self._recorded(recorder, sites, around=lambda layer: _Quantized(layer, recorder))
         self.slots = sites.slots
         self._has_others = self._has_others or sites.has_others
-        return found
+        return outputs
 
     def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
         """Run with some entries quantized; after `quantized`.
@@ -222,10 +221,10 @@ class _Quantized(Around):
         return y
 
     def _heard(self, layer: Any, call: Callable[[], Any]) -> Any:
-        held, path = vars(layer), self.layer.path
-        proxies = ((slot, part, held.get(slot)) for slot, part in PARTS.items())
+        attributes, path = vars(layer), self.layer.path
+        proxies = ((slot, part, attributes.get(slot)) for slot, part in PARTS.items())
         listeners = [
-            (held, slot, Listener(proxy, self.recorder, path, part))
+            (attributes, slot, Listener(proxy, self.recorder, path, part))
             for slot, part, proxy in proxies
             if proxy is not None
         ]
@@ -248,9 +247,11 @@ class _Mixed(Around):
 
 def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool:
     """Whether there are quantizers outside the given quantized layers."""
-    known = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
+    layer_ids = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
     observed = _observed(model)
-    inside = {id(h.proxy) for h in ModelIndex(model).proxies if all(id(layer) in known for layer in h.layers)}
+    inside = {
+        id(h.proxy) for h in ModelIndex(model).proxies if all(id(layer) in layer_ids for layer in h.layers)
+    }
     proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
     return any(id(proxy) not in inside | observed for proxy in proxies)
 

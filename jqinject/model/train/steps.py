@@ -13,7 +13,7 @@ from flax.linen import fp8_ops
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import dotted, walk
-from jqinject.ops.clamp import known_zeros
+from jqinject.ops.lean import known_zeros
 from jqinject.proxy import GradQuantProxyFromInjector
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.
@@ -50,14 +50,14 @@ def begin_step(*models: Any) -> None:
         >>> identity.act_quant.amax_history.amax_history.get_value()
         Array([3., 0.], dtype=float32)
     """
-    found = amax_scalings(models)
-    if any(scaling.in_step for scaling in found):
+    scalings = amax_scalings(models)
+    if any(scaling.in_step for scaling in scalings):
         raise ValueError(
             "begin_step: a step is open already.\n  cure: end it with jqinject.end_step(model); value_and_grad "
             "opens and ends steps by itself"
         )
-    open_steps(found)
-    set_slots(found, adding=True)
+    open_steps(scalings)
+    set_slots(scalings, adding=True)
 
 
 def end_step(*models: Any, gradients: Any = None) -> Any:
@@ -85,8 +85,8 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
         >>> float(identity.grad_quant.amax_history.newest)
         4.0
     """
-    found = amax_scalings(models)
-    if not all(scaling.in_step for scaling in found):
+    scalings = amax_scalings(models)
+    if not all(scaling.in_step for scaling in scalings):
         raise ValueError("end_step: no step is open.\n  cure: jqinject.begin_step(model) before the step")
     rest = None
     if gradients is not None:
@@ -98,7 +98,7 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
             if not isinstance(gradients, nnx.State)
             else without_slots(gradients)
         )
-    close_steps(found)
+    close_steps(scalings)
     return rest
 
 
@@ -111,15 +111,15 @@ def amax_scalings(roots: Any) -> list[StepStatistic]:
     Raises:
         ValueError: one lacks its statistics.
     """
-    found: dict[int, StepStatistic] = {}
+    scalings: dict[int, StepStatistic] = {}
     for path, module in walk(roots):
         node: Any = module
         if isinstance(module, GradQuantProxyFromInjector) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
         if collects_in_steps(node):
             _check_complete(path, node, gradient=False)
-            found[id(node)] = node
-    return list(found.values())
+            scalings[id(node)] = node
+    return list(scalings.values())
 
 
 def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
@@ -143,9 +143,9 @@ def open_steps(scalings: Iterable[StepStatistic]) -> None:
 
 def close_steps(scalings: Iterable[StepStatistic]) -> None:
     """Enter the collected amaxes into the histories."""
-    held = list(scalings)
-    set_slots(held, adding=False)
-    for scaling in held:
+    listed = list(scalings)
+    set_slots(listed, adding=False)
+    for scaling in listed:
         scaling.end_step()
 
 
@@ -196,9 +196,9 @@ def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
     """Identity of a slot -> its cotangent. NNX lists shared Variables under their first path only."""
     if isinstance(model, nnx.Pytree):
         state = gradients if isinstance(gradients, nnx.State) else nnx.state(gradients, GradSlot)
-        found = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
+        cotangents = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
         slots = nnx.to_flat_state(nnx.state(model, GradSlot))
-        return {id(slot): found[path].get_value() for path, slot in slots if path in found}
+        return {id(slot): cotangents[path].get_value() for path, slot in slots if path in cotangents}
     keys = (
         model.keys()
         if isinstance(model, Mapping)

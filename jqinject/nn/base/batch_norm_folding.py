@@ -11,8 +11,8 @@ from flax import nnx
 
 from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart
+from jqinject.nn.base.layer_geometry import DeclaresGeometry
 from jqinject.nn.base.slots import is_on
-from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector, write
 from jqinject.proxy.assembly import borrowed_paths, variables_of
@@ -129,7 +129,7 @@ def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:
 
 
 def _is_ours(layer: Any) -> bool:
-    return isinstance(layer, WeightAxes)
+    return isinstance(layer, DeclaresGeometry)
 
 
 def _is_flaxs(layer: Any) -> bool:

@@ -3,120 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.dot import (
-    QConvGeneralDilated,
-    QDotGeneral,
-    QEinsum,
-    Scheme,
-    contraction_output,
-)
+from jqinject.dot import contraction_output
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
-from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_fits import check_features
+from jqinject.dot.kernels.integer import are_sharded
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.dot.tensors.contract import contract_as
-from jqinject.inject import Binding
+from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.quant_layer import Out
-from jqinject.nn.base.scheme_op import scheme_op
 from jqinject.nn.base.weight_layer import LayerArrays, QuantWeightLayer
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.proxy import GradQuantProxyFromInjector
 from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
     as_array,
     on_integers,
 )
-
-SchemeLike: TypeAlias = type[Scheme] | Binding | None
-
-OPS = {"dot_general": QDotGeneral, "einsum_op": QEinsum, "conv_general_dilated": QConvGeneralDilated}
-DEFAULT_WEIGHT = Binding(
-    Int8WeightPerTensorFloat
-)  # an object of its own: the same injector may also be an argument
-OPERANDS = ("weight_quant", "input_quant", "act_quant", "grad_quant")
-
-
-def by_scheme(
-    layer: QuantWeightLayer[Any], scheme: SchemeLike, arguments: Mapping[str, Any], rngs: nnx.Rngs
-) -> Mapping[str, Any]:
-    """Let a layer contract by a scheme; nothing without one.
-
-    Args:
-        layer: of jqinject, whose Flax part is made.
-        scheme: a `jqinject.dot.Scheme`.
-        arguments: what was given for each slot.
-        rngs: for quantizers that draw random numbers.
-
-    Returns:
-        What is left for each slot.
-
-    Raises:
-        ValueError: another contraction was given too, or a quantizer of an operand; the scheme does not fit the layer.
-        TypeError: it is not a scheme, or one that does not fit the operation.
-    """
-    if scheme is None:
-        return arguments
-    left, kind = dict(arguments), type(layer).__name__
-    if left["weight_quant"] is DEFAULT_WEIGHT:
-        left["weight_quant"] = None
-    given = [name for name in OPERANDS if left[name] is not None]
-    given += [] if layer._contracts_as_flax() else [layer.contraction_name]
-    given += [] if left["contraction"] == "auto" else ["contraction"]
-    if given:
-        raise ValueError(
-            f"{kind}(scheme=...) quantizes weights, inputs and gradients by itself, got {given[0]} too.\n"
-            f"  cure: leave {given[0]} out, or declare it in the scheme: scheme.let(fprop_lhs=..., fprop_rhs=...)"
-        )
-    check_features(SchemeSpec.of(checked_scheme(scheme)), *features_of(layer), kind)
-    name = layer.contraction_name
-    setattr(layer, name, nnx.data(scheme_op(layer, name, OPS[name], scheme, (), rngs)))
-    return left
-
-
-def features_of(layer: Any) -> tuple[int | None, int | None]:
-    """How many inputs and outputs a scheme's products sum over along their last axis; None if the layer does not know.
-
-    Args:
-        layer: of Flax, or one of ours that derives from it.
-    """
-    if isinstance(layer, nnx.Linear):
-        return layer.in_features, layer.out_features
-    if isinstance(layer, nnx.LinearGeneral):
-        return tuple(layer.in_features)[-1], tuple(layer.out_features)[-1]
-    if isinstance(layer, nnx.Einsum) and "..." not in layer.einsum_str:
-        operands, _, out = layer.einsum_str.replace(" ", "").partition("->")
-        of_input, _, of_kernel = operands.partition(",")
-        sizes = dict(zip(of_kernel, layer.kernel_shape, strict=False))
-        summed = [label for label in of_input if label in of_kernel and label not in out]
-        free = [label for label in of_kernel if label in out and label not in of_input]
-        return sizes[summed[0]] if len(summed) == 1 else None, sizes[free[-1]] if free else None
-    return None, None
-
-
-def stack_of_layer(layer: Any) -> tuple[int, ...]:
-    """The sizes of the leading axes that a Flax layer's kernel has beyond those of one layer.
-
-    Args:
-        layer: of Flax, with a contraction that can be replaced.
-    """
-    if isinstance(layer, nnx.Linear):
-        ndim = 2
-    elif isinstance(layer, nnx.LinearGeneral):
-        ndim = len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
-    else:
-        ndim = len(layer.kernel_shape)
-    shape = layer.kernel.get_value().shape
-    return tuple(shape[: len(shape) - ndim])
 
 
 @dataclass(frozen=True)
@@ -148,13 +57,16 @@ class PlacedContraction:
         """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
         return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
 
+    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output of operands of these shapes."""
+        shape = self.dims.out_shape(lhs, rhs)
+        return shape if self.order is None else tuple(shape[axis] for axis in self.order)
+
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
-    def shape_of_bias(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the output, with 1 along the axes that the weight does not have: as a bias is added."""
-        shape = [1] * self.dims.out_ndim
-        for axis, place in self.of_weight.items():
-            shape[place] = weight_shape[axis]
-        return tuple(shape)
+    def shape_of_bias(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a bias is added: the output's, with 1 along the axes that the weight does not have."""
+        places = self.of_weight.values()
+        return tuple(size if place in places else 1 for place, size in enumerate(output))
 
 
 @lru_cache(maxsize=1024)
@@ -168,42 +80,41 @@ def _lies_as_bias(placed: PlacedContraction, scale: tuple[int, ...], weight: tup
     return varying == channels and places == sorted(places)
 
 
-@lru_cache(maxsize=64)
-def _last_with_first(ndim: int) -> PlacedContraction:
-    """The last axis of an input of `ndim` axes with the first of a matrix."""
-    return PlacedContraction(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
+@lru_cache(maxsize=1024)
+def _placed(geometry: LayerGeometry, ndim: int) -> PlacedContraction:
+    """The contraction that a geometry declares, of an input of `ndim` axes."""
+    # Flax contracts axes in the order in which they lie, not in that of its arguments.
+    axes, batch = (
+        tuple(sorted(axis % ndim for axis in axes)) for axes in (geometry.input_axes, geometry.batch_axes)
+    )
+    numbers = (axes, geometry.summed), (batch, tuple(range(len(batch))))
+    return PlacedContraction(Dimensions.of(ndim, geometry.ndim, numbers))
 
 
-def unsummed_axes(layer: QuantWeightLayer[Any]) -> int | tuple[int, ...]:
-    """The axes of a layer's weight that its contraction does not sum over; an int if there is one."""
-    channels = tuple(axis for axis in range(layer.weight_ndim) if axis not in layer.summed_axes)
-    return channels[0] if len(channels) == 1 else channels
+@lru_cache(maxsize=1024)
+def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
+    """Return the geometry of a matrix (in, out) that is contracted with the last axis of the input."""
+    return LayerGeometry(
+        2,
+        summed=(0,),
+        features=(in_features,),
+        input_channels=(in_features,),
+        output_channels=(out_features,),
+    )
 
 
 class QuantDotLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
-    By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
+    By default for a weight (in, out) and the last axis of the input.
     """
 
     out_features: Any
 
     @property
-    def weight_ndim(self) -> int:
-        """A matrix has two axes."""
-        return 2
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The input features."""
-        return (0,)
-
-    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Features are the last axis of input and output."""
-        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
-
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        return {-1: self.weight_shape[0]}
+    def geometry(self) -> LayerGeometry:
+        """Those of a matrix (in, out) and the last axis of the input."""
+        return of_matrix(self.in_features, self.out_features)
 
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
@@ -212,10 +123,14 @@ class QuantDotLayer(QuantWeightLayer[Out]):
 
     def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         """The contraction with an input of this shape; None if it is not a single `dot_general`."""
-        return _last_with_first(len(shape)) if shape else None
+        return _placed(self.geometry, len(shape)) if shape else None
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         x, weight, bias = self.promote_dtype(arrays, dtype=self.dtype)
         placed = self._placed(x.shape)
@@ -223,12 +138,18 @@ class QuantDotLayer(QuantWeightLayer[Out]):
         dims, order, sharding = placed.dims, placed.order, out_sharding
         if order is not None:
             sharding = before_transpose(asked(out_sharding, x, weight), order)
-        dtype, how = self.preferred_element_type or x.dtype, {"grad_dtype": grad_dtype}
-        y, token = contract_as(choice, dims, dtype, (x, weight), **how, out_sharding=sharding)
+        dtype = self.preferred_element_type or x.dtype
+        gradient = None
+        if grad_quant is not None:
+            shape = placed.out_shape(x.shape, choice.rhs.shape)
+            gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
+            if gradient is not None and (order is not None or are_sharded(x, weight)):
+                gradient = gradient.in_one()
+        y, token = contract_as(choice, dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding)
         if order is not None:
             y = with_sharding(y.transpose(order), out_sharding)
         if bias is not None:
-            y += jnp.reshape(bias, placed.shape_of_bias(choice.rhs.shape))
+            y += jnp.reshape(bias, placed.shape_of_bias(y.shape))
         return y, token
 
     # --- scales of bias and output
@@ -266,7 +187,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
                 "are not those of the output.\n  cure: one scale for the weight, or a bias quantizer with a scale of "
                 "its own (Int8BiasPerTensorFloatInternalScaling)"
             )
-        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(weight.shape))
+        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(placed.out_shape(x.shape, weight.shape)))
         return x, weight, of_bias.reshape(self.bias.shape)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
@@ -275,7 +196,7 @@ class QuantDotLayer(QuantWeightLayer[Out]):
             return y
         if bias is not None:
             whole = bias if on_integers(bias) else as_array(bias)
-            bias = whole.reshape(placed.shape_of_bias(self.weight_shape))
+            bias = whole.reshape(placed.shape_of_bias(y.shape))
         return contraction_output(
             y,
             x,

@@ -6,7 +6,19 @@ import html
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeAlias, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from flax import nnx
 
@@ -163,12 +175,14 @@ def _declared(injector: Any, name: str) -> str:
 
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar
+    from typing_extensions import TypeVar as DefaultedTypeVar
 
     # The default is for mypy, which takes the result from `__init__`: it would ask for an annotation of each layer.
-    Out = TypeVar("Out", covariant=True, default=Any)
+    Out = DefaultedTypeVar("Out", covariant=True, default=Any)
 else:
     Out = Any
+InArrays = TypeVar("InArrays", covariant=True)
+InQuantTensors = TypeVar("InQuantTensors", covariant=True)
 
 
 # What `return_quant_tensor` is, for type checkers: it decides what a layer returns.
@@ -207,6 +221,34 @@ class _QuantLayer(nnx.Module):
             cls._flax_forward = staticmethod(parent.__call__)
         if "__call__" not in vars(cls):
             cls.__call__ = cls.__call__  # `nnx.capture` wraps what a class itself defines
+
+    def _init_layer(self, arguments: Mapping[str, Any]) -> None:
+        """Make the layer of Flax, then the quantizers.
+
+        Args:
+            arguments: the `locals()` of `__init__`, whose further keywords are called `more`.
+        """
+        overrides = self._init_flax(arguments, arguments["more"])
+        returns = arguments.get("return_quant_tensor", False)
+        self._init_quantizers(arguments, overrides, returns, arguments["rngs"])
+
+    def _init_quantizers(
+        self,
+        arguments: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
+
+        Args:
+            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
+                `input_quant`.
+            overrides: the user's further keywords.
+            return_quant_tensor: whether to return QuantTensors.
+            rngs: for quantizers that draw random numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no quantizers")
 
     if not TYPE_CHECKING:
 
@@ -253,10 +295,48 @@ class _QuantLayer(nnx.Module):
         return overrides_of(cls, cls.override_slots(), quantizers)
 
 
+class Results(Generic[InArrays, InQuantTensors]):
+    """Declares the types of a layer that returns arrays, and of the same layer that returns QuantTensors.
+
+    Only type checkers read it, in the constructors below: `_results: Results[Layer[jax.Array], Layer[AnyQuantTensor]]`.
+    """
+
+
 if TYPE_CHECKING:
+
+    class _HasResults(Protocol[InArrays, InQuantTensors]):
+        @property
+        def _results(self) -> Results[InArrays, InQuantTensors]: ...
 
     class QuantLayer(_QuantLayer, Generic[Out]):
         """Abstract: a layer with places for quantizers, that returns `Out`."""
 
+        @overload
+        def __new__(
+            cls: type[_HasResults[InArrays, Any]], *_: Any, return_quant_tensor: Off = ..., **__: Any
+        ) -> InArrays: ...
+        @overload
+        def __new__(
+            cls: type[_HasResults[Any, InQuantTensors]], *_: Any, return_quant_tensor: On, **__: Any
+        ) -> InQuantTensors: ...
+        @overload
+        def __new__(cls, *_: Any, **__: Any) -> Self: ...
+        def __new__(cls, *_: Any, **__: Any) -> Any: ...
+
+    class QuantTensorLayer(QuantLayer[Out]):
+        """Abstract: a layer that returns QuantTensors by default."""
+
+        @overload
+        def __new__(
+            cls: type[_HasResults[InArrays, Any]], *_: Any, return_quant_tensor: Off, **__: Any
+        ) -> InArrays: ...
+        @overload
+        def __new__(
+            cls: type[_HasResults[Any, InQuantTensors]], *_: Any, return_quant_tensor: On = ..., **__: Any
+        ) -> InQuantTensors: ...
+        @overload
+        def __new__(cls, *_: Any, **__: Any) -> Self: ...
+        def __new__(cls, *_: Any, **__: Any) -> Any: ...
+
 else:
-    QuantLayer = _QuantLayer
+    QuantLayer = QuantTensorLayer = _QuantLayer

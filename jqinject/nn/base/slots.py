@@ -22,7 +22,6 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.proxy import (
-    LINKS,
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
@@ -31,8 +30,8 @@ from jqinject.proxy import (
     TruncQuantProxyFromInjector,
     WeightQuantProxyFromInjector,
     complete,
+    links_of,
 )
-from jqinject.proxy.layer_links import Links
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import on_integers
 
@@ -120,16 +119,6 @@ def _sample(proxy: Any) -> Any:
     return traced if static else proxy.sample()
 
 
-def see(layer: Any) -> None:
-    """Read every slot of a layer once, so that its proxies know it; a copy that NNX made is seen at its first call.
-
-    A layer that is in `LINKS` itself was seen.
-    """
-    for slot in slots_of(type(layer)):
-        getattr(layer, slot.name)
-    LINKS[layer] = Links()
-
-
 @dataclass(frozen=True)
 class Slot:
     """One place for a quantizer on a layer, and the attribute that holds its proxy.
@@ -164,8 +153,8 @@ class Slot:
             return self
         attributes = vars(layer)
         proxy = attributes.get(self.name)
-        if isinstance(proxy, nnx.Module):
-            links = LINKS.get(proxy)
+        if isinstance(proxy, QuantProxyFromInjector):
+            links = links_of(proxy)
             if links is None or links.layers[0]() is not layer:
                 links = complete(proxy, layer)
             if self.of_parameter and links.layers[0]() is layer:
@@ -176,7 +165,6 @@ class Slot:
         return proxy
 
     def __set__(self, layer: Any, proxy: Any) -> None:
-        LINKS.pop(layer, None)
         vars(layer)[self.name] = proxy
         # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
         nodes = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy

@@ -15,18 +15,21 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
-from jqinject.nn.base.quant_layer import Out
+from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
+from jqinject.nn.base.layer_schemes import by_scheme
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import (
+    BIAS,
     GRAD,
+    INPUT,
     OUTPUT,
+    WEIGHT,
     check_input_for_weight,
     hold_proxies,
     input_format,
     is_on,
-    see,
 )
-from jqinject.nn.base.weight_axes import WeightAxes, check_features
-from jqinject.proxy import LINKS, IntegerFormat, stack_of
+from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     QuantTensor,
@@ -67,7 +70,7 @@ class ParameterView:
         return getattr(self._layer, name)
 
 
-class QuantWeightLayer(WeightAxes[Out]):
+class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
     The parent's forward pass runs unchanged on the quantized numbers, so that with no quantizer the output is the
@@ -75,14 +78,23 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     Attributes:
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
+        weight_name: what NNX calls the weight.
+        master: the float weight, where low-bit numbers have its place and it was kept.
+        takes_batch_norm: whether a batch normalization that follows can be folded into weight and bias.
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
         reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
+    weight_quant: Any = WEIGHT
+    bias_quant: Any = BIAS
+    input_quant: Any = INPUT
     output_quant: Any = OUTPUT
     grad_quant: Any = GRAD
+    weight_name: ClassVar[str] = "kernel"
+    master: nnx.Variable[Any] | None = None
+    takes_batch_norm: ClassVar[bool] = True
     contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     in_features: Any
@@ -92,31 +104,27 @@ class QuantWeightLayer(WeightAxes[Out]):
     promote_dtype: PromoteDtypeFn
     _flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
-    _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
     reads_input: ClassVar[bool] = False
+
+    def _init_layer(self, arguments: Mapping[str, Any]) -> None:
+        overrides = self._init_flax(arguments, arguments["more"])
+        rngs, returns = arguments["rngs"], arguments["return_quant_tensor"]
+        quantizers = by_scheme(self, arguments.get("scheme"), arguments, rngs)
+        self._init_quantizers(quantizers, overrides, returns, rngs)
 
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ) -> None:
-        """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
-
-        Args:
-            arguments: what the user gave for each slot, as in the `locals()` of `__init__`; `act_quant` is another
-                name of `input_quant`, and `contraction` is "auto" if it is missing.
-            overrides: the user's further keywords.
-            return_quant_tensor: whether to return QuantTensors.
-            rngs: for quantizers that draw random numbers.
-        """
         contraction = arguments.get("contraction", "auto")
         if contraction != "auto":
             checked_contraction(type(self).__name__, contraction)
-        stack, shapes = stack_of((self,)), self.channel_shapes()
+        stack, shapes = stack_of((self,)), self.geometry.channel_shapes()
         hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
@@ -155,7 +163,54 @@ class QuantWeightLayer(WeightAxes[Out]):
         """
         merge_bn(self, norm)
 
-    # --- forward
+    # --- weight and bias
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        name = self.weight_name if name == "weight" else name
+        before = vars(self).get(name)
+        if isinstance(before, FrozenParam) and isinstance(value, jax.Array | np.ndarray):
+            raise before.refusal(value)
+        replaced = (
+            isinstance(before, nnx.Variable)
+            and isinstance(value, nnx.Variable)
+            and value is not before
+            # Its quantizer made the low-bit numbers, or made them of the weight that comes back.
+            and not isinstance(before, FrozenParam)
+            and not isinstance(value, FrozenParam)
+        )
+        if replaced:
+            self._check_known_to_quantizers()
+        super().__setattr__(name, value)
+        if replaced and name in (self.weight_name, "bias"):
+            try:
+                for proxy in (self.weight_quant, self.bias_quant):
+                    if proxy is not None:
+                        proxy.init_tensor_quant()
+            except Exception:
+                super().__setattr__(name, before)
+                raise
+
+    def _check_known_to_quantizers(self) -> None:
+        """Refuse to replace a parameter before anything is changed where it could not be assembled again."""
+        for proxy in (vars(self).get("weight_quant"), vars(self).get("bias_quant")):
+            if proxy is not None:
+                proxy.check_layers_known(self)
+
+    @property
+    def weight(self) -> nnx.Variable[Any]:
+        """The weight Variable, which the quantizer quantizes; a `FrozenParam` where the float one was not kept."""
+        return getattr(self, self.weight_name) if self.master is None else self.master
+
+    @property
+    def frozen(self) -> FrozenParam | None:
+        """The low-bit numbers in the weight's place; None where it is float."""
+        weight = vars(self).get(self.weight_name)
+        return weight if isinstance(weight, FrozenParam) else None
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weight, frozen or not, with the axes of a stack."""
+        return tuple(getattr(self, self.weight_name).shape)
 
     def quant_weight(
         self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
@@ -183,8 +238,6 @@ class QuantWeightLayer(WeightAxes[Out]):
         held = getattr(self, self.weight_name)
         if isinstance(held, FrozenParam):
             return held.quant_tensor()
-        if self not in LINKS:
-            see(self)
         weight, proxy = held[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
@@ -225,16 +278,13 @@ class QuantWeightLayer(WeightAxes[Out]):
         """
         return *self._scales_on_weight(quant_input, quant_weight), None
 
-    def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        """The size of each axis of the input that is contracted with the weight, if known."""
-        return {}
-
     def _check_features(self, inputs: Any) -> None:
         """Refuse an input of other features than the layer's, in the layer's own words."""
         shape = np.shape(inputs) if isinstance(inputs, list | tuple | int | float) else inputs.shape
         if shape[-1:] != (self.in_features,):
-            expected = self._expected_features(len(shape))
-            check_features(self, inputs, expected, channels_last=self._channels_last)
+            geometry = self.geometry
+            expected = geometry.expected_features(len(shape))
+            check_features(self, inputs, expected, channels_last=geometry.channels_last)
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Out:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
@@ -254,8 +304,6 @@ class QuantWeightLayer(WeightAxes[Out]):
         features = attributes.get("in_features")
         if features is None or getattr(inputs, "shape", ())[-1:] != (features,):
             self._check_features(inputs)
-        if self not in LINKS:
-            see(self)
         input_quant, grad_quant, output_quant = map(
             attributes.get, ("input_quant", "grad_quant", "output_quant")
         )
@@ -269,10 +317,11 @@ class QuantWeightLayer(WeightAxes[Out]):
             bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
         quantized = isinstance(weight, QuantTensor)
         # A shortcut past the table, whose rows for payloads need one that is kept.
-        floats = not stored and not (
+        integer_gradient = grad_quant is not None and grad_quant.makes_integers
+        floats = not (stored or integer_gradient) and not (
             quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
         )
-        choice = None if floats and self.contraction == "auto" else self._choice(x, weight)
+        choice = None if floats and self.contraction == "auto" else self._choice(x, weight, integer_gradient)
         kernel = "floats" if choice is None else choice.kernel
         # Where 8-bit floats are contracted, the arrays only receive the gradients.
         array_of = _CARRIER if kernel == "float8" and not self.reads_input else _VALUE
@@ -293,8 +342,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             parameters = {self.weight_name: arrays[1], "bias": arrays[2]}
             y, token = self._parent_forward(ParameterView(self, parameters), arrays[0], out_sharding), None
         else:
-            grad_dtype = grad_quant.q_dtype if kernel == "float8" and grad_quant is not None else None
-            y, token = self._contract(choice, arrays, grad_dtype, out_sharding)
+            y, token = self._contract(choice, arrays, grad_quant, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, token)
         if output_quant is not None and output_quant.is_quant_enabled:
@@ -303,42 +351,51 @@ class QuantWeightLayer(WeightAxes[Out]):
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
     def _contract(
-        self, choice: ChosenKernel, arrays: LayerArrays, grad_dtype: Any, out_sharding: Any
+        self,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         """The parent's forward, which contracts payloads by a kernel of the table.
 
         Args:
             choice: the kernel and the operands.
             arrays: input and weight, which receive the gradients, and the bias or None.
-            grad_dtype: dtype of the gradient's payload where 8-bit floats are contracted, or None.
+            grad_quant: quantizer of the output's gradient, or None.
             out_sharding: as for the parent.
 
         Returns:
-            (the output, the token for the scale of the gradient's payload, or None).
+            (the output, the token for the gradient's scale, or None).
 
         Raises:
             TypeError: the layer places no contraction (`_placed`), so no kernel was to be chosen.
         """
         raise TypeError(f"{type(self).__name__} contracts floats alone, got a kernel for {choice.kernel}")
 
-    def _choice(self, x: Any, weight: Any) -> ChosenKernel | None:
+    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel | None:
         """The row of the table for input and weight; None where the parent's function contracts floats in any case.
+
+        Args:
+            x, weight: the operands.
+            integer_gradient: whether the gradient of the output arrives as integers.
 
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked = self.contraction
+        asked, attributes = self.contraction, vars(self)
         if asked == "float":
             return None
-        if not self._contracts_as_flax():
+        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
             self._check_function(asked)
             return None
-        proxy, stored = vars(self).get("weight_quant"), isinstance(weight, FrozenParam)
+        proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
         operand = weight
         if not stored and proxy is not None and not proxy.quant_metadata.whole_zero_points:
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
         placed = self._placed(np.shape(x))
-        choice = choose(x, operand, None if placed is None else placed.dims, asked, rounded=False)
+        dims = None if placed is None else placed.dims
+        choice = choose(x, operand, dims, asked, rounded=False, gradient=integer_gradient)
         if asked not in ("auto", choice.numbers):
             weight = weight.quant_tensor() if stored else weight
             raise ValueError(
@@ -363,6 +420,48 @@ class QuantWeightLayer(WeightAxes[Out]):
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
         return vars(self).get(self.contraction_name, self._flax_contraction) is self._flax_contraction
+
+    # --- the scale of the output
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        """Operands with the same products, whose scales lie on the weight if the input has one for each output."""
+        return quant_input, quant_weight
+
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+        """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
+        on_grid = is_quantized(bias) and self.bias_quant.requires_input_scale
+        return True if on_grid else None
+
+    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+        if not (is_quantized(x) and is_quantized(weight)):
+            missing = "weight" if is_quantized(x) else "input"
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has "
+                f"no scale.\n  cure: give the layer {missing}_quant=..."
+                + (", or feed it a QuantTensor" if missing == "input" else "")
+            )
+        if not self._has_whole_zero_points():
+            return y
+        return self._accumulator(y, *self._scales_on_weight(x, weight), bias)
+
+    def _has_whole_zero_points(self) -> bool:
+        """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
+        if is_on(self.input_quant) and not self.input_quant.has_whole_zero_points:
+            return False
+        if self.frozen is not None:
+            return self.frozen.form.whole_zero_point
+        return not is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        """The output with the scale of the sums; the array if they have none."""
+        return y
+
+    def _zero_points(self) -> tuple[bool | None, bool | None]:
+        """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
+        of_input = self.input_quant.has_zero_point if is_on(self.input_quant) else None
+        if self.frozen is not None:
+            return of_input, "zero_point" in self.frozen.form.names
+        return of_input, self.weight_quant.has_zero_point if is_on(self.weight_quant) else None
 
 
 def unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

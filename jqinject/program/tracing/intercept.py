@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -35,10 +36,10 @@ class _Intercepted(ClassMixin):
 
     @classmethod
     def method(cls, kind: type, name: str) -> Callable[..., Any]:
-        own, attribute = getattr(kind, name), _attribute(name)
+        own, attribute = inspect.getattr_static(kind, name), _attribute(name)
 
         def through(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call: Callable[..., Any] = partial(own, self)
+            call: Callable[..., Any] = own.__get__(self, kind)
             for around in getattr(self, attribute):
                 call = partial(around, self, call)
             return call(*args, **kwargs)

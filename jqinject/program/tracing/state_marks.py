@@ -92,7 +92,7 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
     for module, variables in _holders(called, is_leaf, set()):
         held = tuple((inside, paths[id(one)]) for inside, one in variables if id(one) in paths)
         for method in METHODS if held else ():
-            if callable(getattr(type(module), method, None)):
+            if method in dir(type(module)):
                 intercept(module, _Marks(held, always), method)
                 marked.append((module, method))
     yield

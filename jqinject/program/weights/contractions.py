@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site
@@ -115,8 +117,10 @@ class _Contraction:
                 )
             else:
                 numbers: Any = "auto" if choice is None else choice.contraction
-                grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{self.name}_grad"))
-                found = contracted(self.eqn, numbers, taken, self.rest, self.evaluate, grad_dtype)
+                y = self.eqn.outputs[0]
+                out = jax.ShapeDtypeStruct(y.shape, y.dtype)
+                gradient = run.quantizers.gradient_format(run.names.full(f"{self.name}_grad"), out)
+                found = contracted(self.eqn, numbers, taken, self.rest, self.evaluate, gradient)
         return self._updated(_with_gradient(run, choice, self.name, found))
 
     def _floats(self, place: int) -> Any:

@@ -12,6 +12,7 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
@@ -38,7 +39,7 @@ def contracted(
     operands: Sequence[Tracked],
     rest: list[Any],
     evaluate: Callable[[list[Any]], list[Any]],
-    grad_dtype: Any,
+    gradient: GradientFormat | None,
 ) -> Contracted:
     """The contraction of an equation, by the payloads of its operands or by their floats.
 
@@ -48,12 +49,12 @@ def contracted(
         operands: the two that are contracted.
         rest: further operands.
         evaluate: contracts arrays.
-        grad_dtype: dtype of the gradient's payload, or None.
+        gradient: the numbers of the output's gradient, if it arrives quantized; else None.
     """
     lhs, rhs = (x.value for x in operands)
     found = None
     if is_quantized(lhs) and is_quantized(rhs):
-        found = _of_payloads(eqn, numbers, lhs, rhs, rest, grad_dtype)
+        found = _of_payloads(eqn, numbers, lhs, rhs, rest, gradient)
     if found is not None:
         return found
     value = _stored_product(eqn, numbers, operands)
@@ -63,12 +64,17 @@ def contracted(
 
 
 def _of_payloads(
-    eqn: Equation, numbers: ContractionKind, lhs: Any, rhs: Any, rest: list[Any], grad_dtype: Any
+    eqn: Equation,
+    numbers: ContractionKind,
+    lhs: Any,
+    rhs: Any,
+    rest: list[Any],
+    gradient: GradientFormat | None,
 ) -> Contracted | None:
     """The contraction of two QuantTensors by their payloads; None if the table says floats."""
     name, dtype, params = eqn.name, eqn.outputs[0].dtype, eqn.params
     sharding = params.get("out_sharding")
-    how: Any = {"grad_dtype": grad_dtype, "out_sharding": sharding}
+    how: Any = {"gradient": gradient, "out_sharding": sharding}
     plain = params.get("group_offset") is None and sharding is None
     where: Any = None
     if name == "dot_general":
@@ -85,7 +91,10 @@ def _of_payloads(
             f"contraction={numbers!r} of {name} with these parameters is not defined: {params}\n"
             "  cure: contraction='auto'"
         )
-    choice = choose(lhs, rhs, where, numbers, rounded=False, swaps=sharding is None)
+    integer_gradient = gradient is not None and gradient.is_integer
+    choice = choose(
+        lhs, rhs, where, numbers, rounded=False, swaps=sharding is None, gradient=integer_gradient
+    )
     check_choice(choice, where, numbers)
     return None if choice.kernel == "floats" else Contracted(*contract_as(choice, where, dtype, **how))
 

@@ -66,7 +66,7 @@ class Int8ActPerTensorRMS(CalibratedAct):
 
 
 class Int8DynamicActPerTensorAbsMax(Int8ActPerTensorAbsMax):
-    """8 bits; the range is the largest magnitude of the tensor at hand. Nothing is calibrated."""
+    """8 bits; the range is the largest magnitude of the current tensor. Nothing is calibrated."""
 
     averaging_impl = None
 

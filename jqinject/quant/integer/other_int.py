@@ -1,4 +1,4 @@
-"""Integers with scales of the tensor at hand (dynamic), learned steps (LSQ), two and three values, fewer bits of sums.
+"""Integers with scales of the current tensor (dynamic), learned steps (LSQ), two and three values, fewer bits of sums.
 
 Of dynamic scales nothing is kept, in training or evaluation; names and numbers are those of Brevitas's examples for
 language models.

@@ -76,7 +76,7 @@ class MXMixin(ExtendedInjector):
 
 class MXActMixin(MXMixin):
     """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
-    the tensor at hand."""
+    the current tensor."""
 
     @choices(core.RuntimeDynamicGroupStatsScaling, core.SharedExponentScaling)
     def scaling_impl(scale_rounding=None):

@@ -6,7 +6,7 @@
   `float8_e4m3fn`, `float8_e5m2`, `float6_e3m2fn`, `float6_e2m3fn` and `float4_e2m1fn`.
 * FNUZ, without inf and negative zero: their bias is one higher, and the code of -0 is nan. They are the numbers of
   JAX's `float8_e4m3fnuz` and `float8_e5m2fnuz`.
-* Dynamic activations, whose scale is that of the tensor at hand: per tensor, per row (the last axis) and per group.
+* Dynamic activations, whose scale is that of the current tensor: per tensor, per row (the last axis) and per group.
   Nothing is kept; names and numbers are those of Brevitas's examples for language models.
 
 Source: Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)" and "Microscaling Formats (MX)".

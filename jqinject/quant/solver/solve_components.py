@@ -285,10 +285,10 @@ class Choices(ExtendedInjector):
     def learned_round_init(tracked_parameter_list):
         """Where learned rounding starts: at 0 for each element of the weight."""
         if len(tracked_parameter_list) != 1:
-            found = "no weight" if not tracked_parameter_list else f"{len(tracked_parameter_list)} weights"
+            weights = "no weight" if not tracked_parameter_list else f"{len(tracked_parameter_list)} weights"
             raise ValueError(
                 "float_to_int_impl_type = 'learned_round' learns how each element of one weight is rounded, and this "
-                f"quantizer has {found}.\n  cure: a quantizer of its own for each layer (weight_quant=MyQuantizer), "
+                f"quantizer has {weights}.\n  cure: a quantizer of its own for each layer (weight_quant=MyQuantizer), "
                 "and 'round' or 'stochastic_round' for activations"
             )
         return np.zeros(tracked_parameter_list[0].shape, np.float32)

@@ -19,7 +19,7 @@ from jqinject.quant import enums
 CHANNEL_REDUCE_DIM = 1
 
 
-def by_output(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
+def by_output(tensor: object = None, channel: object = None, group: object = None) -> Any:
     """Return the `@value` function that chooses by what shares a scale (`scaling_per_output`).
 
     Args:
@@ -43,7 +43,7 @@ def by_output(tensor: Any = None, channel: Any = None, group: Any = None) -> Any
     return choosing(select, tensor, channel, group)
 
 
-def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> Any:
+def of_statistic(tensor: object = None, channel: object = None, group: object = None) -> Any:
     """As `by_output`, for what is reduced: the mean of the channels' maxima (`max_ave`) is taken of channels too."""
     plain, averaged = by_output(tensor, channel, group), by_output(channel, channel, group)
 
@@ -54,7 +54,7 @@ def of_statistic(tensor: Any = None, channel: Any = None, group: Any = None) -> 
     return choosing(select, tensor, channel, group)
 
 
-def choosing(select: Callable[..., Any], *options: Any) -> Any:
+def choosing(select: Callable[..., object], *options: object) -> Any:
     """Return the `@value` function of `select`, which returns one of some options."""
     return choices(*(option for option in options if isinstance(option, type)))(select)
 
@@ -296,7 +296,7 @@ class ActShapes(ExtendedInjector):
 
     @value
     def channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
-        """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
+        """The shape by which a view finds the channels of activations, unless a permutation says so."""
         per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
         by_shape = per_channel and scaling_stats_permute_dims is None
         return this.per_channel_broadcastable_shape if by_shape else None

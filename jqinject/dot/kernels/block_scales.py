@@ -1,0 +1,124 @@
+"""Products of operands with block scales, handed to the backend as payloads and scales where it takes them.
+
+| platform | kernel |
+|---|---|
+| CUDA | `jax.nn.scaled_matmul`: XLA uses cuDNN's kernel on GPUs with such units (Blackwell), else dequantizes |
+| any other | the dequantized numbers |
+
+Which GPU a program will run on is not known while it is traced or lowered, so XLA decides when it compiles.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.quant_tensor import GroupwiseFloatQuantTensor, Levels, grouped_minifloats
+
+E8M0, E4M3, E2M1 = (np.dtype(x) for x in (jnp.float8_e8m0fnu, jnp.float8_e4m3fn, jnp.float4_e2m1fn))
+MX_BLOCK, NV_BLOCK = 32, 16
+MX_PAYLOADS = ("float8_e4m3fn", "float8_e5m2")
+
+
+def levels_of(x: object) -> Levels | None:
+    """Return both levels of an operand in groups, if they are known; else None."""
+    if not grouped_minifloats(x) or x.as_it_lies is not None:
+        return None
+    return x.grouped.levels
+
+
+def has_blocks(lhs: object, rhs: object, dims: Dimensions) -> bool:
+    """Whether both operands have full blocks of one form, along one pair of summed axes.
+
+    The forms are MXFP8 (e4m3 or e5m2 in blocks of 32, scales e8m0) and NVFP4 (e2m1 in blocks of 16, scales e4m3, and
+    one float32 for the tensor).
+
+    Args:
+        lhs, rhs: the operands.
+        dims: of their contraction.
+    """
+    if not (grouped_minifloats(lhs) and grouped_minifloats(rhs)):
+        return False
+    form = _form(lhs)
+    if form is None or form != _form(rhs) or not (_is_full(lhs) and _is_full(rhs)):
+        return False
+    return (_axis(lhs), _axis(rhs)) in zip(dims.lhs_contract, dims.rhs_contract, strict=True)
+
+
+def block_product(
+    lhs: GroupwiseFloatQuantTensor, rhs: GroupwiseFloatQuantTensor, dims: Dimensions
+) -> jax.Array:
+    """The contraction of operands that `has_blocks` accepts by `jax.nn.scaled_matmul`, summed in float32.
+
+    The scale that a tensor in NVFP4 shares is multiplied in after the sum.
+
+    Args:
+        lhs, rhs: the operands.
+        dims: as for `lax.dot_general`.
+    """
+    pairs = list(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
+    blocked = (_axis(lhs), _axis(rhs))
+    pairs = [*(pair for pair in pairs if pair != blocked), blocked]
+    of_lhs = dims.lhs_batch, dims.lhs_free, tuple(left for left, _ in pairs)
+    of_rhs = dims.rhs_batch, dims.rhs_free, tuple(right for _, right in pairs)
+    left, right = _blocks(lhs), _blocks(rhs)
+    y = jax.nn.scaled_matmul(
+        _matrices(left.payload, of_lhs),
+        _matrices(right.payload, of_rhs),
+        _matrices(left.scale, of_lhs),
+        _matrices(right.scale, of_rhs),
+        preferred_element_type=jnp.float32,
+    )
+    for factor in (left.factor, right.factor):
+        y = y if factor is None else y * factor
+    return y.reshape(dims.out_shape(lhs.shape, rhs.shape))
+
+
+def _axis(x: GroupwiseFloatQuantTensor) -> int:
+    return x.groups.dim % x.ndim
+
+
+def _form(x: GroupwiseFloatQuantTensor) -> Literal["mx", "nv"] | None:
+    if x.as_it_lies is not None:
+        return None
+    levels, size, grouped = levels_of(x), x.groups.size, x.grouped
+    if levels is not None:
+        one_factor = levels.shared.ndim == 0 and size == NV_BLOCK
+        return "nv" if one_factor and grouped.known_format("an operand").dtype == E2M1 else None
+    has_payload = grouped.is_contractible and grouped.q_dtype.name in MX_PAYLOADS
+    return "mx" if has_payload and size == MX_BLOCK and grouped.scale_dtype == E8M0 else None
+
+
+def _is_full(x: GroupwiseFloatQuantTensor) -> bool:
+    """Whether blocks fill the axis, of known lengths and not sharded explicitly."""
+    groups, mesh = x.groups, jax.typeof(x.grouped.scale).sharding.mesh
+    full = groups.length % groups.size == 0 and x.piece is None
+    return full and all(isinstance(size, int) for size in x.shape) and (mesh.empty or not mesh.explicit_axes)
+
+
+class _Blocks(NamedTuple):
+    payload: jax.Array
+    scale: jax.Array  # of the payload's rank, blocks in the place of their elements
+    factor: jax.Array | None  # of all scales
+
+
+def _blocks(x: GroupwiseFloatQuantTensor) -> _Blocks:
+    levels, axis = levels_of(x), _axis(x)
+    if levels is None:
+        payload, scale, factor = x.grouped.payload(), x.grouped.scale.astype(E8M0), None
+    else:
+        payload, scale, factor = levels.minifloats.astype(E2M1), levels.block.astype(E4M3), levels.shared
+    one_per_block = (*payload.shape[: axis + 1], 1, *payload.shape[axis + 2 :])
+    scale = jnp.broadcast_to(scale, one_per_block).squeeze(axis + 1)
+    return _Blocks(payload.reshape(x.shape), scale, factor)
+
+
+def _matrices(x: jax.Array, axes: tuple[tuple[int, ...], ...]) -> jax.Array:
+    """An array as `(batch, rows, summed)`, given the axes of each."""
+    sizes = [math.prod(x.shape[axis] for axis in part) for part in axes]
+    return x.transpose([axis for part in axes for axis in part]).reshape(sizes)

@@ -1,1 +1,0 @@
-"""Attention, and its cache of keys and values."""

@@ -1,0 +1,424 @@
+"""Freezing one weight: a `FrozenParam` takes its place, in a layer and in a model that contracts it by itself.
+
+A large weight is frozen slice by slice, so that what is computed on the way takes little memory; one in an array of
+NumPy's is read in slices too, so that no device holds all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import (
+    AbsMax,
+    AbsMaxRange,
+    AbsMinMax,
+    CodebookQuant,
+    FloatQuant,
+    MinMaxRange,
+    NegativeMinOrZero,
+    RescalingIntQuant,
+)
+from jqinject.core._protocols import grid_of, groups_of
+from jqinject.core.component import Component, node_class, parts_of
+from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
+from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
+from jqinject.ops.cut import Cut, cut_in_place
+from jqinject.ops.groups import fitting_size
+from jqinject.proxy import Committed, beside_weights, map_stack, stack_of
+from jqinject.quant_tensor import is_concrete, is_grouped, on_integers
+
+SLICED_FROM = 2**20  # bytes
+
+
+def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
+    """The low-bit numbers of a layer or a site, to be handed to `frozen_param`; None of a stack of layers.
+
+    Dispatch is asynchronous: request one layer ahead to hide latency. For `sliced_from` see `jqinject.freeze`.
+    """
+    return None if stack_of((layer,)) else _numbers(layer, sliced_from)
+
+
+def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenParam:
+    """The low-bit numbers of a layer or a site whose weight is quantized.
+
+    Args:
+        layer: a layer, or a stack of layers; or a site.
+        numbers: what `numbers_of` returned for it.
+        sliced_from: see `jqinject.freeze`.
+    """
+    stack = stack_of((layer,))
+    if stack:
+        if layer.weight_quant.requires_quant_input and layer.input_quant is None:
+            layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
+        cut = _cut(layer, stack)
+        slices = slices_of(layer.weight[...], sliced_from)
+        frozen = map_stack(
+            lambda layers, _: _eager_numbers(layers[0], cut),
+            beside_weights((layer,)),
+            stack,
+            one_by_one=slices > 1,
+        )
+    else:
+        frozen = _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
+    return FrozenParam.holding(frozen.numbers, frozen.form, layer.weight.get_metadata())
+
+
+def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:
+    graphdef, state = nnx.split(layer.weight_quant, graph=True)
+    weight, summed, axes = layer.weight[...], layer.summed_axes, layer.axes_of_sums()
+    static = (graphdef, summed, axes, _cut(layer, ()), slices_of(weight, sliced_from))
+    return compiled_numbers(state, weight, _known_input(layer), *static)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
+def compiled_numbers(
+    state: Any,
+    weight: jax.Array,
+    known_input: Any,
+    graphdef: Any,
+    summed: tuple[int, ...],
+    axes_of_sums: tuple[int, ...] | None,
+    cut: Cut | None,
+    slices: int,
+) -> tuple[Any, Any]:
+    """The `FrozenParam`, and whether it is what the quantizer made; compiled once for all layers that are alike.
+
+    No other arrays have the weight's size, and large weights are frozen in slices, as what is computed on the way may
+    have it. With a learned bit width, which decides on their dtype, the quantized weight is returned.
+    """
+
+    def make(proxy: Any, weight: jax.Array) -> tuple[Any, Any]:
+        quantized = _quantized(proxy, weight, known_input)
+        integers = quantized
+        if is_grouped(quantized):
+            integers = quantized.grouped if cut is None else without_groups(quantized, cut)
+        is_integer = on_integers(integers)
+        if is_integer and not is_concrete(integers.bit_width):
+            return quantized, True
+        valid = integers.is_valid if is_integer else True
+        return _frozen(proxy, quantized, summed, axes_of_sums, cut), valid
+
+    proxy = nnx.merge(graphdef, state)
+    sliced = None
+    if slices > 1 and known_input is None and cut is None:
+        sliced = in_slices(make, proxy, weight, slices, (*summed, *(axes_of_sums or ())))
+    return make(proxy, weight) if sliced is None else sliced
+
+
+def _checked(layer: Any, numbers: tuple[Any, Any]) -> FrozenParam:
+    """The numbers; numbers that are not the quantizer's own raise its error."""
+    found, valid = numbers
+    usable = isinstance(found, FrozenParam) and (not is_concrete(valid) or bool(valid))
+    return found if usable else _eager_numbers(layer, _cut(layer, ()))
+
+
+def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
+    """The groups of a layer's weight if they cross its shards; else None."""
+    metadata, weight = layer.weight_quant.quant_metadata, layer.weight.get_value()
+    size, dim = metadata.group_size, metadata.group_dim
+    if size is None or dim is None or not (isinstance(weight, jax.Array) and is_concrete(weight)):
+        return None
+    axis = dim % (weight.ndim - len(stack))
+    along = axis + len(stack)
+    found = cut_in_place(weight, fitting_size(size, weight.shape[along]), along)
+    return None if found is None else replace(found, axis=axis)
+
+
+def _eager_numbers(layer: Any, cut: Cut | None) -> FrozenParam:
+    proxy = layer.weight_quant
+    quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
+    return _frozen(proxy, quantized, layer.summed_axes, layer.axes_of_sums(), cut)
+
+
+def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
+    return proxy(weight) if known_input is None else proxy(weight, known_input)
+
+
+def _frozen(
+    proxy: Any,
+    quantized: Any,
+    summed: tuple[int, ...],
+    axes_of_sums: tuple[int, ...] | None,
+    cut: Cut | None,
+) -> FrozenParam:
+    forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
+    return FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes_of_sums, forms, cut)
+
+
+def _known_input(layer: Any) -> Any:
+    """The format of the input if the weight is quantized for it, else None."""
+    if not layer.weight_quant.requires_quant_input:
+        return None
+    own = layer.input_format()
+    return layer.weight_quant.kept_input() if own is None else own
+
+
+OF_SLICE = 2**17  # bytes
+FEWEST, MOST = 16, 64
+PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
+# Their `by_scale`, given the scale of a call, makes the bits of this call.
+ELEMENTWISE = (CodebookQuant, FloatQuant, RescalingIntQuant)
+# What has an element for each of the weight's, or sums some; everything else is of the whole weight.
+CUT = ("value", "sums")
+
+Make = Callable[[Any, jax.Array], tuple[Any, Any]]
+
+
+def slices_of(weight: Any, sliced_from: int) -> int:
+    """How many slices a weight is frozen in: 1 below so many bytes, for abstract weights, and on several devices."""
+    if not (isinstance(weight, jax.Array) and is_concrete(weight)):
+        return 1
+    if weight.nbytes < sliced_from or len(weight.sharding.device_set) > 1:
+        return 1
+    slices = max(FEWEST, weight.nbytes // OF_SLICE)
+    return min(1 << slices.bit_length() - 1, MOST)
+
+
+def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tuple[int, ...]) -> Any:
+    """What `make(proxy, weight)` returns, to the bit, made slice by slice; None if that is not possible.
+
+    The scale is measured first, of the whole weight; then the slices are quantized by it.
+
+    Args:
+        make: returns a `FrozenParam`, and whether it is valid; it works under `jax.jit`.
+        proxy: the weight's quantizer, a private copy, which is changed.
+        weight: the weight.
+        number: of slices, at most.
+        kept: axes that are not cut: sums are taken over them.
+    """
+    quantizer = proxy.tensor_quant
+    if proxy.record is None and not is_sliceable(quantizer):
+        return None
+    record = Committed.of(quantizer, weight).record if proxy.record is None else proxy.record
+    cutting = cutting_of(weight.shape, record[...]["scale"].shape, groups_of(quantizer), kept, number)
+    if cutting is None:
+        return None
+    frozen, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
+    if not isinstance(frozen, FrozenParam):
+        return None
+    proxy._hold(Committed(_of_any_shape(quantizer), record))
+    graphdef, held = nnx.split(proxy, graph=True)
+
+    def part(i: Any) -> Any:
+        copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, held))
+        cutting.cut_record(copy, i)
+        made, valid = make(copy, cutting.of_weight(weight, i))
+        return {name: _as_bits(made.numbers[name]) for name in CUT if name in made.numbers}, valid
+
+    def step(i: Any, made: Any) -> Any:
+        found, valid = part(i)
+        return jax.tree.map(partial(put, i), made[0], found), made[1] & valid
+
+    whole = {name: frozen.numbers[name] for name in CUT if name in frozen.numbers}
+    empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in whole.items()}
+    cut, valid = jax.lax.fori_loop(0, cutting.number, step, (empty, jnp.bool_(True)))
+    cut = {name: jax.lax.bitcast_convert_type(bits, whole[name].dtype) for name, bits in cut.items()}
+    return FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
+
+
+def is_sliceable(quantizer: Any) -> bool:
+    """Whether the slices of a weight are quantized by the whole weight's scales as the whole is."""
+    kind = type(quantizer)
+    known = kind in ELEMENTWISE or any(
+        kind is node_class(each) for each in ELEMENTWISE if issubclass(each, Component)
+    )
+    return known and grid_of(quantizer) is not None
+
+
+def _of_any_shape(component: Any) -> Any:
+    """A quantizer whose view of groups also takes a slice; modules are changed, values made anew."""
+    changed: dict[str, Any] = {}
+    for name, part in vars(component).items():
+        if isinstance(part, OverSubChannelBlockView):
+            changed[name] = DynamicOverSubChannelBlockView(
+                part.group_size, part.group_dim, block_width=part.block_width, block_dim=part.block_dim
+            )
+        elif name == "int_quant" and isinstance(part, Component):
+            changed[name] = _of_any_shape(part)
+    if not isinstance(component, nnx.Module):
+        value = object.__new__(type(component))
+        value.__setstate__(dict(parts_of(component)) | changed)
+        return value
+    for name, part in changed.items():
+        setattr(component, name, nnx.data(part) if nnx.is_data(part) else nnx.static(part))
+    return component
+
+
+class Cutting(NamedTuple):
+    """How a weight and its scales are cut.
+
+    Attributes:
+        axis: of the weight.
+        number: of slices.
+        size: of one, along the axis.
+        along: the same axis of the scales, which have two axes for one if there are groups; None if they are not cut.
+    """
+
+    axis: int
+    number: int
+    size: int
+    along: int | None
+
+    def of_weight(self, weight: jax.Array, i: Any) -> jax.Array:
+        """The i-th slice of the weight."""
+        if weight.dtype.itemsize != 2:
+            return jax.lax.dynamic_slice_in_dim(weight, i * self.size, self.size, self.axis)
+        # As bfloat16, and before the loop if that is possible, XLA converts the whole weight to float32.
+        weight, i = jax.lax.optimization_barrier((weight, i))
+        bits = jax.lax.bitcast_convert_type(weight, jnp.uint16)
+        part = jax.lax.dynamic_slice_in_dim(bits, i * self.size, self.size, self.axis)
+        return jax.lax.bitcast_convert_type(part, weight.dtype)
+
+    def of_host(self, array: np.ndarray, i: int) -> np.ndarray:
+        """The i-th slice of an array of NumPy's."""
+        part = slice(i * self.size, (i + 1) * self.size)
+        return np.ascontiguousarray(array[(slice(None),) * self.axis + (part,)])
+
+    def of_scale(self, scale: jax.Array, i: Any) -> jax.Array:
+        """The scales of the i-th slice."""
+        if self.along is None or scale.ndim <= self.along or scale.shape[self.along] == 1:
+            return scale
+        return jax.lax.dynamic_slice_in_dim(scale, i * self.size, self.size, self.along)
+
+    def cut_record(self, proxy: Any, i: Any) -> None:
+        """Give a committed proxy the scales of the i-th slice."""
+        proxy.record.set_value({name: self.of_scale(held, i) for name, held in proxy.record[...].items()})
+
+
+def cutting_of(
+    shape: tuple[int, ...],
+    scale: tuple[int, ...],
+    groups: tuple[int, int] | None,
+    kept: tuple[int, ...],
+    number: int,
+) -> Cutting | None:
+    """How to cut a weight, in as many slices as possible; None if it cannot be cut.
+
+    Args:
+        shape: of the weight.
+        scale: the shape of its scales.
+        groups: group size and grouped axis of its quantizer.
+        kept: axes that are not cut.
+        number: of slices, at most.
+    """
+    grouped = None if groups is None else groups[1] % len(shape)
+    ndim = len(shape) + (groups is not None)
+    single = math.prod(scale) == 1
+    found: list[Cutting] = []
+    for axis in range(len(shape)):
+        along = axis + (grouped is not None and axis > grouped)
+        fits = single or (len(scale) == ndim and scale[along] in (1, shape[axis]))
+        slices = math.gcd(number, shape[axis] // PACKED) if shape[axis] % PACKED == 0 else 1
+        if fits and slices > 1 and axis != grouped and axis not in {one % len(shape) for one in kept}:
+            separate = not single and scale[along] > 1
+            found.append(Cutting(axis, slices, shape[axis] // slices, along if separate else None))
+    return max(found, key=lambda one: (one.number, one.along is not None), default=None)
+
+
+def _bits_dtype(dtype: np.dtype) -> np.dtype:
+    """Of the bits of 8-bit floats, as which XLA moves them without converting them; other dtypes as they are."""
+    is_float8 = dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
+    return np.dtype(np.uint8) if is_float8 else dtype
+
+
+def _as_bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
+
+
+def put(i: Any, whole: jax.Array, part: jax.Array) -> jax.Array:
+    """Write the i-th part; what the whole weight has one of, such as a single scale, is the same in all parts."""
+    cut = [
+        axis for axis, sizes in enumerate(zip(whole.shape, part.shape, strict=True)) if sizes[0] != sizes[1]
+    ]
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, i * part.shape[cut[0]], cut[0]) if cut else part
+
+
+LARGE, OF_SLICE = 2**22, 2**19  # bytes
+ALIGNED = 64  # bytes; JAX takes such memory without a copy on a CPU
+OF_EXTREMES = (AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero)
+
+
+def numbers_from_host(layer: Any, array: Any) -> Any:
+    """What `numbers_of` returns of a layer with this weight, to the bit; None if it is not made slice by slice.
+
+    It is, if the array is large and NumPy's, and the range of each scale is that of its smallest and its largest
+    number. These are found first; then slice after slice is quantized by the scale.
+
+    Args:
+        layer: whose weight may be abstract.
+        array: the weight.
+    """
+    proxy = _private_copy(layer)
+    if proxy is None or not _is_large(array) or stack_of((layer,)):
+        return None
+    scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
+    kept = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
+    number = min(max(FEWEST, 1 << (array.nbytes // OF_SLICE).bit_length()), MOST)
+    cutting = cutting_of(array.shape, scale.shape, None, kept, number)
+    extremes = _extremes(array, scale.shape)
+    if cutting is None or extremes is None or not np.isfinite(extremes).all():
+        return None
+    static = (layer.summed_axes, layer.axes_of_sums(), None, 1)
+
+    def numbers(scales: Any, part: Any) -> Any:
+        graphdef, state = nnx.split(scales, graph=True)
+        return compiled_numbers(state, part, None, graphdef, *static)
+
+    dtype = layer.weight.dtype
+    proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, dtype)).record
+    frozen, _ = jax.eval_shape(partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
+    whole, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), frozen.numbers), True
+    for i in range(cutting.number):
+        own = nnx.clone(proxy)
+        cutting.cut_record(own, i)
+        part = jnp.asarray(cutting.of_host(array, i), dtype)
+        found, fits = numbers(own, part)
+        whole, valid = jax.block_until_ready((_put_all(i, whole, found.numbers), valid & fits))
+    return FrozenParam.holding(whole, frozen.form), valid
+
+
+def _private_copy(layer: Any) -> Any:
+    """The proxy of a layer whose quantizer has no state and is cut; else None."""
+    proxy = layer.weight_quant
+    if proxy.requires_quant_input or jax.tree.leaves(nnx.state(proxy)):
+        return None
+    proxy = nnx.clone(proxy)
+    quantizer = proxy.tensor_quant
+    sources = [getattr(quantizer, name, None) for name in ("scaling_impl", "zero_point_impl")]
+    found = [getattr(one, name, None) for one in sources for name in ("calibration_impl", "stats")]
+    measures = [type(one) for one in found if one is not None]
+    fits = bool(measures) and all(kind in OF_EXTREMES for kind in measures)
+    return proxy if fits and is_sliceable(quantizer) and groups_of(quantizer) is None else None
+
+
+def _is_large(array: Any) -> bool:
+    if not isinstance(array, np.ndarray) or array.nbytes < LARGE or not jax.sharding.get_mesh().empty:
+        return False
+    return not array.flags.c_contiguous or array.ctypes.data % ALIGNED != 0 or jax.default_backend() != "cpu"
+
+
+def _scale(proxy: Any, x: Any) -> jax.Array:
+    return Committed.of(proxy.tensor_quant, x).record[...]["scale"]
+
+
+def _extremes(array: np.ndarray, scale: tuple[int, ...]) -> np.ndarray | None:
+    """The smallest and the largest number of each scale, along the first axis that shares it."""
+    sizes = scale if len(scale) == array.ndim else (1,) * array.ndim
+    axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
+    ends = [end(array, axis=axes, keepdims=True) for end in (np.min, np.max)]
+    return np.concatenate(ends, axes[0]) if axes else None
+
+
+@partial(jax.jit, donate_argnums=1)
+def _put_all(i: Any, whole: Any, part: Any) -> Any:
+    return jax.tree.map(partial(put, i), whole, part)

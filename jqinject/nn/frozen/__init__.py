@@ -1,1 +1,0 @@
-"""Layers that serve low-bit numbers instead of weights."""

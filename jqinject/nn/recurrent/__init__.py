@@ -1,1 +1,0 @@
-"""Quantized recurrent cells, and layers of them over whole sequences."""

@@ -1,0 +1,288 @@
+"""What quantized recurrent cells share: their quantizers by prefix, and one step on quantized numbers."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from flax import nnx
+
+from jqinject.nn.base.layer_geometry import check_features
+from jqinject.nn.base.quant_layer import QuantLayer
+from jqinject.nn.base.slots import (
+    BIAS,
+    WEIGHT,
+    Slot,
+    act_slot,
+    make_proxy,
+    slots_of,
+    split_overrides,
+    through,
+)
+from jqinject.nn.base.weight_layer import ParameterView
+from jqinject.nn.linear import QuantLinear
+from jqinject.program import change_class
+from jqinject.proxy import BiasQuantProxyFromInjector
+from jqinject.quant import QuantizerLike
+from jqinject.quant_tensor import as_array, on_integers
+
+IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
+    act_slot(prefix) for prefix in ("io_", "gate_acc_", "sigmoid_", "tanh_", "cell_state_")
+)
+Activation = Callable[[jax.Array], jax.Array]
+Quantizers = Mapping[str, Any]
+Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
+
+
+class CellOutput(NamedTuple):
+    """What a step makes.
+
+    Attributes:
+        carry: the carry of the next step, arrays.
+        output: the hidden state, a QuantTensor where it is quantized.
+        memory: the cell state likewise; None of cells without one.
+    """
+
+    carry: Any
+    output: Any
+    memory: Any = None
+
+
+class QuantRecurrentCell(QuantLayer[jax.Array]):
+    """Abstract: a recurrent cell of Flax with quantizers.
+
+    A class says in `gates` which layers make each gate's sum, and by its slots where activations are quantized.
+
+    Attributes:
+        gates: layer of the input -> layer of the hidden state, in the order in which they share weight quantizers.
+    """
+
+    gates: ClassVar[Mapping[str, str]]
+    io_quant: Any = IO
+    in_features: int
+    hidden_features: int
+    gate_fn: Activation
+
+    @classmethod
+    def override_slots(cls) -> tuple[Slot, ...]:
+        """Those of weights and biases, which the layers of the cell hold, and its own."""
+        return (WEIGHT, BIAS, *slots_of(cls))
+
+    def _held_slots(self) -> tuple[Slot, ...]:
+        """Its own places for quantizers that this cell fills."""
+        return slots_of(type(self))
+
+    def _held_gates(self) -> list[tuple[str, str]]:
+        """The pairs of layers that this cell has."""
+        return [(of_input, of_hidden) for of_input, of_hidden in self.gates.items() if of_input in vars(self)]
+
+    def _init_quantizers(
+        self,
+        arguments: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        """Make the quantizers, once the layers are there.
+
+        Args:
+            arguments: the `locals()` of `__init__`: quantizers, and which of them are shared.
+            overrides: the user's further keywords.
+            return_quant_tensor: always False: a cell returns arrays.
+            rngs: for quantizers that draw random numbers.
+        """
+        by_slot = split_overrides(self, self.override_slots(), overrides)
+        for name in {"gate_fn", "activation_fn"} & vars(self).keys():
+            setattr(self, name, PICKLABLE.get(vars(self)[name], vars(self)[name]))
+        self._quantize_layers(arguments, overrides, rngs)
+        shares_sums, of_sums = arguments.get("shared_intra_layer_gate_acc_quant", False), None
+        for slot in self._held_slots():
+            is_shared = shares_sums and slot.argument == GATE_ACC.name
+            proxy = of_sums if is_shared else None
+            if proxy is None:
+                quantizer, declared = arguments[slot.argument], by_slot[slot.argument]
+                proxy = make_proxy(
+                    self, slot, quantizer, declared, rngs, channel_shape=self._channel_shape(slot)
+                )
+            of_sums = proxy if is_shared else of_sums
+            if proxy is not None:
+                setattr(self, slot.name, proxy)
+                if proxy is arguments[slot.argument]:  # another layer's
+                    proxy.add_tracked_module(self)
+
+    def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
+        """Of a scale for each channel: there are as many as hidden features, in the input too or it is not known."""
+        known = slot != IO or self.in_features == self.hidden_features
+        return (self.hidden_features,) if known else None
+
+    def _quantize_layers(
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+    ) -> None:
+        """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
+        of_weights, of_biases = (
+            {name: override for name, override in overrides.items() if name.startswith(slot.prefix)}
+            for slot in (WEIGHT, BIAS)
+        )
+        gates, quantizer = self._held_gates(), arguments["weight_quant"]
+        if of_biases and all(getattr(self, name).bias is None for gate in gates for name in gate):
+            raise TypeError(
+                f"{type(self).__name__}: {', '.join(of_biases)} would have no effect: there is no bias"
+            )
+
+        def quantize(name: str, weight_quant: QuantizerLike, declared: Mapping[str, Any]) -> None:
+            layer: Any = getattr(self, name)
+            quantizers = {"weight_quant": weight_quant}
+            if layer.bias is not None:
+                quantizers["bias_quant"] = arguments["bias_quant"]
+                declared = {**declared, **of_biases}
+            change_class(layer, QuantLinear)
+            layer._init_quantizers(quantizers, declared, False, rngs)
+
+        taken = arguments.get("input_layers", {})
+        for of_input, of_hidden in gates:
+            if of_input in taken:
+                setattr(self, of_input, taken[of_input])
+            else:
+                quantize(of_input, quantizer, of_weights)
+            shared = getattr(self, of_input).weight_quant
+            quantize(of_hidden, shared, {})
+            if arguments.get("shared_intra_layer_weight_quant", False):
+                quantizer, of_weights = shared, {}
+
+    # --- one step, in parts: what does not depend on the hidden state is made once for a whole sequence
+
+    def _quantizers(self) -> Quantizers:
+        """The quantizers of activations, by attribute; those that there are not are missing."""
+        proxies = {slot.name: getattr(self, slot.name) for slot in slots_of(type(self))}
+        return {name: proxy for name, proxy in proxies.items() if proxy is not None}
+
+    def _quant_input(self, inputs: Any) -> Any:
+        """The input, quantized by `io_quant`.
+
+        Args:
+            inputs: float array or QuantTensor.
+        """
+        return through(self.io_quant, inputs)
+
+    def _quant_parameters(self, x: Any) -> Parameters:
+        """Layer -> its quantized kernel and bias, dequantized.
+
+        Args:
+            x: the quantized input, from whose scale and the scale of its kernel a bias takes its own.
+
+        Raises:
+            ValueError: a bias takes its scale from an input that is not quantized.
+        """
+        parameters: dict[str, tuple[jax.Array, jax.Array | None]] = {}
+        for gate in self._held_gates():
+            layers = [getattr(self, name) for name in gate]
+            weights = [layer._quantized_weight(None) for layer in layers]
+            for name, layer, weight in zip(gate, layers, weights, strict=True):
+                self._check_bias_scale(layer, x)
+                bias = layer._quantized_bias(x, weights[0])
+                parameters[name] = (as_array(weight), None if bias is None else as_array(bias))
+        return parameters
+
+    def _check_bias_scale(self, layer: Any, x: Any) -> None:
+        proxy = layer.bias_quant
+        if layer.bias is None or proxy is None or not proxy.is_quant_enabled or on_integers(x):
+            return
+        if isinstance(proxy, BiasQuantProxyFromInjector) and proxy.requires_input_scale:
+            raise ValueError(
+                f"{type(self).__name__}: {proxy.binding.base.__name__} takes its scale from input and weight, and the "
+                "input is not quantized.\n  cure: io_quant=..., an input that is an IntQuantTensor, or a bias "
+                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for none"
+            )
+
+    def _affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
+        """x @ kernel + bias of one layer, computed as Flax does."""
+        kernel, bias = parameters[name]
+        parameter_view: Any = ParameterView(getattr(self, name), {"kernel": kernel, "bias": bias})
+        return QuantLinear._flax_forward(parameter_view, x)
+
+    def _projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
+        """The part of every gate's sum that comes from the input.
+
+        Args:
+            parameters: those of `_quant_parameters`.
+            x: the quantized input, of one step or of many.
+        """
+        return {name: self._affine(name, parameters, x) for name in self.gates if name in parameters}
+
+    def _gate(self, quantizers: Quantizers, gate: str, x: jax.Array) -> jax.Array:
+        """A gate from its sum."""
+        x = value_of(quantizers, f"{gate}_acc_quant", x)
+        return value_of(quantizers, f"{gate}_sigmoid_quant", self.gate_fn(x))
+
+    @abstractmethod
+    def _step(
+        self,
+        quantizers: Quantizers,
+        parameters: Parameters,
+        carry: Any,
+        projected: Mapping[str, jax.Array],
+    ) -> CellOutput:
+        """One step.
+
+        Args:
+            quantizers: those of `_quantizers()`, or copies of them.
+            parameters: those of `_quant_parameters`.
+            carry: that of the step before.
+            projected: that of the step's input.
+        """
+
+    def __call__(self, carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
+        """One step, as `nnx.RNN` makes it.
+
+        Args:
+            carry: that of the step before, or of `initialize_carry`; it is not quantized again.
+            inputs: float array or QuantTensor, (..., in_features).
+
+        Returns:
+            The new carry, and the hidden state.
+
+        Raises:
+            ValueError: input or carry have other features than the cell; a bias takes its scale from an input that is
+                not quantized.
+        """
+        check_features(self, inputs, {-1: self.in_features})
+        for state in carry if isinstance(carry, tuple) else (carry,):
+            check_features(
+                self, state, {-1: self.hidden_features}, argument="hidden_features", what="a carry"
+            )
+        x = self._quant_input(inputs)
+        parameters = self._quant_parameters(x)
+        result = self._step(self._quantizers(), parameters, carry, self._projected(parameters, as_array(x)))
+        return result.carry, as_array(result.output)
+
+
+def quantized(quantizers: Quantizers, name: str, x: jax.Array) -> Any:
+    """What a quantizer makes of an array: a QuantTensor, or the array where there is none."""
+    return through(quantizers.get(name), x)
+
+
+def value_of(quantizers: Quantizers, name: str, x: jax.Array) -> jax.Array:
+    """The value of `quantized`."""
+    return as_array(quantized(quantizers, name, x))
+
+
+def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
+    """Give a layer of Flax that was just made another bias, or take it away."""
+    layer.bias = nnx.data(bias)
+    layer.use_bias = bias is not None
+
+
+def _sigmoid(x: jax.Array) -> jax.Array:
+    return nnx.sigmoid(x)
+
+
+def _tanh(x: jax.Array) -> jax.Array:
+    return nnx.tanh(x)
+
+
+def _relu(x: jax.Array) -> jax.Array:
+    return nnx.relu(x)
+
+
+# Flax's functions by names that can be pickled.
+PICKLABLE: Mapping[Any, Activation] = {nnx.sigmoid: _sigmoid, nnx.tanh: _tanh, nnx.relu: _relu}
