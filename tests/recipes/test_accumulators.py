@@ -97,7 +97,7 @@ def test_what_an_accumulator_needs_is_said() -> None:
     with pytest.raises(ValueError, match=r"GPTQ: accumulator_bits must be within 2 and 32, got 40"):
         GPTQ(accumulator_bits=40)
     with pytest.raises(
-        ValueError, match=r"tile_size=8 says what an accumulator sums, and there is none.\n  cure"
+        ValueError, match=r"tile_size=8 says what an accumulator sums, and accumulator_bits is None.\n  cure"
     ):
         Qronos(tile_size=8)
     with pytest.raises(ValueError, match=r"scales='live' measures scales later"):

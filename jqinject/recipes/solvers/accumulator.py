@@ -207,7 +207,7 @@ def check_accumulator(
     if bits is None:
         if tile_size is not None:
             raise ValueError(
-                f"{solver}: tile_size={tile_size!r} says what an accumulator sums, without an accumulator.\n"
+                f"{solver}: tile_size={tile_size!r} says what an accumulator sums, and accumulator_bits is None.\n"
                 f"  cure: {solver}(accumulator_bits=16, tile_size={tile_size!r})"
             )
         return
