@@ -1,12 +1,13 @@
-"""`FoldBatchNorm`: puts batch normalizations into the weights and biases of the layers before them."""
+"""Batch normalizations: folded into the layers before them, or with statistics taken again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -16,9 +17,10 @@ from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, check_merges, merg
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.norms import MergedBatchNorm
 from jqinject.ops.processes import on_host
-from jqinject.program import Around, Call, intercept, with_copied_modules
+from jqinject.program import Around, Call, compiled_call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
+from jqinject.recipes.solvers.solver import among, check_arguments
 from jqinject.recipes.work import Work
 
 Pairs = tuple[tuple[str, str], ...]
@@ -73,16 +75,16 @@ class FoldBatchNorm:
             self.fold(work.quantized, work.calls[0])
         return merged
 
-    def fold(self, model: nnx.Module, given: Call) -> list[Merged]:
+    def fold(self, model: nnx.Module, example: Call) -> list[Merged]:
         """Fold the batch normalizations of a model, in place.
 
         Args:
             model: float or quantized; an abstract one (`nnx.eval_shape`) has no numbers to check.
-            given: a call of it, which shows what layer precedes which normalization.
+            example: a call of it, which shows what layer precedes which normalization.
         """
 
-        def call(model: Any) -> Any:
-            (fresh,) = with_copied_modules([given])
+        def call(model: nnx.Module) -> Any:
+            (fresh,) = with_copied_modules([example])
             return fresh(model)
 
         calls = _watched(model, call)
@@ -104,12 +106,12 @@ class _Calls:
 
     def __init__(self) -> None:
         self.count: dict[str, int] = {}
-        self.made: list[tuple[Any, str]] = []
-        self.found: dict[str, str] = {}
+        self.outputs: list[tuple[jax.Array, str]] = []
+        self.layers: dict[str, str] = {}
 
     def pairs(self) -> Pairs:
         """(layer, normalization) for each normalization whose input was a layer's output."""
-        return tuple((layer, norm) for norm, layer in self.found.items())
+        return tuple((layer, norm) for norm, layer in self.layers.items())
 
     def check(self, pairs: Pairs) -> None:
         """Refuse layers and normalizations that run more than once, and layers with several normalizations."""
@@ -133,20 +135,20 @@ class _Watched(Around):
         self.path, self.calls = path, calls
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        seen = self.calls
-        seen.count[self.path] = seen.count.get(self.path, 0) + 1
+        calls = self.calls
+        calls.count[self.path] = calls.count.get(self.path, 0) + 1
         y = call(*args, **kwargs)
         if isinstance(layer, nnx.BatchNorm):
             x = as_array(args[0] if args else kwargs["x"])
-            before = [path for output, path in seen.made if output is x]
+            before = [path for output, path in calls.outputs if output is x]
             if before:
-                seen.found[self.path] = before[-1]
+                calls.layers[self.path] = before[-1]
         else:
-            seen.made.append((as_array(y), self.path))  # kept alive: outputs are compared by identity
+            calls.outputs.append((as_array(y), self.path))  # kept alive: outputs are compared by identity
         return y
 
 
-def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
+def _watched(model: nnx.Module, call: Callable[[nnx.Module], Any]) -> _Calls:
     """Call a copy of the model and record its calls."""
     copy = nnx.clone(model, graph=True)
     copy.eval()
@@ -186,11 +188,7 @@ def _fold(model: nnx.Module, pairs: Pairs) -> None:
             setattr(holder, name, merged)
 
 
-def _in_double(output: Any) -> np.ndarray:
-    return on_host(output).astype(np.float64)
-
-
-def _floating(model: nnx.Module, call: Callable[[Any], Any]) -> list[Any]:
+def _floating(model: nnx.Module, call: Callable[[nnx.Module], Any]) -> list[jax.Array]:
     """What the model computes in evaluation mode with all quantizers off."""
     copy = nnx.clone(model, graph=True)
     copy.eval()
@@ -203,14 +201,110 @@ def _floating(model: nnx.Module, call: Callable[[Any], Any]) -> list[Any]:
     return [as_array(output) for output in outputs]
 
 
-def _compare(before: list[Any], after: list[Any], pairs: Pairs) -> None:
+def _compare(before: list[jax.Array], after: list[jax.Array], pairs: Pairs) -> None:
     if not is_concrete(*before, *after):
         return
-    for one, other in zip(*(map(_in_double, outputs) for outputs in (before, after)), strict=True):
-        size = max(float(np.max(np.abs(one), initial=0.0)), 1.0)
-        if float(np.max(np.abs(one - other), initial=0.0)) > 0.02 * size:
+    for pair in zip(before, after, strict=True):
+        first, second = (on_host(output).astype(np.float64) for output in pair)
+        size = max(float(np.max(np.abs(first), initial=0.0)), 1.0)
+        if float(np.max(np.abs(first - second), initial=0.0)) > 0.02 * size:
             layers = ", ".join(layer for layer, _ in pairs)
             raise ValueError(
                 f"with batch norms merged into {layers} the model computes something else: what one of these returns "
                 "is used beside its batch norm too.\n  cure: leave that one out, pairs=[...]"
             )
+
+
+@dataclass(frozen=True)
+class Renormed:
+    """What was done to one batch normalization.
+
+    Attributes:
+        path: the module's.
+        mean: how far the means moved at most, in standard deviations of the float model's input.
+        variance: the smallest and the largest factor of the variances.
+    """
+
+    path: str
+    mean: float
+    variance: tuple[float, float]
+
+    def __str__(self) -> str:
+        low, high = self.variance
+        return f"{self.path}: means moved by at most {self.mean:.3g} deviations, variances by {low:.3g} to {high:.3g}"
+
+
+@dataclass(frozen=True)
+class CorrectBatchNorm:
+    """Re-estimates the mean and variance of every batch normalization from its inputs in the quantized model.
+
+    Quantized weights shift the distributions that a float model's statistics describe. Each statistic becomes its mean
+    over all batches; everything else runs in evaluation mode and stays as it is. It takes up shifts that
+    `CorrectBiases` would take back too: correct biases before it, not after.
+
+    Args:
+        variance: "measured", or the geometric mean of the measured one and the float model's ("geometric").
+
+    Raises:
+        ValueError: (when applied) the model has no batch normalization.
+
+    Differs from Brevitas: `norm_correction_mode` keeps the geometric mean; and its variances are unbiased, as torch's
+    are, where Flax's are not.
+
+    Example:
+        >>> CorrectBatchNorm()
+        CorrectBatchNorm(variance='measured')
+    """
+
+    variance: Literal["measured", "geometric"] = "measured"
+
+    def __post_init__(self) -> None:
+        check_arguments(self, variance=among(self.variance, "measured", "geometric"))
+
+    def __call__(self, work: Work) -> list[Renormed]:
+        """See `Pass`."""
+        return self.correct(work.quantized, work.calls)
+
+    def correct(self, model: nnx.Module, calls: Iterable[Call]) -> list[Renormed]:
+        """Re-estimate the statistics of a quantized model, in place.
+
+        Args:
+            model: with `nnx.BatchNorm`s (or `QuantBatchNorm`s).
+            calls: of it, which are taken one by one.
+        """
+        norms = modules_by_path(model, nnx.BatchNorm)
+        if not norms:
+            raise ValueError(
+                f"{type(model).__name__} has no nnx.BatchNorm, so there are no statistics to take again"
+            )
+        copy = nnx.clone(model, graph=True)
+        copy.eval()
+        for norm in modules_by_path(copy, nnx.BatchNorm).values():
+            norm.use_running_average = False
+            norm.momentum = 0.0  # after a call the statistics are that batch's own
+        total: dict[str, tuple[jax.Array, jax.Array]] | None = None
+        count = 0
+        step = compiled_call(_statistics_of)
+        for count, call in enumerate(calls, 1):  # noqa: B007
+            statistics = step(copy, call)
+            total = statistics if total is None else jax.tree.map(jnp.add, total, statistics)
+        assert total is not None, "there are calls"
+        return [self._renormed(path, norm, *(x / count for x in total[path])) for path, norm in norms.items()]
+
+    def _renormed(self, path: str, norm: nnx.BatchNorm, mean: jax.Array, var: jax.Array) -> Renormed:
+        """Give a batch normalization its statistics."""
+        old_mean, old_var = norm.mean.get_value(), norm.var.get_value()
+        if self.variance == "geometric":
+            var = jnp.sqrt(old_var * var)
+        norm.mean.set_value(mean)
+        norm.var.set_value(var)
+        moved = np.abs(on_host(mean - old_mean)) / np.sqrt(on_host(old_var) + norm.epsilon)
+        factors = on_host(var) / np.maximum(on_host(old_var), norm.epsilon)
+        return Renormed(path, float(moved.max()), (float(factors.min()), float(factors.max())))
+
+
+def _statistics_of(model: nnx.Module, call: Call) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """The mean and the variance that each batch normalization has after a call."""
+    call(model)
+    norms = modules_by_path(model, nnx.BatchNorm)
+    return {path: (norm.mean.get_value(), norm.var.get_value()) for path, norm in norms.items()}

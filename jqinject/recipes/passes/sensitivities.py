@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,13 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solving import finite_statistics, output_error
+from jqinject.recipes.solvers.solver import output_error
 from jqinject.recipes.stream.stream import Visit
-from jqinject.recipes.work import Work, site_path
 
 Values = dict[str, jax.Array]
 Loss = Callable[[Any, Any], jax.Array]
+Outputs = Callable[[Values], list[jax.Array]]
+LossOf = Callable[[Values], jax.Array]
 NEEDS_LOSS = ("gradient", "fisher")
 WHOLE_MODEL = (*NEEDS_LOSS, "hessian", "kl")
 """Those for which the whole model runs."""
@@ -40,7 +41,7 @@ class ModelSensitivity:
         self,
         model: nnx.Module,
         calls: Sequence[Call],
-        batches: Sequence[Any],
+        batches: Sequence[object],
         paths: Sequence[str],
         kind: str,
         loss: Loss | None,
@@ -49,7 +50,7 @@ class ModelSensitivity:
         self._batches = list(zip(calls, batches, strict=True))
         variables = ModelIndex(model).by_name
         self._values: Values = {path: variables[path].get_value() for path in paths}
-        self._measured: dict[int, Any] = {}
+        self._measured: dict[int, Callable[[Values, Values], jax.Array]] = {}
 
     def of(self, path: str, value: jax.Array) -> float:
         """The measure for other numbers of one parameter, the mean over all batches.
@@ -60,8 +61,8 @@ class ModelSensitivity:
         """
         before = self._values[path]
         changed = {**self._values, path: value.astype(before.dtype)}
-        found = [self._measure(place)(self._values, changed) for place in range(len(self._batches))]
-        return float(sum(map(float, found)) / len(found))
+        measures = [float(self._measure(place)(self._values, changed)) for place in range(len(self._batches))]
+        return sum(measures) / len(measures)
 
     def _measure(self, place: int) -> Callable[[Values, Values], jax.Array]:
         """The measure by one batch, compiled once for all parameters."""
@@ -94,7 +95,7 @@ def _filled(state: Any, values: Values, begin: int) -> Any:
     return nnx.from_flat_state(filled)
 
 
-def outputs_of(model: nnx.Module, call: Call) -> Callable[[Values, Sequence[Any]], list[jax.Array]]:
+def outputs_of(model: nnx.Module, call: Call) -> Callable[[Values, Sequence[jax.Array]], list[jax.Array]]:
     """The floating-point outputs of a model, float32, as a function of some parameters by path and of a call's arrays.
 
     Args:
@@ -104,14 +105,14 @@ def outputs_of(model: nnx.Module, call: Call) -> Callable[[Values, Sequence[Any]
     return partial(_outputs, SplitCall(model, call))
 
 
-def _outputs(split: SplitCall, values: Values, arrays: Sequence[Any] | None = None) -> list[jax.Array]:
+def _outputs(split: SplitCall, values: Values, arrays: Sequence[jax.Array] | None = None) -> list[jax.Array]:
     """The floating-point outputs of a call, float32."""
     model, call = split.merged(_filled(split.state, values, 1), split.arrays if arrays is None else arrays)
     leaves = jax.tree.leaves(call(model))
     return [x.astype(jnp.float32) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
-def _loss(model: nnx.Module, loss: Loss, batch: Any, values: Values) -> jax.Array:
+def _loss(model: nnx.Module, loss: Loss, batch: object, values: Values) -> jax.Array:
     graphdef, state = nnx.split(model, graph=True)
     return jnp.asarray(loss(nnx.merge(graphdef, _filled(state, values, 0)), batch), jnp.float32)
 
@@ -124,7 +125,7 @@ def _dot(a: Values, b: Values) -> jax.Array:
     return sum((jnp.vdot(a[path], b[path]) for path in a), jnp.float32(0)).astype(jnp.float32)
 
 
-def _divergence(outputs: Any, values: Values, changed: Values) -> jax.Array:
+def _divergence(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
     """Kullback-Leibler divergence of the softmax of the outputs' last axis, mean over all others."""
     total = jnp.float32(0)
     for before, after in zip(outputs(values), outputs(changed), strict=True):
@@ -133,25 +134,25 @@ def _divergence(outputs: Any, values: Values, changed: Values) -> jax.Array:
     return total
 
 
-def _distance(outputs: Any, values: Values, changed: Values) -> jax.Array:
+def _distance(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
     """`|J d|^2 / |y|^2`: how far the outputs move, to first order."""
     before, moved = jax.jvp(outputs, (values,), (_differences(values, changed),))
-    whole = sum((jnp.square(y).sum() for y in before), jnp.float32(0))
-    return sum((jnp.square(y).sum() for y in moved), jnp.float32(0)) / jnp.where(whole > 0, whole, 1.0)
+    size = sum((jnp.square(y).sum() for y in before), jnp.float32(0))
+    return sum((jnp.square(y).sum() for y in moved), jnp.float32(0)) / jnp.where(size > 0, size, 1.0)
 
 
-def _gradient(loss: Any, values: Values, changed: Values) -> jax.Array:
+def _gradient(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`|g d|`: how far the loss moves, to first order."""
     return jnp.abs(_dot(jax.grad(loss)(values), _differences(values, changed)))
 
 
-def _fisher(loss: Any, values: Values, changed: Values) -> jax.Array:
+def _fisher(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`g^2 d^2 / 2`, summed: by the diagonal of the empirical Fisher information."""
     gradient, moved = jax.grad(loss)(values), _differences(values, changed)
     return _dot(jax.tree.map(jnp.square, gradient), jax.tree.map(jnp.square, moved)) / 2
 
 
-def _curvature(loss: Any, values: Values, changed: Values) -> jax.Array:
+def _curvature(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`|d H d| / 2`: how far the loss moves to second order."""
     moved = _differences(values, changed)
     return jnp.abs(_dot(moved, jax.jvp(jax.grad(loss), (values,), (moved,))[1])) / 2
@@ -181,78 +182,11 @@ def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParamete
         visit: of the site.
         choices: width -> the quantized parameters.
     """
-    statistics = finite_statistics(visit, "hessian")
+    statistics = visit.statistics("hessian")
     original = jnp.asarray(visit.original, jnp.float32)
     weights = visit.site.weights(original)
 
     def error(parameter: QuantizedParameter) -> float:
         return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
 
-    return {bits: error(made[site_path(visit.site)]) for bits, made in choices.items()}
-
-
-Learned = TypeVar("Learned")
-Distance = Callable[[list[jax.Array], list[jax.Array]], jax.Array]
-
-
-class _Batch(NamedTuple):
-    """One batch: its arrays, what the float model makes of them, and the compiled error and gradient."""
-
-    error: Callable[..., jax.Array]
-    gradient: Callable[..., Any]
-    arrays: Any
-    wanted: list[jax.Array]
-
-
-class BatchErrors(Generic[Learned]):
-    """How far the outputs of a quantized model are from the float model's; compiled once for calls of one kind.
-
-    Args:
-        work: with the float model and the data.
-        quantized: the quantized model.
-        values: from what is learned to parameters of the quantized model, by path as text.
-        distance: from its outputs and the float model's to a number.
-    """
-
-    def __init__(
-        self,
-        work: Work,
-        quantized: nnx.Module,
-        values: Callable[[Learned], Mapping[str, jax.Array]],
-        distance: Distance,
-    ) -> None:
-        made: dict[Any, tuple[Any, Any, Any]] = {}
-        self._batches: list[_Batch] = []
-        for call in work.calls:
-            if call.frame not in made:
-                outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
-                error = partial(_error, outputs, values, distance)
-                made[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
-            error_of, gradient_of, wanted_of = made[call.frame]
-            self._batches.append(_Batch(error_of, gradient_of, call.arrays, wanted_of(call.arrays)))
-
-    def error(self, learned: Learned) -> float:
-        """The mean over all batches."""
-        found = [float(each.error(learned, each.arrays, each.wanted)) for each in self._batches]
-        return sum(found) / len(found)
-
-    def gradient(self, step: int, learned: Learned) -> Learned:
-        """The gradient of the error of one batch: they come in turn.
-
-        Args:
-            step: which step it is for.
-            learned: where.
-        """
-        each = self._batches[step % len(self._batches)]
-        return each.gradient(learned, each.arrays, each.wanted)
-
-
-def _error(
-    outputs: Callable[..., list[jax.Array]],
-    values: Callable[[Any], Mapping[str, jax.Array]],
-    distance: Distance,
-    learned: Any,
-    arrays: Any,
-    wanted: list[jax.Array],
-) -> jax.Array:
-    return distance(outputs(values(learned), arrays), wanted)
+    return {bits: error(parameters[visit.site.path]) for bits, parameters in choices.items()}
