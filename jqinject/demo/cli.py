@@ -45,7 +45,7 @@ def _picture(text: str) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of `python -m jqinject`."""
-    made = _Parser(
+    arguments = _Parser(
         prog="python -m jqinject",
         description="Train a small classifier on scikit-learn's digits, load it into models quantized to 8 bits, "
         "4 bits, three values and two values, train these, quantize the float model itself by rules, to 8 bits after "
@@ -53,17 +53,17 @@ def parser() -> argparse.ArgumentParser:
         epilog="python -m jqinject list, explain NAME and catalogue FOLDER are about the ready-made quantizers, "
         "inspect CHECKPOINT about a checkpoint: python -m jqinject list --help.",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--seed", type=_seed, default=0, help="seed of everything random (default: %(default)s)"
     )
-    made.add_argument(
+    arguments.add_argument(
         "--out",
         type=_picture,
         default=None,
         metavar="FILE",
         help="the picture (default: jqinject_digits.png)",
     )
-    return made
+    return arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    given = parser().parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         print(
@@ -86,5 +86,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from jqinject.demo.job import run
 
-    run(given.seed, given.out or _picture("jqinject_digits.png"), Console())
+    run(chosen.seed, chosen.out or _picture("jqinject_digits.png"), Console())
     return 0

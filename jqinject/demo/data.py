@@ -19,9 +19,9 @@ def load(seed: int) -> Digits:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    found: Any = load_digits()
-    images = (found.images / 16.0).astype(np.float32)[..., None]
-    labels = found.target.astype(np.int32)
+    digits: Any = load_digits()
+    images = (digits.images / 16.0).astype(np.float32)[..., None]
+    labels = digits.target.astype(np.int32)
     parts: Any = train_test_split(images, labels, test_size=0.25, random_state=seed, stratify=labels)
     train, test, train_labels, test_labels = parts
     return Digits(train, train_labels, test, test_labels)

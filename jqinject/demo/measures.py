@@ -27,8 +27,8 @@ def quantized_bytes(model: Classifier, recipe: DemoRecipe) -> int:
 
 def frozen_bytes(model: Classifier) -> int:
     """Bytes of a frozen model's weights and biases: integers (two 4-bit ones to a byte), scales, sums, and biases."""
-    held = [part for layer in model.layers().values() for part in (layer.kernel, layer.bias)]
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+    parts = [part for layer in model.layers().values() for part in (layer.kernel, layer.bias)]
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parts))
 
 
 def weight_sqnr(model: Classifier) -> dict[str, float]:

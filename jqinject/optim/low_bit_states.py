@@ -74,27 +74,29 @@ def low_bit_states(
     """
 
     def stored(form: BlockFormat, tree: Any) -> LowBitMoment:
-        def one(path: Any, held: Any) -> StoredBlocks | jax.Array:
-            x = held.get_value() if _is_variable(held) else held
-            whole = x.size >= smallest and x.size % form.block_size == 0
-            if not whole or keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
+        def encode(path: jax.tree_util.KeyPath, leaf: jax.Array | nnx.Variable) -> StoredBlocks | jax.Array:
+            x = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+            fits = x.size >= smallest and x.size % form.block_size == 0
+            if not fits or keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
                 return x
             return form.encode(x)
 
-        made = jax.tree_util.tree_map_with_path(one, tree, is_leaf=_is_variable)
-        codes = jax.tree.map(_codes_in_place, tree, made, is_leaf=_is_variable)
-        return LowBitMoment(codes, jax.tree.map(_scale, made, is_leaf=_is_stored))
+        blocks = jax.tree_util.tree_map_with_path(encode, tree, is_leaf=_is_variable)
+        codes = jax.tree.map(_codes_in_place, tree, blocks, is_leaf=_is_variable)
+        return LowBitMoment(codes, jax.tree.map(_scale, blocks, is_leaf=_is_stored))
 
     def encoded(state: Any) -> Any:
         return state._replace(**{name: stored(form, getattr(state, name)) for name, form in formats.items()})
 
     def decoded(state: Any, like: Any) -> Any:
-        def one(form: BlockFormat, x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        def decode(form: BlockFormat, x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
             return StoredBlocks(codes, scale, form, x.shape).decoded() if codes.dtype == jnp.uint8 else codes
 
         return state._replace(
             **{
-                name: jax.tree.map(lambda *parts, form=form: one(form, *parts), like, *getattr(state, name))
+                name: jax.tree.map(
+                    lambda *parts, form=form: decode(form, *parts), like, *getattr(state, name)
+                )
                 for name, form in formats.items()
             }
         )
@@ -113,8 +115,8 @@ def low_bit_states(
         wide = None if params is None else jax.tree.map(float32_of, params)
         updates = jax.tree.map(float32_of, updates)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count
-            made, after = inner.update(updates, decoded(state, updates), wide)
-        return made, encoded(after)
+            updates, after = inner.update(updates, decoded(state, updates), wide)
+        return updates, encoded(after)
 
     return optax.GradientTransformation(init, update)
 
@@ -124,19 +126,23 @@ def float32_of(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32)
 
 
-def _is_variable(x: Any) -> bool:
+def _is_variable(x: object) -> bool:
     return isinstance(x, nnx.Variable)
 
 
-def _is_stored(x: Any) -> bool:
+def _is_stored(x: object) -> bool:
     return isinstance(x, StoredBlocks)
 
 
-def _codes_in_place(held: Any, made: Any) -> Any:
+def _codes_in_place(
+    leaf: jax.Array | nnx.Variable, blocks: StoredBlocks | jax.Array
+) -> jax.Array | nnx.Variable:
     """The codes; in the Variable of the parameter, with its sharding, if they have its shape."""
-    codes = made.codes if _is_stored(made) else made
-    return held.replace(codes) if _is_variable(held) and codes.shape == held.get_value().shape else codes
+    codes = blocks.codes if isinstance(blocks, StoredBlocks) else blocks
+    if isinstance(leaf, nnx.Variable) and codes.shape == leaf.get_value().shape:
+        return leaf.replace(codes)
+    return codes
 
 
-def _scale(made: Any) -> jax.Array:
-    return made.scale if _is_stored(made) else jnp.zeros((), jnp.float32)
+def _scale(blocks: StoredBlocks | jax.Array) -> jax.Array:
+    return blocks.scale if isinstance(blocks, StoredBlocks) else jnp.zeros((), jnp.float32)

@@ -52,8 +52,8 @@ def round_stochastically(seed: int = 0) -> optax.GradientTransformation:
         key = jax.random.fold_in(jax.random.key(seed), state.updates)
         leaves, treedef = jax.tree.flatten(updates)
         keys = [jax.random.fold_in(key, place) for place in range(len(leaves))]
-        made = jax.tree.map(_rounded, updates, params, jax.tree.unflatten(treedef, keys))
-        return made, RoundingState(jnp.asarray(optax.safe_increment(state.updates)))
+        rounded = jax.tree.map(_rounded, updates, params, jax.tree.unflatten(treedef, keys))
+        return rounded, RoundingState(jnp.asarray(optax.safe_increment(state.updates)))
 
     return optax.GradientTransformation(init, update)
 

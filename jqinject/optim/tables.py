@@ -24,14 +24,14 @@ def dynamic_table(bit_width: int, signed: bool) -> TableGrid:
         [-0.0055, 0.0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1.0]
     """
     orders = bit_width - 1
-    found = [0.0, 1.0]
+    numbers = [0.0, 1.0]
     for order in range(orders):
         counts = 2**order if signed else 2 ** (order + 1)
         edges = np.linspace(0.1, 1, counts + 1, dtype=np.float32)
         middles = (edges[1:] + edges[:-1]) / np.float32(2) * np.float32(10.0 ** (order - orders + 1))
-        found += middles.tolist()
-        found += (-middles).tolist() if signed else []
-    return TableGrid(tuple(sorted(found)))
+        numbers += middles.tolist()
+        numbers += (-middles).tolist() if signed else []
+    return TableGrid(tuple(sorted(numbers)))
 
 
 def linear_table(bit_width: int) -> TableGrid:

@@ -13,6 +13,7 @@ from jqinject.core.component import InnerModule
 from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
 from jqinject.program.policy import dotted
 from jqinject.program.trace import Program
+from jqinject.program.tracked_value import Path
 
 
 class Adapter(InnerModule):
@@ -35,7 +36,7 @@ class Adapter(InnerModule):
     a: nnx.LoRAParam[jax.Array]
     b: nnx.LoRAParam[jax.Array]
     dropout: nnx.Dropout | None = None
-    weight_path: tuple[Any, ...]
+    weight_path: Path
     contracted: tuple[int, ...]
     free: tuple[int, ...]
     scale: float
@@ -47,7 +48,7 @@ class Adapter(InnerModule):
         self,
         a: nnx.LoRAParam[jax.Array],
         b: nnx.LoRAParam[jax.Array],
-        weight_path: tuple[Any, ...],
+        weight_path: Path,
         contracted: tuple[int, ...],
         free: tuple[int, ...],
         scale: float,
@@ -91,7 +92,7 @@ def dropout_name(path: str) -> str:
     return f"{path}_dropout"
 
 
-def with_adapters(model: Any, program: Program) -> Program:
+def with_adapters(model: nnx.Module, program: Program) -> Program:
     """A traced program whose parameters know their adapters, or have the update in them.
 
     A frozen parameter's adapter is that of the first of its arrays.

@@ -23,7 +23,7 @@ from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
 from jqinject.program.run import Run
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 from jqinject.proxy import transform_of
 
 Write = Callable[[Any, Sequence[Any], Sequence[Any]], Any]
@@ -115,7 +115,7 @@ def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
     return low if any(low) else [place in arrays[:1] for place in range(len(inputs))]
 
 
-def _after(cache: Tracked, value: Any, turned: Any = None) -> Tracked:
+def _after(cache: Tracked, value: jax.Array, turned: object = None) -> Tracked:
     """A cache with other numbers."""
     turned = cache.turned if turned is None else turned
     return replace(cache.with_value(value), origin=Origin.ACTIVATION, turned=turned)
@@ -209,9 +209,7 @@ WRITES: dict[str, Any] = {
 }
 
 
-def check_caches_stay(
-    program: Any, outputs: Any, live: Mapping[tuple[Any, ...], Any], changed: Iterable[tuple[Any, ...]]
-) -> None:
+def check_caches_stay(program: Any, outputs: Any, live: Mapping[Path, Any], changed: Iterable[Path]) -> None:
     """Refuse a call that was given a cache in low bits and leaves a float array in its place.
 
     Args:
@@ -273,14 +271,14 @@ def _refuse(lost: list[str], where: str) -> None:
         )
 
 
-def _is_named(path: tuple[Any, ...], cache: str) -> bool:
+def _is_named(path: Path, cache: str) -> bool:
     """Whether an output has the name that a cache has below its argument."""
     own = cache.split(".")[1:]
     keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
     return bool(own) and keys[-len(own) :] == own
 
 
-def _holds_low_bits(variable: Any) -> bool:
+def _holds_low_bits(variable: object) -> bool:
     return isinstance(variable, nnx.Variable) and isinstance(variable.get_raw_value(), LowBitCache)
 
 

@@ -19,10 +19,11 @@ from flax import nnx
 from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.class_swap import original_class
+from jqinject.program.tracked_value import Path
 
 CALL = "__call__"
 ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)
-Method = str | Callable[..., Any]
+Method = str | Callable[..., object]
 """A method of a model: its name, or a function that takes the model first, such as `Whisper.encode`."""
 
 
@@ -40,11 +41,11 @@ class Frame:
 
     method: Method
     tree: Any
-    others: tuple[Any, ...]
+    others: Path
     arrays: tuple[int, ...]
     modules: tuple[int, ...]
 
-    def filled(self, arrays: Iterable[Any], modules: Iterable[Any]) -> Call:
+    def filled(self, arrays: Iterable[jax.Array], modules: Iterable[Any]) -> Call:
         """The call with these arrays and modules."""
         leaves = list(self.others)
         for place, leaf in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
@@ -72,7 +73,7 @@ class Call:
         ((1, 2), 1)
     """
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], method: Method = CALL) -> None:
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, object], method: Method = CALL) -> None:
         self.args, self.kwargs, self.method = tuple(args), dict(kwargs), method
         leaves, tree = jax.tree.flatten((self.args, self.kwargs), is_leaf=_is_leaf)
         arrays = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS))
@@ -96,7 +97,7 @@ class Call:
         args, kwargs = jax.tree.map(_in_words, (self.args, self.kwargs), is_leaf=_is_leaf)
         return ", ".join([*map(str, args), *(f"{name}={leaf}" for name, leaf in kwargs.items())])
 
-    def places(self, model: Any) -> list[tuple[str, ...]]:
+    def places(self, model: nnx.Module) -> list[tuple[str, ...]]:
         """Where each array, then each module, is among the arguments: the parameter's name, and keys below it.
 
         Args:
@@ -111,7 +112,7 @@ class Call:
         ]
         return [named[place] for place in (*self.frame.arrays, *self.frame.modules)]
 
-    def names(self, model: Any) -> list[str]:
+    def names(self, model: nnx.Module) -> list[str]:
         """The names of the parameters that the positional arguments are for."""
         count = len(self.args)
         function = getattr(type(model), self.method) if isinstance(self.method, str) else self.method
@@ -145,17 +146,17 @@ class SplitCall:
         arrays: of the call.
     """
 
-    def __init__(self, model: Any, call: Call) -> None:
+    def __init__(self, model: nnx.Module, call: Call) -> None:
         self._frame, self.arrays = call.frame, call.arrays
         self._graphdef, self.state = nnx.split((model, *call.modules), graph=True)
 
-    def merged(self, state: Any, arrays: Sequence[Any]) -> tuple[Any, Call]:
+    def merged(self, state: object, arrays: Sequence[jax.Array]) -> tuple[Any, Call]:
         """A copy of the model, and the call of it, with this state and these arrays."""
         model, *modules = nnx.merge(self._graphdef, state)
         return model, self._frame.filled(arrays, modules)
 
 
-def compiled_call(run: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_call(run: Callable[..., object]) -> Callable[..., object]:
     """`run(model, call, *arrays)`, compiled; calls with the same flags and shapes share a program.
 
     Args:
@@ -185,14 +186,14 @@ def with_copied_modules(calls: Sequence[Call]) -> list[Call]:
     return [call.frame.filled(call.arrays, modules) for call, modules in zip(calls, copies, strict=True)]
 
 
-def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(arguments: Any) -> tuple[Path, dict[str, object]]:
     """The arguments in a tuple or list (positional), in a dict (keywords), or in anything else (a single one)."""
     if isinstance(arguments, Mapping):
         return (), dict(arguments)
     return (tuple(arguments), {}) if isinstance(arguments, tuple | list) else ((arguments,), {})
 
 
-def checked_method(model: Any, method: Any, caller: str) -> Method:
+def checked_method(model: nnx.Module, method: Any, caller: str) -> Method:
     """The method to call: the name of one of the model's methods, or a function that takes the model first.
 
     Args:
@@ -228,11 +229,11 @@ def checked_method(model: Any, method: Any, caller: str) -> Method:
     return method
 
 
-def _is_module(leaf: Any) -> bool:
+def _is_module(leaf: object) -> bool:
     return isinstance(leaf, nnx.Pytree | nnx.Variable)
 
 
-def _is_leaf(leaf: Any) -> bool:
+def _is_leaf(leaf: object) -> bool:
     return _is_module(leaf) or isinstance(leaf, LowBitCache)
 
 

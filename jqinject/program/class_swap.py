@@ -30,7 +30,7 @@ class ClassMixin:
     _base_class: type
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         """The replacement of a method of the class `kind`: by default the mixin's own method of that name."""
         return getattr(cls, name)
 
@@ -77,7 +77,9 @@ class Around:
     """Abstract: code that runs around the calls of a module. Compared by identity, unless a class says otherwise."""
 
     @abstractmethod
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Run instead of a call.
 
         Args:
@@ -95,11 +97,11 @@ class _Intercepted(ClassMixin):
     __slots__ = ()
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         own, attribute = inspect.getattr_static(kind, name), _attribute(name)
 
-        def through(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call: Callable[..., Any] = own.__get__(self, kind)
+        def through(self: Any, *args: object, **kwargs: object) -> object:
+            call: Callable[..., object] = own.__get__(self, kind)
             for around in getattr(self, attribute):
                 call = partial(around, self, call)
             return call(*args, **kwargs)

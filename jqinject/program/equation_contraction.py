@@ -29,16 +29,16 @@ class Contracted(NamedTuple):
         token: whose cotangent is the scale of the output's gradient, if backward its payload is contracted; else None.
     """
 
-    value: Any
-    token: Any = None
+    value: jax.Array
+    token: jax.Array | None = None
 
 
 def contracted(
     eqn: Equation,
     numbers: ContractionKind,
     operands: Sequence[Tracked],
-    rest: list[Any],
-    evaluate: Callable[[list[Any]], list[Any]],
+    rest: list[jax.Array],
+    evaluate: Callable[[list[jax.Array]], list[jax.Array]],
     gradient: GradientFormat | None,
 ) -> Contracted:
     """The contraction of an equation, by the payloads of its operands or by their floats.

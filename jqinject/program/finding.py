@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 
 from jqinject.program.adapter import with_adapters
 from jqinject.program.call import CALL, Call
@@ -57,7 +58,7 @@ class FoundSites(NamedTuple):
         )
 
 
-def names_of(model: Any, call: Call) -> SiteNames:
+def names_of(model: nnx.Module, call: Call) -> SiteNames:
     """The names of a call's sites: plain ones for `__call__`, else with the method and a colon in front.
 
     Args:
@@ -67,12 +68,12 @@ def names_of(model: Any, call: Call) -> SiteNames:
     return SiteNames("" if call.name == CALL else f"{call.name}:", dict(_same_of(model)))
 
 
-def _same_of(model: Any) -> tuple[tuple[str, str], ...]:
+def _same_of(model: nnx.Module) -> tuple[tuple[str, str], ...]:
     quantizers = vars(model).get(HELD)
     return () if quantizers is None else quantizers.same
 
 
-def outputs_of(interpreter: Interpreter, program: Any) -> list[Any]:
+def outputs_of(interpreter: Interpreter, program: Any) -> list[jax.Array]:
     """Run a program: its outputs, then the new state."""
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
     interpreter.kept.begin(inputs)
@@ -90,7 +91,7 @@ def outputs_of(interpreter: Interpreter, program: Any) -> list[Any]:
 
 
 def find_sites(
-    model: Any, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
+    model: nnx.Module, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
 ) -> FoundSites:
     """The sites at which calls of a model would be quantized; the model is traced, not run.
 
@@ -112,7 +113,7 @@ def find_sites(
     return sites
 
 
-def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
+def program_of_call(model: nnx.Module, policy: Policy, call: Call) -> Program:
     """The program of a call, in which a policy's sites can be found.
 
     Args:
@@ -128,7 +129,9 @@ def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
         raise
 
 
-def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+def _sites_of_call(
+    model: nnx.Module, policy: Policy, call: Call, quantizers: Quantizers | None
+) -> FoundSites:
     return sites_of_program(program_of_call(model, policy, call), policy, names_of(model, call), quantizers)
 
 
@@ -156,7 +159,7 @@ def sites_of_program(
     return FoundSites(run.sites, run.uses, run.products, run.adapted, {}, run.occurrences)
 
 
-def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
     """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
 
     Args:
@@ -239,9 +242,9 @@ def _is_one_line(place: Occurrence, earlier: Occurrence) -> bool:
     return not earlier.read and place[:3] == earlier[:3] and place.equation.line == earlier.equation.line
 
 
-def _numbered(program: Sequence[Occurrence]) -> dict[tuple[Any, ...], int]:
+def _numbered(program: Sequence[Occurrence]) -> dict[Path, int]:
     """Places that read something, with their number among those alike -> index."""
-    numbers: dict[tuple[Any, ...], int] = {}
+    numbers: dict[Path, int] = {}
     for index, place in enumerate(program):
         if place.read:
             number = 0

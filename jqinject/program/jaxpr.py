@@ -240,7 +240,7 @@ class Equation:
         same.update(zip(pattern._outputs, self._outputs, strict=True))
         return True
 
-    def _has_params(self, params: Mapping[str, Any]) -> bool:
+    def _has_params(self, params: Mapping[str, object]) -> bool:
         # Bodies are traced anew each time, so their text is compared.
         return params.keys() == self.params.keys() and all(
             value == self.params[key] or (_is_body(value) and str(value) == str(self.params[key]))
@@ -267,7 +267,7 @@ class Function(Equation):
         self.name, self.length, self._body = name, len(body.equations), body
         self._inputs, self._outputs = body._inputs, body._outputs
 
-    def bind(self, values: Sequence[Any]) -> list[Any]:
+    def bind(self, values: Sequence[jax.Array]) -> list[jax.Array]:
         """See `Equation`."""
         return self._body.run(values, Equation.bind, lambda value: value)
 
@@ -284,7 +284,7 @@ class Body:
 
     def __init__(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[core.Var],
         outputs: Sequence[Any],
         equations: Sequence[Equation],
         constants: Mapping[Any, Any],
@@ -309,7 +309,7 @@ class Body:
         return [var.aval for var in self._inputs]
 
     @property
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[jax.Array]:
         """The types of its outputs, with shape and dtype."""
         return [atom.aval for atom in self._outputs]
 
@@ -394,7 +394,7 @@ class Body:
         return Function(name, Body([operand], outputs, own, {}))
 
     @staticmethod
-    def _variables(atoms: Sequence[Any]) -> list[Any]:
+    def _variables(atoms: Sequence[Any]) -> list[jax.Array]:
         return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 

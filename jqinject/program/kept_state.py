@@ -82,7 +82,7 @@ class KeptState:
             (after,) = moved.bind([before, *others])
         return [replace(outputs[0], state=state._replace(places=np.asarray(after)), twins={})]
 
-    def put(self, text: str, value: Any, places: Any = None) -> None:
+    def put(self, text: str, value: jax.Array, places: np.ndarray | None = None) -> None:
         """Keep a value.
 
         Args:
@@ -157,11 +157,11 @@ class KeptState:
         self.lost.update(text for text in left if text not in entered)
         return {text: entered[text] for text in left if text in entered}
 
-    def value(self, text: str, like: Tracked) -> Any:
+    def value(self, text: str, like: Tracked) -> jax.Array:
         """The newest value, of the dtype of an older one."""
         return jax.lax.convert_element_type(self.newest[text].array, like.array.dtype)
 
-    def warn_of_lost(self, model: Any) -> None:
+    def warn_of_lost(self, model: nnx.Module) -> None:
         """Tell which state is lost."""
         if self.lost:
             paths = sorted(of_model(text) for text in self.lost)
@@ -182,7 +182,7 @@ class KeptState:
         self.lost.update(label.removeprefix(MARK) for label in labels if label.startswith(MARK))
 
 
-def strong(x: Any) -> Any:
+def strong(x: jax.Array) -> jax.Array:
     """`x` with a dtype that does not give way to others, which a loop cannot carry."""
     return jax.lax.convert_element_type(x, x.dtype)
 
@@ -213,7 +213,9 @@ class _Marks(Around):
     held: tuple[tuple[Path, Path], ...]
     always: bool
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """See `Around`."""
         with contextlib.ExitStack() as stack:
             parts = [
@@ -258,7 +260,7 @@ def _children(node: Any) -> Any:
 
 
 @contextlib.contextmanager
-def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always: bool) -> Iterator[None]:
+def state_marks(called: Path, is_leaf: Callable[[object], bool], always: bool) -> Iterator[None]:
     """Let every layer and every quantizer of private copies mark the state that its calls change.
 
     Args:
@@ -284,7 +286,7 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
 Holder = tuple[Any, list[tuple[Path, Any]]]
 
 
-def _holders(node: Any, is_leaf: Callable[[Any], bool], visited: set[int]) -> Iterator[Holder]:
+def _holders(node: object, is_leaf: Callable[[object], bool], visited: set[int]) -> Iterator[Holder]:
     """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
     if id(node) in visited:
         return
@@ -299,11 +301,11 @@ def _holders(node: Any, is_leaf: Callable[[Any], bool], visited: set[int]) -> It
         yield from _holders(child, is_leaf, visited)
 
 
-def _is_quantizer(node: Any) -> bool:
+def _is_quantizer(node: object) -> bool:
     return isinstance(node, QuantProxyFromInjector | QuantizedOp)
 
 
-def _below(node: Any, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
+def _below(node: object, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
     """A module, and the modules and Variables in it, each once."""
     if id(node) in visited:
         return

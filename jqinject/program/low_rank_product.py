@@ -17,7 +17,7 @@ from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
 from jqinject.program.operations import contraction_arguments
 
-Evaluate = Callable[[list[Any]], list[Any]]  # as in `tracked_value`
+Evaluate = Callable[[list[jax.Array]], list[jax.Array]]  # as in `tracked_value`
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout", "lookup"])
@@ -57,7 +57,7 @@ class LowRankProduct:
         eqn: Equation,
         x: jax.Array,
         place: int,
-        rest: Sequence[Any],
+        rest: Sequence[jax.Array],
         shape: tuple[int, ...],
         run: Evaluate,
     ) -> jax.Array:
@@ -81,7 +81,9 @@ class LowRankProduct:
         return low.scale * product
 
 
-def _not_factored(low: LowRankProduct, eqn: Equation, x: Any, place: int, rest: Sequence[Any]) -> None:
+def _not_factored(
+    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
+) -> None:
     """None: the update is multiplied out."""
     return
 
@@ -133,7 +135,7 @@ def _specs(
     return dict(zip(of_x, spec, strict=True)), dict(zip(out, padded, strict=True))
 
 
-def _options(eqn: Equation, specs: dict[int, Any], labels: Sequence[int]) -> dict[str, Any]:
+def _options(eqn: Equation, specs: dict[int, object], labels: Sequence[int]) -> dict[str, Any]:
     options: dict[str, Any] = {"precision": eqn.params["precision"]}
     sharding = eqn.params.get("out_sharding")
     if sharding is not None:

@@ -168,7 +168,7 @@ def methods_of(kind: type) -> tuple[str, ...]:
     return kind._made_from[2] if issubclass(kind, QuantizedProgram) else ()  # pyright: ignore
 
 
-def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
+def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -> object:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
     program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
     names = names_of(model, call)

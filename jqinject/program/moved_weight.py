@@ -14,6 +14,7 @@ from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Function, Move, Shape
 from jqinject.quant_tensor import (
     Groups,
+    QuantTensor,
     is_grouped,
     on_integers,
     on_minifloats,
@@ -85,7 +86,7 @@ def _place_after(move: Move, axis: int, shape: Shape) -> _Place | None:
     return _Place(places[0], len(after))
 
 
-def _follow(metadata: jax.Array, tensor: Any, move: Move) -> jax.Array:
+def _follow(metadata: jax.Array, tensor: QuantTensor, move: Move) -> jax.Array:
     """A scale or zero point after a move; one for all stays one for all."""
     if metadata.size == 1:
         return metadata.reshape(())

@@ -19,7 +19,7 @@ from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor.shaping import matching_blocks, reshape_metadata
 
 Shape = tuple[int, ...]
-Function = Callable[[Any], Any]
+Function = Callable[[jax.Array], jax.Array]
 
 
 def _itself(axis: int) -> Shape:
@@ -49,7 +49,7 @@ class Move:
         return tuple(sorted({place for axis in axes for place in self.where(axis)}))
 
 
-def moves_of(eqn: Equation, values: Sequence[Any]) -> list[Move] | None:
+def moves_of(eqn: Equation, values: Sequence[jax.Array]) -> list[Move] | None:
     """The move of each output of an operation on a weight; None if it does more than move the weight's numbers.
 
     Args:
@@ -104,15 +104,15 @@ def _cast(eqn: Equation, values: Sequence[Any]) -> Move | None:
     return Move(_same, _same, dtype) if jnp.issubdtype(dtype, jnp.floating) else None
 
 
-def _same(x: Any) -> Any:
+def _same(x: jax.Array) -> jax.Array:
     return x
 
 
-def _unchanged(eqn: Equation, values: Sequence[Any]) -> Move:
+def _unchanged(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     return Move(_same, _same)
 
 
-def _placed(eqn: Equation, values: Sequence[Any]) -> Move:
+def _placed(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     """An operation about where the numbers are, which the scales need not follow."""
     return Move(_bound(eqn), _same)
 
@@ -196,7 +196,7 @@ def _slice(eqn: Equation, values: Sequence[Any]) -> Move:
 
 
 def _sliced(shape: Shape, start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) -> Move:
-    def partial(x: Any) -> Any:
+    def partial(x: jax.Array) -> jax.Array:
         varies = [n > 1 for n in x.shape]
         return lax.slice(
             x,

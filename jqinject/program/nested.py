@@ -320,7 +320,7 @@ def _without_state(
     """As `carried`, where nothing has state: which sites there are need not be found out first."""
     before, ran = run.counts.copy(), []
 
-    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+    def step(state: object, values: list[jax.Array]) -> tuple[list[Any], Any]:
         part = run.within(run.quantizers, before, layers)
         entered = _with_values(inner, values)
         part.kept.begin(entered)
@@ -342,14 +342,14 @@ def _at_home(x: Tracked) -> Tracked:
     return replace(x, state=x.state._replace(places=None), twins=x.twins)
 
 
-def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
+def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> list[Tracked]:
     return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
 
 
 LOWER_ENDS = ("sum_of_min", "low")
 
 
-def restarted(before: Any, state: Any) -> Any:
+def restarted(before: Any, state: object) -> Any:
     """Return the state of quantizers that a step begins with.
 
     Args:
@@ -357,13 +357,13 @@ def restarted(before: Any, state: Any) -> Any:
         state: their state after the step before it, whose random streams go on.
     """
 
-    def begun(old: Any, new: Any) -> Any:
+    def begun(old: Any, new: Any) -> object:
         return new.replace(old.get_raw_value()) if _is_range(new) else new
 
     return jax.tree.map(begun, before, state, is_leaf=_is_variable)
 
 
-def largest(is_first: jax.Array, widest: Any, state: Any) -> Any:
+def largest(is_first: jax.Array, widest: Any, state: object) -> Any:
     """Return the state of quantizers with the larger of two ranges each.
 
     Args:
@@ -372,7 +372,7 @@ def largest(is_first: jax.Array, widest: Any, state: Any) -> Any:
         state: their state after a step.
     """
 
-    def joined(path: Any, old: Any, new: Any) -> Any:
+    def joined(path: Any, old: Any, new: Any) -> object:
         if not _is_range(new):
             return new
         names = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -390,9 +390,9 @@ def largest(is_first: jax.Array, widest: Any, state: Any) -> Any:
     return jax.tree.map_with_path(joined, widest, state, is_leaf=_is_variable)
 
 
-def _is_range(x: Any) -> bool:
+def _is_range(x: object) -> bool:
     return isinstance(x, QuantStat | QuantParam)
 
 
-def _is_variable(x: Any) -> bool:
+def _is_variable(x: object) -> bool:
     return isinstance(x, nnx.Variable)

@@ -24,9 +24,9 @@ class OperandQuantizer(NamedTuple):
         overrides: names that it redeclares here.
     """
 
-    quantizer: Any
+    quantizer: object
     axes: SummedAxes = NO_AXES
-    overrides: Mapping[str, Any] = {}
+    overrides: Mapping[str, object] = {}
 
 
 def operand_quantizer(

@@ -182,7 +182,7 @@ def contraction_arguments(eqn: Equation) -> dict[str, Any]:
     return {name: eqn.params[name] for name in names}
 
 
-def weight_last(numbers: Any, ndim: int, weight_ndim: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+def weight_last(numbers: Any, ndim: int, weight_ndim: int) -> tuple[dict[str, object], tuple[int, ...]]:
     """The arguments of a `dot_general` whose left operand is the weight, for the operands the other way round.
 
     Args:

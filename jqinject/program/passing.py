@@ -14,6 +14,7 @@ import jax
 
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.quant_tensor import (
+    QuantTensor,
     as_array,
     is_grouped,
     is_quantized,
@@ -137,7 +138,7 @@ def _weight_taken_apart(x: Tracked) -> Passed:
     return Passed([Tracked(full[name], x.origin) for name in sliced], inside)
 
 
-def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
+def _numbers(tensor: QuantTensor) -> dict[str, jax.Array] | None:
     """The arrays of a quantized tensor without groups, by name; None if its format is not known here."""
     stored = is_quantized(tensor) and tensor.is_stored
     numbers: Any = tensor.kept_payload if stored else as_array(tensor)

@@ -37,16 +37,16 @@ class Choice:
         share: whether two operands go through `inputs` together.
     """
 
-    weight: Any = None
-    inputs: Any = None
-    output: Any = None
+    weight: object = None
+    inputs: object = None
+    output: object = None
     dynamic: bool = False
-    parameter: Any = None
-    lhs: Any = None
-    rhs: Any = None
-    grad: Any = None
+    parameter: object = None
+    lhs: object = None
+    rhs: object = None
+    grad: object = None
     contraction: ContractionKind = "auto"
-    scheme: Any = None
+    scheme: object = None
     rounds_again: bool = False
     share: bool = False
 
@@ -78,7 +78,7 @@ class Site:
     overrides: dict[str, Any] = field(default_factory=dict, compare=False)
     is_weight: bool = False
     shape: tuple[int, ...] = ()
-    weight_path: tuple[Any, ...] = ()
+    weight_path: Path = ()
     contraction: str = ""
     cache_ndim: int = 0
     rows: tuple[int, ...] = ()
@@ -108,13 +108,13 @@ class WeightUse:
         rounds_again: whether a scheme takes another version of it backward here.
     """
 
-    weight_path: tuple[Any, ...]
+    weight_path: Path
     name: str
     operation: str
     shape: tuple[int, ...]
     shared: frozenset[int]
     stacked: int
-    quantizer: Any = None
+    quantizer: object = None
     beside: str = ""
     equation: Any = field(default=None, compare=False, repr=False)
     free: frozenset[int] = frozenset()
@@ -164,7 +164,7 @@ class Policy(Protocol):
         """Whether the operation that takes an output quantizes it, so that operations in between can be fused."""
 
     @abstractmethod
-    def is_leaf(self, module: Any) -> bool:
+    def is_leaf(self, module: object) -> bool:
         """Whether a module is not looked into."""
 
     @property
@@ -179,7 +179,7 @@ class Policy(Protocol):
 
     @abstractmethod
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: Path = (), name: str = ""
     ) -> Choice | None:
         """The quantizers of an operation; None leaves it alone.
 
@@ -191,7 +191,7 @@ class Policy(Protocol):
         """
 
     @abstractmethod
-    def cache_quantizer(self, path: str, cache: str) -> Any:
+    def cache_quantizer(self, path: str, cache: str) -> object:
         """The quantizer of what is written into a cache; None leaves it float.
 
         Args:
@@ -270,6 +270,6 @@ class Occurrence(NamedTuple):
 
     path: str
     operation: str
-    read: tuple[Any, ...]
+    read: Path
     equation: Equation
     name: str

@@ -16,7 +16,7 @@ from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.operations import contraction_arguments, weight_last
 from jqinject.program.policy import Site, dotted
-from jqinject.program.tracked_value import Tracked, WeightCall
+from jqinject.program.tracked_value import Path, Tracked, WeightCall
 from jqinject.proxy import GradQuantProxyFromInjector, check_range, transformed
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
@@ -63,7 +63,9 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
+    def contract(
+        self, site: Site, lhs: Any, rhs: Any, unrounded: jax.Array | None, rest: Sequence[jax.Array] = ()
+    ) -> Any:
         """A contraction by a scheme.
 
         Args:
@@ -74,16 +76,16 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+    def rounds_again(self, weight_path: Path) -> bool:
         """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
 
     @abstractmethod
-    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+    def holds(self, weight_path: Path) -> bool:
         """Whether a parameter has a quantizer."""
 
     @property
     @abstractmethod
-    def mode(self) -> Any:
+    def mode(self) -> object:
         """Hashable; a tensor is quantized once for all operations that share a quantizer and a mode."""
 
     @abstractmethod
@@ -91,7 +93,7 @@ class Quantizers(Protocol):
         """The output of a contraction or a look-up."""
 
     @abstractmethod
-    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+    def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """`Tracked.chosen` of a quantized parameter.
 
         Args:
@@ -99,7 +101,9 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
+    def arithmetic(
+        self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., object]
+    ) -> jax.Array:
         """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
 
     @abstractmethod
@@ -113,11 +117,11 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def restored(self, state: Any) -> Quantizers:
+    def restored(self, state: object) -> Quantizers:
         """Quantizers like these, with that state."""
 
     @abstractmethod
-    def update(self, state: Any) -> None:
+    def update(self, state: object) -> None:
         """Adopt a state."""
 
 
@@ -135,7 +139,7 @@ class AsWritten:
         """See `Quantizers`."""
         return call.quantized()
 
-    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+    def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """See `Quantizers`."""
         return None
 
@@ -163,7 +167,7 @@ class Finder(AsWritten):
         """See `Quantizers`."""
         return self._like is not None and self._like.holds(weight_path)
 
-    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x` as it is."""
         return x
 
@@ -174,7 +178,7 @@ class Finder(AsWritten):
         """The contraction of floats."""
         return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+    def rounds_again(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
         return self._like is not None and self._like.rounds_again(weight_path)
 
@@ -186,11 +190,11 @@ class Finder(AsWritten):
         """None."""
         return (), ()
 
-    def restored(self, state: Any) -> Finder:
+    def restored(self, state: object) -> Finder:
         """Itself."""
         return self
 
-    def update(self, state: Any) -> None:
+    def update(self, state: object) -> None:
         """Has no effect."""
 
 
@@ -257,11 +261,13 @@ class HeldQuantizers(AsWritten):
         """See `Quantizers`."""
         return transformed(self._at(site), x) if site.transformed and not site.turned else x
 
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+    def rounds_again(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
         return dotted(weight_path) in self._again
 
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
+    def contract(
+        self, site: Site, lhs: Any, rhs: Any, unrounded: jax.Array | None, rest: Sequence[jax.Array] = ()
+    ) -> Any:
         """See `Quantizers`."""
         return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
 
@@ -368,7 +374,7 @@ def full_metadata(x: Any) -> Any:
     return x.set(scale=full_rank(x.scale, x.ndim)) if has_scale else as_array(x)
 
 
-def has_row_scales(quantizer: Any) -> bool:
+def has_row_scales(quantizer: object) -> bool:
     """Whether an injector declares a scale for each row, the numbers along the last axis.
 
     Example:

@@ -136,7 +136,7 @@ class Run:
         return site
 
     def quantized(
-        self, x: Tracked, quantizer: Any, name: str, axes: SummedAxes = NO_AXES, **overrides: Any
+        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes = NO_AXES, **overrides: object
     ) -> Tracked:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer.
 
@@ -156,7 +156,7 @@ class Run:
             x.twins[key] = twin
         return x.twins[key]
 
-    def transformed(self, x: Tracked, quantizer: Any, name: str, axes: SummedAxes) -> jax.Array:
+    def transformed(self, x: Tracked, quantizer: object, name: str, axes: SummedAxes) -> jax.Array:
         """The array that the quantizer of a site sees: `x` through the transform before it.
 
         Arguments as for `quantized`.
@@ -177,7 +177,9 @@ class Run:
         full = first or self.names.full(name)
         return Site(full, quantizer, overrides, *facts, **axes._asdict(), stack=self.stack), same
 
-    def output(self, value: jax.Array, choice: Choice | None, name: str, *, inherited: Any = None) -> Tracked:
+    def output(
+        self, value: jax.Array, choice: Choice | None, name: str, *, inherited: object = None
+    ) -> Tracked:
         """An output: its quantizer is left to the next operation, or applied at once."""
         quantizer = inherited if choice is None or choice.output is None else choice.output
         out = Tracked(value, Origin.ACTIVATION)
@@ -215,7 +217,7 @@ class Step:
         """See `Run.choose`."""
         return self.run.choose(self.path, self.operation, weight_path, read)
 
-    def values(self, operands: Sequence[Tracked] | None = None) -> list[Any]:
+    def values(self, operands: Sequence[Tracked] | None = None) -> list[jax.Array]:
         """The outputs for some operands, by default its own, as arrays."""
         return self.eqn.bind([x.array for x in (self.inputs if operands is None else operands)])
 

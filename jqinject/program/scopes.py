@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ LINEN_REGIONS: tuple[tuple[type, str], ...] = (
 )
 
 
-def path_in(name_stack: Any) -> str | None:
+def path_in(name_stack: object) -> str | None:
     """The path of the innermost module in an equation's name stack; None if it has no mark."""
     paths = SCOPED.findall(str(name_stack))
     if not paths:
@@ -54,7 +54,7 @@ def path_in(name_stack: Any) -> str | None:
     return paths[-1] if paths[-1] == around else f"{around}.{paths[-1][1:]}".lstrip(".")
 
 
-def weight_in(name_stack: Any) -> str | None:
+def weight_in(name_stack: object) -> str | None:
     """The path of the parameter that an equation contracts, as `name_in_scope` writes it; None without a mark."""
     paths = OF_WEIGHT.findall(str(name_stack))
     return paths[-1] if paths else None
@@ -72,7 +72,7 @@ def name_in_scope(path: str) -> str:
     return NO_NAME.sub("_", path)
 
 
-def region_of(module: Any, is_leaf: Callable[[Any], bool]) -> str | None:
+def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:
     """The operation that a module counts as; "layer" or "quantized_layer" if it is not looked into; else None."""
     if is_leaf(module):
         ends_quantized = vars(module).get("output_quant") or vars(module).get("act_quant")
@@ -88,12 +88,14 @@ class _Scope(Around):
     path: str
     region: str | None
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """See `Around`."""
         return in_scope(self.path, self.region, call, args, kwargs)
 
 
-def mark_modules(model: Any) -> None:
+def mark_modules(model: nnx.Module) -> None:
     """Let the modules of a private copy of a model leave their paths in the programs traced of it.
 
     Args:
@@ -105,7 +107,7 @@ def mark_modules(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def scopes(model: Any, is_leaf: Callable[[Any], bool]) -> Iterator[None]:
+def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Iterator[None]:
     """Let every module of a private copy of a model leave marks when it is called.
 
     Args:
@@ -150,23 +152,23 @@ def _naming(path: str) -> Iterator[None]:
         raise
 
 
-def _labelled(x: Any, label: str, is_marked: Callable[[Any], bool]) -> Any:
+def _labelled(x: jax.Array, label: str, is_marked: Callable[[object], bool]) -> jax.Array:
     return checkpoint_name(x, label) if is_marked(x) else x
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, jax.Array)
 
 
-def _is_float(x: Any) -> bool:
+def _is_float(x: object) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 @contextlib.contextmanager
-def linen_scopes(is_leaf: Callable[[Any], bool]) -> Iterator[None]:
+def linen_scopes(is_leaf: Callable[[object], bool]) -> Iterator[None]:
     """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
 
-    def named(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def named(call: Any, args: Sequence[object], kwargs: Mapping[str, object], context: Any) -> object:
         if context.method_name != "__call__" or not context.module.path:
             return call(*args, **kwargs)
         path = "+" + ".".join(context.module.path)

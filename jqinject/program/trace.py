@@ -39,7 +39,7 @@ class Program(NamedTuple):
     new_state: list[tuple[Path, Any]]
     paths: list[Path]
 
-    def changed(self, values: list[Any], state: KeptState) -> list[tuple[Path, Any, Any]]:
+    def changed(self, values: list[jax.Array], state: KeptState) -> list[tuple[Path, Any, Any]]:
         """Path, Variable and value of every change of the state.
 
         Args:
@@ -56,7 +56,7 @@ class Program(NamedTuple):
 
 
 def trace(
-    model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = "", mark_all: bool = False
+    model: nnx.Module, call: Call, is_leaf: Callable[[object], bool], skip: str = "", mark_all: bool = False
 ) -> Program:
     """The program of a call.
 
@@ -116,7 +116,7 @@ def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
 
 
-def _keys(path: tuple[Any, ...]) -> Path:
+def _keys(path: Path) -> Path:
     return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
@@ -154,7 +154,7 @@ def node_at(root: Any, path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def dequantized_for_linen(model: Any) -> Iterator[None]:
+def dequantized_for_linen(model: nnx.Module) -> Iterator[None]:
     """Let bridges to Linen hold dequantized parameters while a private copy of a model is called.
 
     A bridge tells Linen's collections by the types of Variables, and knows `nnx.Param` alone. In a program each is one

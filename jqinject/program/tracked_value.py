@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jqinject.dot import LowBitCache
+from jqinject.dot import FrozenForm, LowBitCache
 from jqinject.program.moves import AxesInParameter
 from jqinject.quant_tensor import as_array
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 Path = tuple[Any, ...]
 """The path of a parameter, Variable or module in a model."""
-Evaluate = Callable[[list[Any]], list[Any]]
+Evaluate = Callable[[list[jax.Array]], list[jax.Array]]
 """Runs an operation on arrays."""
 
 
@@ -42,7 +44,7 @@ class Masked:
     """
 
     kept: Callable[[], Tracked]
-    filled: Callable[[Any], Any]
+    filled: Callable[[jax.Array], jax.Array]
 
 
 class StateVersion(NamedTuple):
@@ -56,7 +58,7 @@ class StateVersion(NamedTuple):
 
     label: str
     number: int = 0
-    places: Any = None
+    places: np.ndarray | None = None
 
 
 @dataclass(eq=False)
@@ -93,19 +95,19 @@ class Tracked:
 
     value: Any
     origin: Origin = Origin.CONSTANT
-    pending: Any = None
+    pending: object = None
     quantized: bool = False
     site: str = ""
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
     weight_path: Path = ()
     axes: AxesInParameter | None = None
-    form: Any = None
+    form: FrozenForm | None = None
     stored: StoredNumbers | None = None
     cache: str = ""
     cache_ndim: int = 0
-    turned: Any = None
-    unrounded: Any = None
+    turned: object = None
+    unrounded: jax.Array | None = None
     chosen: Callable[[Any, Any], Any] | None = None
     low_rank: LowRankProduct | None = None
     masked: Masked | None = None
@@ -119,7 +121,7 @@ class Tracked:
         return array if self.chosen is None else self.chosen(array, self.unrounded)
 
     @property
-    def floats(self) -> Any:
+    def floats(self) -> jax.Array:
         """The numbers without the quantizer of the parameter, as far as they are known."""
         return self.array if self.unrounded is None else self.unrounded
 
@@ -159,14 +161,14 @@ class Tracked:
         return tracked
 
 
-def plain(value: Any, inputs: Any) -> Tracked:
+def plain(value: Any, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation, with no facts but its origin."""
     activation = any(x.is_activation for x in inputs)
     turned = next((x.turned for x in inputs if x.turned is not None), None)
     return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT, turned=turned)
 
 
-def joined(value: Any, inputs: Any) -> Tracked:
+def joined(value: Any, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation that moves the numbers of its inputs without changing them."""
     floats = [x for x in inputs if x.is_float] or list(inputs)
     activations = [x for x in floats if x.is_activation]
@@ -205,7 +207,7 @@ class Heard(NamedTuple):
 
     part: str
     site: str
-    x: Any
+    x: jax.Array
     made: Any
 
 

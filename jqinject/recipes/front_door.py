@@ -23,12 +23,11 @@ from jqinject.quant import (
     LearnedRoundImplType,
     QuantizerLike,
 )
-from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
+from jqinject.recipes.passes.batch_norm import CorrectBatchNorm, FoldBatchNorm, Pairs
 from jqinject.recipes.passes.correct_biases import CorrectBiases, Corrected
-from jqinject.recipes.passes.fold_batch_norm import FoldBatchNorm, Pairs
 from jqinject.recipes.passes.solve import Solve, Solved
-from jqinject.recipes.report import Step
-from jqinject.recipes.solvers.learned_rounding import LearnedRounding
+from jqinject.recipes.recipe import Step
+from jqinject.recipes.solvers.rounding_descent import LearnedRounding
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -79,7 +78,7 @@ def fold_batch_norm(
         raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
     call = Call(inputs, keywords, checked_method(model, method, "fold_batch_norm"))
     merged = FoldBatchNorm(None if pairs is None else tuple(pairs)).fold(model, call)
-    return tuple((each.layer, each.norm) for each in merged)
+    return tuple((pair.layer, pair.norm) for pair in merged)
 
 
 merge_batch_norm = fold_batch_norm
@@ -121,8 +120,8 @@ def calibrate_batch_norm(
         Array([2., 2.], dtype=float32)
     """
     calls = BatchCalls(model, method, call, "calibrate_batch_norm")
-    found = CorrectBatchNorm().correct(model, calls.of(batches, "batch statistics", progress=progress))
-    return tuple(each.path for each in found)
+    norms = CorrectBatchNorm().correct(model, calls.of(batches, "batch statistics", progress=progress))
+    return tuple(norm.path for norm in norms)
 
 
 def learn_rounding(
@@ -182,7 +181,7 @@ def learn_rounding(
     solver = LearnedRounding(steps, learning_rate, regularization, beta, warmup, learned_round_impl_type)
     work = Work.of_quantized(model, _calls(model, batches, method, call, "learn_rounding"), progress=progress)
     sites = Solve(solver)(work)
-    _check_done(model, "with a quantized weight", any(isinstance(each, Solved) for each in sites))
+    _check_done(model, "with a quantized weight", any(isinstance(site, Solved) for site in sites))
     work.write_to(model)
     model.eval()
     return Step(repr(solver), tuple(sites))
@@ -369,9 +368,9 @@ def _calls(
 def _corrected(work: Work) -> list[str]:
     """Correct the biases of a quantized model; the paths of those that were."""
     report = CorrectBiases(inputs="quantized", add=False)(work)
-    paths = list(dict.fromkeys(each.path for each in report if isinstance(each, Corrected)))
+    paths = list(dict.fromkeys(x.path for x in report if isinstance(x, Corrected)))
     _check_done(work.quantized, "whose output a bias is added to", bool(paths))
-    left = [f"  {each}" for each in report if not isinstance(each, Corrected)]
+    left = [f"  {x}" for x in report if not isinstance(x, Corrected)]
     if left:
         text = "correct_biases changes biases, and leaves as they are:\n" + "\n".join(left)
         warnings.warn(text, SitesLeftWarning, stacklevel=3)

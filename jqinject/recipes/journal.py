@@ -45,7 +45,7 @@ class Journal:
 
     @classmethod
     def opened(cls, folder: str | Path, identity: Mapping[str, str]) -> Journal:
-        """The journal of a run, begun or gone on with.
+        """Open or resume the journal of a run.
 
         Args:
             folder: made if it does not exist.
@@ -58,12 +58,13 @@ class Journal:
         if jax.process_count() > 1:
             where = where / f"process_{jax.process_index()}_of_{jax.process_count()}"
         where.mkdir(parents=True, exist_ok=True)
-        kept = where / IDENTITY
-        if not kept.exists():
+        file, parts = where / IDENTITY, {"version": VERSION, **identity}
+        if file.exists():
+            _check_identity(folder, file, parts)
+        else:
             _refuse_strange(where)
-            _written(kept, lambda file: file.write(_identity_text(identity).encode()))
-            return cls(where)
-        _check_identity(folder, kept, identity)
+            text = json.dumps(parts, indent=2) + "\n"
+            _written(file, lambda out: out.write(text.encode()))
         return cls(where)
 
     def begin(self, step: int) -> None:
@@ -92,54 +93,49 @@ class Journal:
         self._count += 1
         if _everywhere(file.exists()):
             return _read(file, name)
-        made = {
+        arrays = {
             key: on_host(x) if isinstance(x, jax.Array) else np.asarray(x) for key, x in compute().items()
         }
-        stored: dict[str, Any] = {NAME: np.array(name), **made}
+        stored: dict[str, Any] = {NAME: np.array(name), **arrays}
         _written(file, lambda out: np.savez(out, **stored))
-        return made
-
-
-def _identity_text(identity: Mapping[str, str]) -> str:
-    return json.dumps({"version": VERSION, **identity}, indent=2) + "\n"
+        return arrays
 
 
 def _refuse_strange(folder: Path) -> None:
-    others = sorted(one.name for one in folder.iterdir() if not one.name.endswith(".part"))
-    if others:
+    files = sorted(file.name for file in folder.iterdir() if not file.name.endswith(".part"))
+    if files:
         raise ValueError(
-            f"Recipe.apply: the checkpoint folder {folder.name} holds no run of a recipe, but {others[0]}.\n"
+            f"Recipe.apply: the checkpoint folder {folder.name} holds no run of a recipe, but {files[0]}.\n"
             "  cure: an empty folder, or one that does not exist yet"
         )
 
 
-def _check_identity(folder: str | Path, kept: Path, identity: Mapping[str, str]) -> None:
+def _check_identity(folder: str | Path, file: Path, parts: Mapping[str, object]) -> None:
     try:
-        before = json.loads(kept.read_text(encoding="utf-8"))
+        before = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"Recipe.apply: {kept.name} in the checkpoint folder is damaged: {error}") from error
-    wanted = {"version": VERSION, **identity}
-    other = [name for name, text in wanted.items() if before.get(name) != text]
-    if other:
+        raise ValueError(f"Recipe.apply: {file.name} in the checkpoint folder is damaged: {error}") from error
+    changed = [name for name, text in parts.items() if before.get(name) != text]
+    if changed:
         raise ValueError(
             f"Recipe.apply: the checkpoint folder {Path(folder).name} is of a run with another "
-            f"{' and another '.join(other)}.\n  cure: the same {', '.join(other)} as in that run; or another folder"
+            f"{' and another '.join(changed)}.\n  cure: the same {', '.join(changed)} as in that run; or another folder"
         )
 
 
 def _read(file: Path, name: str) -> Arrays:
     try:
         with np.load(file, allow_pickle=False) as stored:
-            found = {key: stored[key] for key in stored.files}
+            arrays = {key: stored[key] for key in stored.files}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"Recipe.apply: {file.name} in the checkpoint folder is damaged: {error}.\n  cure: delete this file"
         ) from error
-    if str(found.pop(NAME, "")) != name:
+    if str(arrays.pop(NAME, "")) != name:
         raise ValueError(
             f"Recipe.apply: {file.name} in the checkpoint folder is not of {name}.\n  cure: another folder"
         )
-    return found
+    return arrays
 
 
 def _written(file: Path, write: Callable[[Any], Any]) -> None:
@@ -152,22 +148,22 @@ def _written(file: Path, write: Callable[[Any], Any]) -> None:
     part.replace(file)
 
 
-def _everywhere(here: bool) -> bool:
+def _everywhere(local: bool) -> bool:
     """Whether something holds in every process: they go on from the last part that all of them have."""
     if jax.process_count() == 1:
-        return here
-    return bool(multihost_utils.process_allgather(np.array(here)).all())
+        return local
+    return bool(multihost_utils.process_allgather(np.array(local)).all())
 
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
 
 
 def identity_of(
-    passes: Sequence[Any],
+    passes: Sequence[object],
     model: nnx.Module,
-    rules: Sequence[Any],
-    batches: Sequence[Any],
-    call: Sequence[Any],
+    rules: Sequence[object],
+    batches: Sequence[object],
+    call: Sequence[object],
 ) -> dict[str, str]:
     """The parts of a run, each as a short text that is another one where anything that it depends on is another.
 
@@ -190,7 +186,7 @@ def identity_of(
     }
 
 
-def written(key: Any) -> str:
+def written(key: object) -> str:
     """A key of a value (`jqinject.inject.keys.key_of`) as text that does not change from process to process.
 
     Example:
@@ -210,13 +206,12 @@ def written(key: Any) -> str:
     return repr(key) if isinstance(key, PLAIN) else _named(key)
 
 
-def _declared(injector: Any) -> str:
+def _declared(injector: InjectorMeta) -> str:
     """What an injector of the user's declares: its body may change from one run to the next."""
-    own = [base for base in injector.__mro__ if isinstance(base, InjectorMeta)]
     parts = [
         f"{name}={written(key_of(spec.declared))}"
-        for base in own
-        if not base.__module__.startswith("jqinject.")
+        for base in injector.__mro__
+        if isinstance(base, InjectorMeta) and not base.__module__.startswith("jqinject.")
         for name, spec in sorted(base.__declared__.items())
     ]
     return ", ".join(parts)
@@ -227,7 +222,7 @@ def _named(thing: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
 
 
-def _of_model(model: nnx.Module) -> Iterable[Any]:
+def _of_model(model: nnx.Module) -> Iterable[object]:
     index = ModelIndex(model)
     for path, node in index.places:
         yield path, _named(type(node))
@@ -238,26 +233,26 @@ def _of_model(model: nnx.Module) -> Iterable[Any]:
                 for name, x in sorted(static.items())
                 if not isinstance(x, nnx.Pytree | nnx.Variable | jax.Array)
             )
-    yield from ((one.path, on_host(one.variable.get_value())) for one in index.variables if _is_array(one))
+    values = ((entry.path, entry.variable.get_value()) for entry in index.variables)
+    yield from ((path, on_host(x)) for path, x in values if _is_array(x))
 
 
-def _is_array(entry: Any) -> bool:
-    held = entry.variable.get_value()
-    return isinstance(held, jax.Array | np.ndarray) and not jnp.issubdtype(held.dtype, jax.dtypes.prng_key)
+def _is_array(x: object) -> bool:
+    return isinstance(x, jax.Array | np.ndarray) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _of_data(batches: list[Any]) -> Iterable[Any]:
+def _of_data(batches: Sequence[object]) -> Iterable[object]:
     for path, leaf in jax.tree.leaves_with_path(batches):
         yield jax.tree_util.keystr(path), on_host(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
-def _hashed(parts: Iterable[Any]) -> str:
+def _hashed(parts: Iterable[object]) -> str:
     digest = hashlib.sha256()
 
-    def add(part: Any) -> None:
+    def add(part: object) -> None:
         if isinstance(part, tuple):
-            for one in part:
-                add(one)
+            for nested in part:
+                add(nested)
         elif isinstance(part, np.ndarray):
             digest.update(f"{part.shape}{part.dtype}".encode())
             digest.update(np.ascontiguousarray(part).tobytes())

@@ -1,4 +1,4 @@
-"""Transforms that stay before the inputs of sites: as a part of the rules that quantize them."""
+"""What comes before the inputs of sites: transforms, as a part of the rules that quantize them, and quantizers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
 from jqinject.model.quantizing.rules import Rule, counterpart_of, slots_for, takes_layer
 from jqinject.model.walk import ModelIndex
-from jqinject.program import dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import HELD, Call, OpQuantizers, find_sites
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import NoneActQuant
-from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.matrices import ConvolutionMatrices, RaggedMatrices
-from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, ProgramSites
-
-Path = tuple[Any, ...]
+from jqinject.quant_tensor import as_array, on_integers
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,22 +36,15 @@ class Online:
     transform: Transform
     module: str
 
-    def declared(self, label: str) -> Any:
-        """What a quantizer declares for such a transform: a value, without the numbers.
-
-        Args:
-            label: tells it from transforms with other numbers.
-        """
-        return _declared(self.transform, label)
-
-    def fill(self, held: Transform) -> None:
+    def fill(self, transform: Transform) -> None:
         """Give a transform that was made from the declaration the numbers of this one.
 
         Args:
-            held: of one layer, or of a stack of layers, which all get them.
+            transform: of one layer, or of a stack of layers, which all get them.
         """
-        if isinstance(held, nnx.Module):
-            _fill(self.transform, held)
+        if isinstance(transform, nnx.Module):
+            for source, target in zip(_variables(self.transform), _variables(transform), strict=True):
+                target.set_value(jnp.broadcast_to(source.get_value(), target.get_value().shape))
 
     def rule(self, name: str, model: ModelIndex, rules: Sequence[Rule]) -> Rule:
         """The rule for a parameter: that which takes it, with the transform before the input's quantizer.
@@ -58,48 +52,66 @@ class Online:
         Args:
             name: path of the parameter.
             model: the float model.
-            rules: given for it; the first that takes it counts.
+            rules: for it; the first that takes it counts.
 
         Raises:
             ValueError: that rule cannot carry a transform.
         """
         took, path = rule_of(name, self.module, model, rules)
-        why = why_not(took)
+        why = _why_not(took)
         if why:
             raise ValueError(f"{name}: no transform can be kept before its input: {why}")
-        given: dict[str, Any] = {} if took is None else dict(took.quantizers)
-        overrides = {} if took is None else dict(took.overrides)
-        own = {
-            key.removeprefix("input_"): overrides.pop(key) for key in [*overrides] if key.startswith("input_")
-        }
-        wanted = given.get("input_quant", NoneActQuant)
-        binding = wanted if isinstance(wanted, Binding) else Binding(wanted)
-        given["input_quant"] = binding.let(**own, pre_transform=self.declared(name))
-        contraction = "auto" if took is None else took.contraction
-        return Rule(
+        own = {key.removeprefix("input_"): x for key, x in took.overrides if key.startswith("input_")}
+        quantizer = took.quantizer("input_quant") or NoneActQuant
+        binding = quantizer if isinstance(quantizer, Binding) else Binding(quantizer)
+        return rule_like(
+            took,
             re.escape(path),
-            op=None if took is None else took.op,
-            contraction=contraction,
-            **given,
-            **overrides,
+            {"input_quant": binding.let(**own, pre_transform=_declared(self.transform, name))},
+            {key: x for key, x in took.overrides if not key.startswith("input_")},
         )
 
 
-def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) -> tuple[Rule | None, str]:
-    """The first rule that takes a parameter, or None, and the path by which rules name it.
+def rule_like(
+    rule: Rule, path: str, quantizers: Mapping[str, Any], overrides: Mapping[str, Any], op: Any = None
+) -> Rule:
+    """A rule for one path with other quantizers in some slots, and other overrides.
+
+    Args:
+        rule: as it is.
+        path: a regular expression.
+        quantizers: slot -> quantizer, None for an empty slot.
+        overrides: all of them.
+        op: the operations; those of the rule by default.
+    """
+    slots: dict[str, Any] = {**dict(rule.quantizers), **quantizers}
+    return Rule(path, op=op or rule.op, contraction=rule.contraction, **slots, **overrides)
+
+
+NO_RULE = Rule()
+"""It quantizes nothing."""
+
+
+def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) -> tuple[Rule, str]:
+    """The first rule that takes a parameter, or `NO_RULE`, and the path by which rules name it.
 
     Args:
         name: path of the parameter.
         module: that of the module that contracts it.
         model: the float model.
-        rules: given for it.
+        rules: for it.
     """
-    holder = name.rpartition(".")[0]
-    node = next((node for path, node in model.places if ".".join(path) == holder), None)
+    holder, node = _holder_of(name, model)
     if counterpart_of(node) is not None:
-        return next((rule for rule in rules if takes_layer(rule, node, holder)), None), holder
+        return next((rule for rule in rules if takes_layer(rule, node, holder)), NO_RULE), holder
     paths = (name, holder, module)
-    return next((rule for rule in rules if rule.takes_weights and any(map(rule.matches, paths))), None), name
+    took = (rule for rule in rules if rule.takes_weights and any(map(rule.matches, paths)))
+    return next(took, NO_RULE), name
+
+
+def _holder_of(name: str, model: ModelIndex) -> tuple[str, object]:
+    holder = name.rpartition(".")[0]
+    return holder, next((node for path, node in model.places if ".".join(path) == holder), None)
 
 
 def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[Rule]) -> bool:
@@ -108,16 +120,14 @@ def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[R
     Args:
         site: of the float model's program.
         model: the float model.
-        rules: given for it.
+        rules: for it.
     """
-    took, _ = rule_of(dotted(site.path), _module_of(site), model, rules)
-    return took is not None and (took.configures or took.quantizer("weight_quant") is not None)
+    took, _ = rule_of(site.path, site.module, model, rules)
+    return took.configures or took.quantizer("weight_quant") is not None
 
 
-def why_not(rule: Rule | None) -> str:
+def _why_not(rule: Rule) -> str:
     """Why a rule can carry no transform; empty if it can."""
-    if rule is None:
-        return ""
     if rule.configures:
         return "a scheme quantizes it"
     if isinstance(rule.quantizer("input_quant"), nnx.Module):
@@ -126,62 +136,36 @@ def why_not(rule: Rule | None) -> str:
 
 
 def why_not_online(
-    model: ModelIndex,
-    rules: Sequence[Rule],
-    program: FlatProgram,
-    found: ProgramSites,
-    sites: Sequence[ContractionSite],
-    slot: Slot,
+    model: ModelIndex, rules: Sequence[Rule], flat: FlatProgram, sites: Sequence[ContractionSite]
 ) -> str:
     """Why no transform can stay before the inputs of the sites of a parameter; empty if one can.
 
     Args:
         model: the float model.
-        rules: given for it.
-        program: its program.
-        found: the sites of that.
+        rules: for it.
+        flat: its program.
         sites: those of the parameter.
-        slot: of the parameter.
     """
-    name = dotted(sites[0].path)
-    took, _ = rule_of(name, _module_of(sites[0]), model, rules)
-    holder = next((node for path, node in model.places if ".".join(path) == name.rpartition(".")[0]), None)
+    first = sites[0]
+    took, _ = rule_of(first.path, first.module, model, rules)
+    _, holder = _holder_of(first.path, model)
     counterpart = counterpart_of(holder)
     if counterpart is not None and "input_quant" not in slots_for(holder, counterpart, named=False):
         return f"a {type(holder).__name__} has no quantizer of its input"
-    if any(isinstance(site.matrices, ConvolutionMatrices) and site.matrices.groups > 1 for site in sites):
+    convolution = first.operation == "conv_general_dilated"
+    if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
         return "the convolution sees its channels in groups"
-    if any(site.place != 0 and site.operation != "dot_general" and site.place != 1 for site in sites):
-        return f"it is the image of a {sites[0].operation}"
-    known = {site.step for site in sites}
-    return why_not(took) or _other_use(program, found, slot, known)
-
-
-def _other_use(program: FlatProgram, found: ProgramSites, slot: Slot, known: set[int]) -> str:
-    """Who else reads a parameter's numbers; empty if no one does."""
-    owned = {slot}
-    for index, step in enumerate(program.steps):
-        if index in known or not owned & {*step.inputs}:
-            continue
-        if step.name in (*CASTS, *MOVES) and step.outputs[0] in found.fixed and step.inputs[0] in owned:
-            owned.update(step.outputs)
-        else:
-            return f"{step.name}{_at(step)} reads the parameter too"
-    return ""
-
-
-def _at(step: FlatStep) -> str:
-    return f" in {step.path}" if step.path else ""
-
-
-def _module_of(site: ContractionSite) -> str:
-    return site.operand.rpartition(".")[0]
+    why = _why_not(took)
+    if why:
+        return why
+    slot = next(slot for slot, path in flat.parameters.items() if path == first.path)
+    reader = flat.other_use(slot, {site.step for site in sites})
+    return "" if reader is None else f"{reader.name}{reader.where} reads the parameter too"
 
 
 def online_of(site: ContractionSite, transform: Transform, before: Online | None) -> Online:
     """A transform before the inputs of a site, after one that may be there already."""
-    whole = transform if before is None else Chain((before.transform, transform))
-    return Online(whole, _module_of(site))
+    return Online(transform if before is None else Chain((before.transform, transform)), site.module)
 
 
 def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: jax.Array) -> jax.Array:
@@ -192,21 +176,11 @@ def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: ja
         site: of the program.
         x: the operand.
     """
-    found = online.get(dotted(site.path))
-    return x if found is None else along(found.transform, x, input_axes(site))
+    before = online.get(site.path)
+    return x if before is None else along(before.transform, x, site.matrices.input_axes)
 
 
-def input_axes(site: ContractionSite) -> tuple[int, ...]:
-    """The axes of a site's other operand that a transform takes, in the order of the weight's columns."""
-    matrices = site.matrices
-    if isinstance(matrices, ConvolutionMatrices):
-        return (dict(matrices.window)["dimension_numbers"].lhs_spec[1],)
-    if isinstance(matrices, RaggedMatrices):
-        return (1,)
-    return matrices.other.axes[sum(matrices.other.split) :]
-
-
-def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callable[[Any], Any]:
+def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callable[[jax.Array], jax.Array]:
     """From a parameter, float32, to what is stored for a transform before the inputs of its sites.
 
     Args:
@@ -218,60 +192,128 @@ def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callab
         (
             site.places.start,
             site.places.size,
-            None if site.places.each is None else site.places.each.tobytes(),
+            None if site.places.scattered is None else site.places.scattered.tobytes(),
         ): site
         for site in sites
     }
 
-    def change(value: Any) -> Any:
+    def change(value: jax.Array) -> jax.Array:
         for site in distinct.values():
             matrices = site.weights(value)
-            if isinstance(site.matrices, ConvolutionMatrices):
-                channels = _channels(site)
-                cut = matrices.reshape(*matrices.shape[:2], channels, -1).swapaxes(2, 3)
-                made = transform.dual(cut).swapaxes(2, 3).reshape(matrices.shape)
-            else:
-                made = transform.dual(matrices)
-            value = site.places.put(value, site.as_operand(made))
+            windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
+            dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)
+            value = site.places.put(value, site.as_operand(dual))
         return value
 
     return change
 
 
-def columns_of(site: ContractionSite) -> int:
-    """How many channels a site contracts: of a convolution, those of its image."""
-    if isinstance(site.matrices, ConvolutionMatrices):
-        return _channels(site)
-    _, rows = site.matrices.weight.split
-    stack = site.matrices.weight.split[0]
-    total = 1
-    for size in site.matrices.weight.shape[stack + rows :]:
-        total *= size
-    return total
-
-
-def _channels(site: ContractionSite) -> int:
-    return site.matrices.weight.shape[1]
-
-
-def _declared(transform: Transform, label: str) -> Any:
+def _declared(transform: Transform, label: str) -> Transform | Sized:
+    """What a quantizer declares for a transform: a value, without the numbers, which a label tells from others."""
     if not isinstance(transform, nnx.Module):
         return transform
     if isinstance(transform, Chain):
-        return Chain(
-            tuple(_declared(part, f"{label}[{place}]") for place, part in enumerate(transform.parts))
-        )
+        parts: Any = (_declared(part, f"{label}[{place}]") for place, part in enumerate(transform.parts))
+        return Chain(tuple(parts))
     return Sized(type(transform), vars(transform)["channels"], label)
 
 
-def _fill(source: Transform, held: Transform) -> None:
-    for (_, one), (_, other) in zip(_variables(source), _variables(held), strict=True):
-        shape = other.get_value().shape
-        other.set_value(jax.numpy.broadcast_to(one.get_value(), shape))
+def _variables(node: Transform) -> list[nnx.Variable[jax.Array]]:
+    pairs = [(str(path), x) for path, x in nnx.iter_graph(node, graph=True) if isinstance(x, nnx.Variable)]
+    return [variable for _, variable in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def _variables(node: Any) -> list[tuple[Any, Any]]:
-    found = nnx.iter_graph(node, graph=True)
-    return sorted(
-        ((path, one) for path, one in found if isinstance(one, nnx.Variable)), key=lambda pair: str(pair[0])
-    )
+class InputQuantizers:
+    """The quantizers of the inputs of sites, in a quantized model.
+
+    Args:
+        model: quantized, in evaluation mode.
+        call: of it.
+        online: path of a parameter -> the transform before the inputs of its sites.
+    """
+
+    def __init__(self, model: nnx.Module, call: Call, online: Mapping[str, Online] = {}) -> None:
+        self._online, self._shared = online, _shared_names(model, call)
+        places = ModelIndex(model).places
+        self._layers = {".".join(path): node for path, node in places if isinstance(node, QuantWeightLayer)}
+        self._proxies: dict[str, Any] = {}
+        self._stacks: dict[str, int] = {}
+        for _, node in places:
+            if isinstance(node, OpQuantizers):
+                self._proxies |= dict(node.held.items())
+                self._stacks |= dict(node.stacks)
+
+    def of(self, site: ContractionSite) -> Any:
+        """The quantizer of a site's input, of a stack that of the layer in its turn; None if it has none."""
+        proxy, depth = self._proxy_and_depth(site)
+        turn = site.turn[:depth]
+        if proxy is None or not turn:
+            return proxy
+        graphdef, state = nnx.split(proxy, graph=True)
+        return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[turn], state))
+
+    def _proxy_and_depth(self, site: ContractionSite) -> tuple[Any, int]:
+        """The quantizer that the model has for a site's input, and how many axes it is stacked along."""
+        holder, _, name = site.path.rpartition(".")
+        layer = self._layers.get(holder)
+        if layer is not None and layer.weight_name == name:
+            return layer.input_quant, len(layer.weight_shape) - layer.weight_ndim
+        name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
+        return self._proxies.get(name), self._stacks.get(name, 0)
+
+    def transform_of(self, site: ContractionSite) -> Transform | None:
+        """The transform that the model has before a site's input; None if absent.
+
+        Args:
+            site: of the model.
+        """
+        proxy, _ = self._proxy_and_depth(site)
+        return None if proxy is None else proxy.pre_transform
+
+    def is_on(self, site: ContractionSite) -> bool:
+        """Whether a site's input is quantized."""
+        proxy = self.of(site)
+        return proxy is not None and (not isinstance(proxy, QuantProxyFromInjector) or proxy.is_quant_enabled)
+
+    def integers(self, site: ContractionSite, x: jax.Array) -> tuple[int, bool] | None:
+        """Bits and sign of the integers that a site's input becomes; None if it becomes none.
+
+        Args:
+            site: of the model.
+            x: an input.
+        """
+        if not self.is_on(site):
+            return None
+        quantized = self.of(site)(x)
+        if not on_integers(quantized) or isinstance(quantized.bit_width, jax.Array):
+            return None
+        return quantized.bit_width, quantized.signed
+
+    def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
+        """A site's input as the quantized model sees it, in float."""
+        proxy = self.of(site)
+        if proxy is not None and (self.is_on(site) or proxy.pre_transform is not None):
+            return jnp.asarray(as_array(proxy(x)))
+        return transformed_input(self._online, site, x)
+
+    def bits(self, site: ContractionSite) -> int | None:
+        """How many bits a number of a site's input has; None if it is not quantized."""
+        proxy = self.of(site)
+        width = None if proxy is None else proxy.bit_width()
+        return None if width is None else int(np.max(np.asarray(width)))
+
+
+def _shared_names(model: nnx.Module, call: Call) -> dict[str, str]:
+    """The name of the quantizer of each contraction's other operand, by the contraction's name in its method.
+
+    An input that several contractions read goes through one quantizer, which the first of them names.
+
+    Args:
+        model: quantized.
+        call: of it.
+    """
+    quantizers = vars(model).get(HELD)
+    if not isinstance(quantizers, OpQuantizers) or not len(quantizers.held):
+        return {}
+    uses = find_sites(model, quantizers.policy, [call]).uses
+    return {use.name.removeprefix(f"{call.name}:"): use.beside for use in uses if use.beside}

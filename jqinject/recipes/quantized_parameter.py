@@ -19,9 +19,9 @@ from jqinject.ops.groups import fitting_size, split_groups, spread_groups
 from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.stream.matrices import Moved
-from jqinject.recipes.stream.site import ContractionSite, Places
+from jqinject.recipes.solvers.solver import MatrixGrid
+from jqinject.recipes.stream.flat_program import ContractionSite
+from jqinject.recipes.stream.matrices import Moved, Places
 
 
 class QuantizedParameter:
@@ -56,14 +56,14 @@ class QuantizedParameter:
         Raises:
             TypeError: it states none.
         """
-        found = grid_of(self.proxy.tensor_quant)
-        if found is None:
+        grid = grid_of(self.proxy.tensor_quant)
+        if grid is None:
             raise TypeError(
                 f"{self.name}: {self.proxy.binding.base.__name__} has no grid of its own to round to nearest on, so no "
                 "solver can choose its numbers.\n  cure: float_to_int_impl_type = 'round'; or a rule with another "
                 "weight quantizer for this parameter"
             )
-        return found
+        return grid
 
     @property
     def by_reciprocal(self) -> bool:
@@ -113,7 +113,7 @@ class QuantizedParameter:
         groups = self.proxy.quant_metadata
         assert groups.group_size is not None and groups.group_dim is not None, "a quantizer in groups"
 
-        def one(value: jax.Array) -> jax.Array:
+        def largest(value: jax.Array) -> jax.Array:
             axis = groups.group_dim % value.ndim  # pyright: ignore
             length = value.shape[axis]
             size = fitting_size(groups.group_size, length)  # pyright: ignore
@@ -121,8 +121,8 @@ class QuantizedParameter:
             return spread_groups(grouped.max(axis=axis + 1, keepdims=True), size, axis, length)
 
         for _ in range(self.depth):
-            one = jax.vmap(one)
-        return one(value)
+            largest = jax.vmap(largest)
+        return largest(value)
 
     def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
         """Keep what a solver chose: the numbers, and the scales that they are on.
@@ -137,32 +137,32 @@ class QuantizedParameter:
         self.proxy.commit(self.holder)
         record, full = self.proxy.record, {"scale": scale, "zero_point": zero_point}
         assert record is not None, "made by commit"
-        record.set_value({name: self._as_held(full[name], held) for name, held in record[...].items()})
+        record.set_value({name: self._reduced(full[name], stored) for name, stored in record[...].items()})
         self.holder.weight.set_value(values.astype(self.value.dtype))
-        for kept, full in zip(self.measure(values), (scale, zero_point), strict=True):
-            if not bool(jnp.allclose(kept, full, rtol=1e-6, atol=0)):
+        for stored, chosen in zip(self.measure(values), (scale, zero_point), strict=True):
+            if not bool(jnp.allclose(stored, chosen, rtol=1e-6, atol=0)):
                 raise ValueError(
                     f"{self.name}: numbers that share one scale were given several, by sites that are solved one after "
                     "the other.\n  cure: scales='original' in the solver; or a quantizer with a scale for each channel"
                 )
 
-    def _as_held(self, full: jax.Array, held: jax.Array) -> jax.Array:
-        """Scales of each number as the quantizer holds them: one for those that share it."""
+    def _reduced(self, full: jax.Array, stored: jax.Array) -> jax.Array:
+        """Scales of each number as the quantizer stores them: one for those that share it."""
 
-        def one(full: jax.Array, held: jax.Array) -> jax.Array:
+        def reduced(full: jax.Array, stored: jax.Array) -> jax.Array:
             groups = self.proxy.quant_metadata
             if groups.group_size is not None and groups.group_dim is not None:
                 axis = groups.group_dim % full.ndim
                 full = split_groups(full, fitting_size(groups.group_size, full.shape[axis]), axis)
-            if held.ndim == 0:
+            if stored.ndim == 0:
                 return full.reshape(-1)[0]
-            shape = (1,) * (full.ndim - held.ndim) + held.shape
+            shape = (1,) * (full.ndim - stored.ndim) + stored.shape
             first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
-            return first.reshape(held.shape)
+            return first.reshape(stored.shape)
 
         for _ in range(self.depth):
-            one = jax.vmap(one)
-        return one(full, held)
+            reduced = jax.vmap(reduced)
+        return reduced(full, stored)
 
 
 def measured(proxy: Any, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
@@ -173,9 +173,9 @@ def measured(proxy: Any, value: jax.Array, depth: int) -> tuple[jax.Array, jax.A
         value: the parameter.
         depth: leading axes along which it is a stack of weights.
     """
-    found = quantized_stack(proxy, value, depth)
-    scale, zero_point = (jnp.broadcast_to(x, value.shape) for x in (found.scale, found.zero_point))
-    return scale, zero_point
+    quantized = quantized_stack(proxy, value, depth)
+    scale, zero_point = quantized.scale, quantized.zero_point
+    return jnp.broadcast_to(scale, value.shape), jnp.broadcast_to(zero_point, value.shape)
 
 
 def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
@@ -184,18 +184,21 @@ def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
     Args:
         model: a quantized NNX module.
     """
-    found: dict[str, QuantizedParameter] = {}
+    parameters: dict[str, QuantizedParameter] = {}
     for path, node in ModelIndex(model).places:
         if isinstance(node, OpQuantizers):
-            held = {name: site for name, site in node.weight_sites().items() if site.weight_quant is not None}
-            found |= {name: QuantizedParameter(name, site) for name, site in held.items()}
+            sites = node.weight_sites().items()
+            parameters |= {
+                name: QuantizedParameter(name, x) for name, x in sites if x.weight_quant is not None
+            }
         elif isinstance(node, QuantWeightLayer) and isinstance(
             node.weight_quant, WeightQuantProxyFromInjector
         ):
             name = ".".join((*path, node.weight_name))
-            if node.weight_quant.is_quant_enabled and all(node is not each.holder for each in found.values()):
-                found[name] = QuantizedParameter(name, node)
-    return found
+            shared = any(node is parameter.holder for parameter in parameters.values())
+            if node.weight_quant.is_quant_enabled and not shared:
+                parameters[name] = QuantizedParameter(name, node)
+    return parameters
 
 
 def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
@@ -204,8 +207,8 @@ def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
     Args:
         model: a quantized NNX module.
     """
-    held = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
-    return {name: adapter for node in held for name, adapter in node.adapters_by_path().items()}
+    nodes = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
+    return {name: adapter for node in nodes for name, adapter in node.adapters_by_path().items()}
 
 
 @dataclass(frozen=True)
@@ -233,21 +236,21 @@ class _Layout:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
 class SiteMeasure:
-    """See `jqinject.recipes.rounding_grid.Measure`: a pytree, so that equal sites share compiled functions.
+    """See `jqinject.recipes.solvers.solver.Measure`: a pytree, so that equal sites share compiled functions.
 
     Attributes:
         layout: static.
         state: the arrays of the quantizer.
         values: the parameter, whose other numbers may share scales with the site's.
-        each: see `Places`.
-        known: the site's matrices as they are, and their grid, which is measured already; None within such a function.
+        scattered: see `Places`.
+        measured: the site's matrices as they are, and their grid; None within such a function.
     """
 
     layout: _Layout
     state: Any
     values: jax.Array
-    each: Any = None
-    known: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
+    scattered: np.ndarray | None = None
+    measured: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -255,7 +258,7 @@ class SiteMeasure:
         parameter: QuantizedParameter,
         site: ContractionSite,
         values: jax.Array,
-        known: tuple[jax.Array, MatrixGrid],
+        measured: tuple[jax.Array, MatrixGrid],
     ) -> SiteMeasure:
         """That of a site.
 
@@ -263,20 +266,20 @@ class SiteMeasure:
             parameter: of the quantized model.
             site: that contracts it.
             values: the parameter as it is now.
-            known: the site's matrices, and their grid.
+            measured: the site's matrices, and their grid.
         """
         quantizer, state = nnx.split(parameter.proxy, graph=True)
         places, weight = site.places, site.matrices.weight
         numbers = (parameter.grid, parameter.by_reciprocal)
         layout = _Layout(quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
-        return cls(layout, state, values, places.each, known)
+        return cls(layout, state, values, places.scattered, measured)
 
     def __call__(self, matrices: jax.Array) -> MatrixGrid:
         """The grid of matrices `(stack, rows, columns)` in the place of the site's."""
-        if self.known is not None and matrices is self.known[0]:
-            return self.known[1]
+        if self.measured is not None and matrices is self.measured[0]:
+            return self.measured[1]
         layout = self.layout
-        places = Places(layout.shape, layout.start, self.each)
+        places = Places(layout.shape, layout.start, self.scattered)
         value = places.put(self.values, layout.weight.array(matrices))
         scale, zero_point = measured(nnx.merge(layout.quantizer, self.state), value, layout.depth)
         scale, zero_point = (layout.weight.matrices(places.taken(x)) for x in (scale, zero_point))
@@ -284,7 +287,7 @@ class SiteMeasure:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], _Layout]:
         """Arrays, and what is static."""
-        return (self.state, self.values, self.each), self.layout
+        return (self.state, self.values, self.scattered), self.layout
 
     @classmethod
     def tree_unflatten(cls, layout: _Layout, arrays: tuple[Any, ...]) -> SiteMeasure:

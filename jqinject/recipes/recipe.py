@@ -1,21 +1,112 @@
-"""A recipe: passes over a model, one after the other."""
+"""A recipe: passes over a model, one after the other; what they did; and how a recipe is written to a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from flax import nnx
 
+from jqinject.inject.errors import did_you_mean
 from jqinject.model.calibration import CallBatch, check_batches
-from jqinject.model.inspect.coverage import coverage_of
+from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, Method
-from jqinject.recipes.files import read, write
 from jqinject.recipes.journal import Journal, identity_of
-from jqinject.recipes.report import Explanation, Model, Report, Result, Step
+from jqinject.recipes.passes.allocate_bits import AllocateBits
+from jqinject.recipes.passes.batch_norm import CorrectBatchNorm, FoldBatchNorm
+from jqinject.recipes.passes.correct_biases import CorrectBiases
+from jqinject.recipes.passes.descent import LearnedRotation, TweakNorms
+from jqinject.recipes.passes.equalize import Equalize, SplitChannels
+from jqinject.recipes.passes.fold_norms import FoldNorms
+from jqinject.recipes.passes.low_rank import LowRank
+from jqinject.recipes.passes.rotate import Rotate
+from jqinject.recipes.passes.smoothing import AWQ, SmoothQuant
+from jqinject.recipes.passes.solve import Solve
+from jqinject.recipes.solvers.corrections import QEP, MagR
+from jqinject.recipes.solvers.greedy import GPFQ, GPTQ, RTN, Qronos
+from jqinject.recipes.solvers.rounding_descent import AutoRound, LearnedRounding
+from jqinject.recipes.solvers.scale_search import HQO, Clip
+from jqinject.recipes.solvers.solver import Solver
 from jqinject.recipes.work import Work
+
+Model = TypeVar("Model", bound=nnx.Module)
+Data = None | bool | int | float | str | Sequence["Data"] | Mapping[str, "Data"]
+"""Numbers, text, lists and tables, as JSON has them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass did.
+
+    Attributes:
+        name: the pass, as it was written.
+        sites: what it did to each site.
+        score: of the model after it, if the recipe was applied with `evaluate`.
+        undone: whether the score was below the floor, so that the model is that before the pass.
+    """
+
+    name: str
+    sites: tuple[Any, ...]
+    score: float | None = None
+    undone: bool = False
+
+    def __str__(self) -> str:
+        score = "" if self.score is None else f": {self.score:.6g}"
+        undone = ", below the floor: undone, and the recipe stopped" if self.undone else ""
+        return "\n".join([f"{self.name}{score}{undone}", *(f"  {site}" for site in self.sites)])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the passes of a recipe did.
+
+    Attributes:
+        steps: in order.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the passes of a recipe would do.
+
+    Attributes:
+        steps: in order.
+        coverage: of the model quantized by the rules, before anything is solved: which weights are quantized, and why
+            the others are not.
+    """
+
+    steps: tuple[Step, ...]
+    coverage: Coverage
+
+    def __str__(self) -> str:
+        left = [f"  {x.parameter} ({x.size:,} numbers): {x.why}" for x in self.coverage.missed]
+        return "\n".join([*map(str, self.steps), *(["left in float", *left] if left else [])])
+
+
+@dataclass(frozen=True)
+class Result(Generic[Model]):
+    """What `Recipe.apply` returns.
+
+    Attributes:
+        model: the quantized model, in evaluation mode.
+        report: what each pass did.
+        float_model: the float model as passes that rescale it left it: its weights are those that solvers rounded. For
+            `jqinject.report(model, x, numbers=True, reference=float_model)`.
+    """
+
+    model: Model
+    report: Report
+    float_model: Model
 
 
 class Pass(Protocol):
@@ -26,8 +117,124 @@ class Pass(Protocol):
     without one, `Recipe.explain` carries it out on a copy, with its single batch.
     """
 
-    def __call__(self, work: Work) -> Iterable[Any]:
+    def __call__(self, work: Work) -> Iterable[object]:
         """Do it; what it did to each site, as records with a readable `str`."""
+        ...
+
+
+KIND = "is"
+VERSION = 1
+CHANGES = (AWQ, Equalize, FoldBatchNorm, FoldNorms, LearnedRotation, Rotate, SmoothQuant, SplitChannels)
+PASSES = (*CHANGES, AllocateBits, CorrectBatchNorm, CorrectBiases, LowRank, Solve, TweakNorms)
+SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
+BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}
+"""The passes and solvers that a file may name."""
+
+
+def as_data(value: object) -> Data:
+    """A pass, or what it is made of, as numbers, text, lists and dicts.
+
+    Raises:
+        TypeError: it is no dataclass of such parts: a pass of the user's own may hold a function.
+
+    Example:
+        >>> from jqinject.recipes import GPTQ
+        >>> as_data(GPTQ(block_size=64))["is"], as_data(GPTQ(block_size=64))["block_size"]
+        ('GPTQ', 64)
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [as_data(part) for part in value]
+    if isinstance(value, Mapping) and KIND not in value and all(isinstance(name, str) for name in value):
+        return {name: as_data(part) for name, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {name: as_data(vars(value)[name]) for name in _choices(type(value))}
+        # TOML has no null: what is None is left out, as it is the default.
+        return {KIND: type(value).__name__} | {name: part for name, part in parts.items() if part is not None}
+    raise TypeError(
+        f"{value!r:.80} cannot be written to a file: it is no number, text or dataclass of such parts.\n"
+        "  cure: a frozen dataclass with the choices as fields"
+    )
+
+
+def from_data(data: Data, where: str) -> Any:
+    """The reverse of `as_data`.
+
+    Args:
+        data: as `as_data` returns it.
+        where: of the data, for messages.
+
+    Raises:
+        ValueError: an unknown class or field, or a value that the class refuses; the text says where.
+    """
+    if isinstance(data, list):
+        return tuple(from_data(part, f"{where}[{place}]") for place, part in enumerate(data))
+    if not isinstance(data, Mapping):
+        return data
+    name = data.get(KIND)
+    if not isinstance(name, str) or name not in BY_NAME:
+        hint = did_you_mean(str(name), BY_NAME)
+        raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
+    kind = BY_NAME[name]
+    parts = {key: value for key, value in data.items() if key != KIND}
+    names = _choices(kind)
+    for key in parts:
+        if key not in names:
+            hint = did_you_mean(key, names)
+            raise ValueError(f"{where}: {name} has no choice {key!r}{'; ' + hint if hint else '.'}")
+    arguments = {key: _part(value, f"{where}.{key}") for key, value in parts.items()}
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _choices(kind: type) -> list[str]:
+    return [choice.name for choice in fields(kind) if choice.init]
+
+
+def _part(value: Data, where: str) -> Any:
+    """An argument of a pass or solver: a table of numbers has no class."""
+    if isinstance(value, Mapping) and KIND not in value:
+        return {name: from_data(part, f"{where}.{name}") for name, part in value.items()}
+    return from_data(value, where)
+
+
+def write(passes: tuple[Pass, ...], path: str | Path) -> None:
+    """Write passes to a JSON file."""
+    data = {"version": VERSION, "passes": as_data(passes)}
+    Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def read(path: str | Path) -> tuple[Any, ...]:
+    """The passes in a JSON or TOML file (by its suffix, `.toml`).
+
+    Raises:
+        ValueError: it is not such a file; it is of another version; see `from_data`.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        data = tomllib.loads(text) if Path(path).suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{Path(path).name} is not a recipe: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("passes"), list):
+        raise ValueError(
+            f"{Path(path).name} is not a recipe: it has no list of passes.\n  cure: Recipe.save writes one"
+        )
+    if data.get("version") != VERSION:
+        raise ValueError(
+            f"{Path(path).name} has version {data.get('version')!r} of recipes, expected {VERSION}"
+        )
+    return from_data(data["passes"], "passes")
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A pass that tells what it would do."""
+
+    def explain(self, work: Work) -> Iterable[object]:
+        """What it would do, as records with a readable `str`; nothing is run that takes long."""
         ...
 
 
@@ -55,16 +262,16 @@ class Recipe:
     """
 
     def __init__(self, *passes: Pass) -> None:
-        for each in passes:
-            if not callable(each) or isinstance(each, type) or hasattr(each, "statistics"):
-                raise TypeError(f"Recipe takes passes, got {each!r:.80}.\n  cure: {_as_pass(each)}")
+        for step in passes:
+            if not callable(step) or isinstance(step, type | Solver):
+                raise TypeError(f"Recipe takes passes, got {step!r:.80}.\n  cure: {_as_pass(step)}")
         self.passes = passes
 
     def __repr__(self) -> str:
         return f"Recipe({', '.join(map(repr, self.passes))})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and self.passes == other.passes
+    def __eq__(self, recipe: object) -> bool:
+        return isinstance(recipe, Recipe) and self.passes == recipe.passes
 
     def __hash__(self) -> int:
         return hash(self.passes)
@@ -143,13 +350,13 @@ class Recipe:
             identity = identity_of(self.passes, model, work.rules, work.batches, (method, call))
             work.journal = Journal.opened(checkpoint, identity)
         steps: list[Step] = []
-        for place, each in enumerate(self.passes):
+        for place, step in enumerate(self.passes):
             before = work.copied() if floor is not None else work
             work.journal.begin(place)
-            sites = tuple(each(work))
+            sites = tuple(step(work))
             score = None if evaluate is None else float(evaluate(work.current))
             undone = floor is not None and score is not None and not score >= floor
-            steps.append(Step(repr(each), sites, score, undone))
+            steps.append(Step(repr(step), sites, score, undone))
             if undone:
                 work = before
                 break
@@ -198,17 +405,17 @@ class Recipe:
         work = Work.of_float(model, rules, [batch], method, call, "Recipe.explain")
         work.progress, work.explaining = False, True
         steps: list[Step] = []
-        for each in self.passes:
-            planned = getattr(each, "explain", each)
-            steps.append(Step(repr(each), tuple(planned(work))))
+        for step in self.passes:
+            plan = step.explain if isinstance(step, Explains) else step
+            steps.append(Step(repr(step), tuple(plan(work))))
         return Explanation(tuple(steps), coverage_of(work.quantized, work.calls, work.rules))
 
 
-def _as_pass(given: Any) -> str:
+def _as_pass(value: object) -> str:
     """How to write what was probably meant."""
-    written = f"{given.__name__}()" if isinstance(given, type) else f"{given!r:.80}"
-    if hasattr(given, "statistics"):
+    written = f"{value.__name__}()" if isinstance(value, type) else f"{value!r:.80}"
+    if isinstance(value, Solver):
         return (
             f"Solve({written}): a solver chooses the numbers of one weight, and Solve takes it to all of them"
         )
-    return written if isinstance(given, type) else "Solve(GPTQ())"
+    return written if isinstance(value, type) else "Solve(GPTQ())"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from jqinject import Rule, quant
 from jqinject.ops import IntGrid, TableGrid
 from jqinject.recipes import GPFQ, GPTQ, Problem, Qronos, Recipe, Solve
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 
 COLUMNS, TOP = 20, 7
 SOLVERS = (GPTQ, GPFQ, Qronos)
@@ -30,7 +29,7 @@ def problem(seed: int, inputs: tuple[int, bool] | None) -> Problem:
     weights = jax.random.normal(keys[0], (2, 3, COLUMNS)) + 0.5
     x = jax.random.normal(keys[1], (2, 60, COLUMNS)) @ jax.random.normal(keys[2], (2, COLUMNS, COLUMNS))
     hessian = jnp.einsum("sni,snj->sij", x, x)
-    sums = Statistics(jnp.full(2, 60.0), hessian, 1.1 * hessian)
+    sums = Statistics(jnp.full(2, 60.0), {"hessian": hessian, "cross": 1.1 * hessian})
     return Problem(weights, weights, sums, measure, input_integers=inputs)
 
 
@@ -98,7 +97,7 @@ def test_what_an_accumulator_needs_is_said() -> None:
     with pytest.raises(ValueError, match=r"GPTQ: accumulator_bits must be within 2 and 32, got 40"):
         GPTQ(accumulator_bits=40)
     with pytest.raises(
-        ValueError, match=r"tile_size=8 says what an accumulator sums, and there is none.\n  cure"
+        ValueError, match=r"tile_size=8 says what an accumulator sums, and accumulator_bits is None.\n  cure"
     ):
         Qronos(tile_size=8)
     with pytest.raises(ValueError, match=r"scales='live' measures scales later"):

@@ -13,7 +13,7 @@ import jqinject
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import AWQ, RTN, Recipe, Solve
-from jqinject.recipes.passes.awq import awq_scales, candidates
+from jqinject.recipes.passes.smoothing import awq_scales, candidates
 
 WIDTH = 16
 

@@ -8,8 +8,7 @@ from flax import nnx
 
 from jqinject import Rule, quant
 from jqinject.recipes import AWQ, GPTQ, RTN, Clip, Problem, Recipe, Solve
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 from tests.recipes.test_solvers import measure
 
 
@@ -17,7 +16,7 @@ def problem() -> Problem:
     """Rows with one large number each, whose input is nearly always 0."""
     weights = jax.random.normal(jax.random.key(0), (1, 4, 12)).at[:, :, 3].set(8.0)
     hessian = jnp.eye(12).at[3, 3].set(1e-4)[None]
-    return Problem(weights, weights, Statistics(jnp.ones(1), hessian, hessian), measure)
+    return Problem(weights, weights, Statistics(jnp.ones(1), {"hessian": hessian, "cross": hessian}), measure)
 
 
 def test_a_range_is_cut_to_the_share_with_the_least_error() -> None:
@@ -47,7 +46,7 @@ def test_ranges_that_cannot_be_cut_stay() -> None:
         lambda _: MatrixGrid(kept.scale, kept.zero_point, kept.grid),
     )
     np.testing.assert_array_equal(Clip()(fixed).values, RTN()(fixed).values)
-    with pytest.raises(ValueError, match=r"Clip: smallest is 1.5, must be between 0 and 1.\n  cure"):
+    with pytest.raises(ValueError, match=r"Clip: smallest must be between 0 and 1, got 1.5.\n  cure"):
         Clip(smallest=1.5)
 
 

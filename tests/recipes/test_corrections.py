@@ -21,9 +21,9 @@ from jqinject.recipes import (
     TweakNorms,
 )
 from jqinject.recipes.passes.correct_biases import Corrected
-from jqinject.recipes.passes.tweak_norms import Tweaked
+from jqinject.recipes.passes.descent import Tweaked
 from jqinject.recipes.quantized_parameter import quantized_parameters
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.stream.flat_program import LeftOut
 
 X = jax.random.normal(jax.random.key(0), (48, 8)) + 1
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3), input_quant=Int8ActPerTensorAbsMax)
@@ -105,7 +105,7 @@ def test_the_bias_of_a_models_own_einsum_is_found_and_a_missing_one_is_named() -
     rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3))
     result = applied(model, CorrectBiases(), rule=rule)
     done, left = result.report.steps[0].sites
-    assert (done.path, left.path) == ("b", ("o",)) and "keeps its shifted mean" in str(left)
+    assert (done.path, left.path) == ("b", "o") and "keeps its shifted mean" in str(left)
     quantized = quantized_parameters(result.model)["w"].quantized(model.w.get_value()).value
     wanted = jnp.einsum("bd,dhk->hk", X, model.w[...] - quantized) / len(X) + model.b[...]
     np.testing.assert_allclose(result.model.b, wanted, rtol=1e-4, atol=1e-5)
@@ -164,8 +164,8 @@ def test_batch_norms_get_the_statistics_of_the_quantized_model() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: CorrectBiases(inputs="both"), "inputs is 'both', must be 'float' or 'quantized'"),  # pyright: ignore
-        (lambda: CorrectBatchNorm(variance="mean"), "variance is 'mean', must be"),  # pyright: ignore
+        (lambda: CorrectBiases(inputs="both"), "inputs must be 'float' or 'quantized', got 'both'"),  # pyright: ignore
+        (lambda: CorrectBatchNorm(variance="mean"), "variance must be 'measured' or 'geometric', got 'mean'"),  # pyright: ignore
         (
             lambda: applied(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), CorrectBatchNorm()),
             "has no nnx.BatchNorm",

@@ -11,9 +11,8 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import Equalize, Recipe, SmoothQuant, SplitChannels
-from jqinject.recipes.passes.equalize import shrinkage_of
-from jqinject.recipes.passes.split_channels import Split
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.passes.equalize import Split, shrinkage_of
+from jqinject.recipes.stream.flat_program import LeftOut
 
 X = jax.random.normal(jax.random.key(2), (6, 8))
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat)
@@ -138,8 +137,8 @@ def test_split_channels_are_halved_on_one_side_and_copied_on_the_other(split_inp
 def test_channels_of_bare_parameters_are_split_unless_the_code_goes_by_their_number() -> None:
     model = Heads(nnx.Rngs(0))
     same, sites = floating(model, SplitChannels(0.25))
-    reasons = {each.path[0]: each.reason for each in sites if isinstance(each, LeftOut)}
-    assert same.up.shape == (8, 12) and "goes by the number of its channels" in reasons["down"]
+    reasons = {each.path.partition(".")[0]: each.reason for each in sites if isinstance(each, LeftOut)}
+    assert same.up.shape == (8, 12) and "depends on the number of its channels" in reasons["down"]
     assert "norm's gain" in reasons["out"]
     model.heads = False
     made, sites = floating(model, SplitChannels(0.25))
@@ -165,10 +164,10 @@ def test_convolutions_are_split_unless_they_have_groups() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: Equalize(biases=-1.0), "biases is -1.0, must be a number above 0, 'vaiq' or None"),
-        (lambda: Equalize(biases="half"), "biases is 'half'"),  # pyright: ignore
-        (lambda: SmoothQuant(formula="ln"), "formula is 'ln', must be 'power' or 'log'"),  # pyright: ignore
-        (lambda: SplitChannels(0.0), "ratio is 0.0, must be above 0"),
+        (lambda: Equalize(biases=-1.0), "biases must be a number above 0, 'vaiq' or None, got -1.0"),
+        (lambda: Equalize(biases="half"), "biases must be a number above 0, 'vaiq' or None, got 'half'"),  # pyright: ignore
+        (lambda: SmoothQuant(formula="ln"), "formula must be 'power' or 'log', got 'ln'"),  # pyright: ignore
+        (lambda: SplitChannels(0.0), "ratio must be above 0 and at most 1, got 0.0"),
     ],
 )
 def test_wrong_choices_are_refused(wrong: Any, said: str) -> None:

@@ -9,7 +9,7 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import LearnedRotation, Recipe
-from jqinject.recipes.passes.learned_rotation import Learned, NothingToRotate, cayley_step
+from jqinject.recipes.passes.descent import Learned, NothingToRotate, cayley_step
 
 W4A4 = Rule(
     weight_quant=Int8WeightPerChannelFloat,

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject import Rule, quant, recipes
 from jqinject.recipes import GPTQ, QEP, RTN, AllocateBits, MagR, Qronos, Recipe, SmoothQuant, Solve
-from jqinject.recipes.files import BY_NAME
+from jqinject.recipes.recipe import BY_NAME
 
 RECIPE = Recipe(
     SmoothQuant(alpha=0.7),

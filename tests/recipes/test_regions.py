@@ -11,9 +11,9 @@ from flax import nnx
 from jqinject import Rule, quantize
 from jqinject.quant import Int8WeightPerChannelFloat, IntWeightSymmetricGroupQuant
 from jqinject.recipes import AWQ, RTN, Equalize, Recipe, SmoothQuant, Solve
-from jqinject.recipes.passes.rescaling import Rescaled, Rescaling
+from jqinject.recipes.passes.float_change import Rescaled, Rescaling
 from jqinject.recipes.quantized_parameter import quantized_parameters
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.stream.flat_program import LeftOut
 
 X = jax.random.normal(jax.random.key(2), (3, 6, 16)) * jnp.linspace(0.1, 9, 16)
 IMAGES = jax.random.normal(jax.random.key(2), (2, 6, 6, 3))

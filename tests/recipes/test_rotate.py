@@ -139,7 +139,7 @@ def _output(work: Work) -> jax.Array:
     with jax.default_matmul_precision("highest"):
         for _ in stream:
             pass
-        ((y,), _) = next(stream.outputs())
+        (y,) = stream.outputs()
     return y
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
 from jqinject.recipes import RTN, Recipe, SmoothQuant, Solve
-from jqinject.recipes.passes.rescaling import Rescaled
+from jqinject.recipes.passes.float_change import Rescaled
 from jqinject.recipes.passes.solve import Solvable
 
 

@@ -27,9 +27,7 @@ from jqinject.recipes import (
     Solve,
 )
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.solver import squared_errors
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics, squared_errors
 from tests.quant._own_format import Log2WeightPerGroup
 
 FORMATS = {
@@ -62,7 +60,7 @@ def problem(name: str) -> Problem:
         return MatrixGrid(scale.T[None], zero_point.T[None], parameter.grid)
 
     sharing = Sharing(lambda: parameter.owners().T[None], restricted=name in SCALES_OF_8_BITS)
-    sums = Statistics(jnp.full(1, 96.0), hessian, hessian)
+    sums = Statistics(jnp.full(1, 96.0), {"hessian": hessian, "cross": hessian})
     return Problem(weights, weights, sums, measured, parameter.group_size, sharing)
 
 

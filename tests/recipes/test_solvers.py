@@ -24,12 +24,10 @@ from jqinject.recipes import (
     Recipe,
     Solve,
 )
-from jqinject.recipes.passes.awq import awq_scales
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.auto_round import Descent
+from jqinject.recipes.passes.smoothing import awq_scales
 from jqinject.recipes.solvers.corrections import largest_eigenvalue
-from jqinject.recipes.solving import output_error
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.rounding_descent import Descent
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics, output_error
 
 RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))
 
@@ -41,7 +39,7 @@ def measure(matrices: jax.Array) -> MatrixGrid:
 
 def problem(hessian: Any, cross: Any = None, rows: int = 6) -> Problem:
     weights = jax.random.normal(jax.random.key(0), (2, rows, 24))
-    sums = Statistics(jnp.full(2, 60.0), hessian, hessian if cross is None else cross)
+    sums = Statistics(jnp.full(2, 60.0), {"hessian": hessian, "cross": hessian if cross is None else cross})
     return Problem(weights, weights, sums, measure)
 
 
@@ -68,7 +66,7 @@ def by_the_paper(given: Problem, damping: float, damp_dead: bool) -> np.ndarray:
     weights of 0.
     """
     solved = []
-    sums, counts = np.float64(given.statistics.hessian), np.float64(given.statistics.count)
+    sums, counts = np.float64(given.statistics.sums["hessian"]), np.float64(given.statistics.count)
     for weights, gram, count in zip(np.float64(given.weights), sums, counts, strict=True):
         diagonal = 2 * np.diag(gram) / count
         alive = np.where(diagonal == 0, 1.0, diagonal)
@@ -146,7 +144,7 @@ def test_a_power_iteration_nears_the_largest_eigenvalue_from_below() -> None:
 
 
 def test_what_solvers_refuse() -> None:
-    with pytest.raises(ValueError, match=r"power_steps must be at least 1, got 0.\n  cure: 30"):
+    with pytest.raises(ValueError, match=r"power_steps must be at least 1, got 0.\n  cure: power_steps=30"):
         MagR(power_steps=0)
     with pytest.raises(ValueError, match=r"act_order=True.*\n  cure: GPTQ"):
         GPTQ(scales="block", act_order=True)
@@ -274,7 +272,9 @@ def test_each_layer_of_a_stack_has_its_own_input_quantizer() -> None:
     for place, given in enumerate(seen):
         layer = nnx.merge(graphdef, jax.tree.map(lambda stacked, place=place: stacked[place], state))
         inputs = np.asarray(layer.input_quant(y).value)
-        np.testing.assert_allclose(given.statistics.hessian[0], inputs.T @ inputs, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(
+            given.statistics.sums["hessian"][0], inputs.T @ inputs, rtol=1e-4, atol=1e-3
+        )
         y = 2 * nnx.tanh(layer(y))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from flax import nnx
 
@@ -150,10 +149,16 @@ class Coverage:
         rows = [*self.weights, *self.activations, *self.caches]
         return COLUMNS, [_cells(row) for row in rows]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The counts, as numbers."""
-        names = ("matrices", "quantized_matrices", "weight_bytes", "quantized_bytes", "operations")
-        return {name: getattr(self, name) for name in (*names, "low_bit_operations")}
+    def as_dict(self) -> dict[str, int]:
+        """The counts."""
+        return {
+            "matrices": self.matrices,
+            "quantized_matrices": self.quantized_matrices,
+            "weight_bytes": self.weight_bytes,
+            "quantized_bytes": self.quantized_bytes,
+            "operations": self.operations,
+            "low_bit_operations": self.low_bit_operations,
+        }
 
     def __str__(self) -> str:
         names, rows = self.table()

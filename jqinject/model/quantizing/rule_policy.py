@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
+from jqinject.dot.schemes.scheme import SchemeLike
 from jqinject.dot.schemes.scheme_fits import (
     RAGGED,
     quantizes_backward,
@@ -56,7 +57,7 @@ from jqinject.proxy import (
 )
 
 
-def by_scheme(scheme: object, operation: str, weight_path: tuple[object, ...]) -> Choice | None:
+def by_scheme(scheme: SchemeLike, operation: str, weight_path: tuple[object, ...]) -> Choice | None:
     """The quantizers of an operation by a scheme; None of a look-up, which is no contraction.
 
     Args:

@@ -51,10 +51,10 @@ class RulesReport:
 
     rules: tuple[Rule, ...]
     layers: tuple[LayerRule, ...]
-    sites: tuple[str, ...] = ()
-    idle: tuple[int, ...] = ()
-    uncalibrated: tuple[str, ...] = ()
-    coverage: Coverage | None = None
+    sites: tuple[str, ...]
+    idle: tuple[int, ...]
+    uncalibrated: tuple[str, ...]
+    coverage: Coverage
 
     def __str__(self) -> str:
         names, rows = self.table()
@@ -62,7 +62,7 @@ class RulesReport:
         lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
         lines += [f"rule {index} takes nothing" for index in self.idle]
         lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
-        lines += () if self.coverage is None else self.coverage.summary
+        lines += self.coverage.summary
         return "\n".join([*table(names, rows), *(wrapped(line, hang="  ") for line in lines)])
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -75,8 +75,8 @@ class RulesReport:
 
     def _repr_html_(self) -> str:
         names, rows = self.table()
-        covered = "" if self.coverage is None else self.coverage._repr_html_()
-        return f'<div class="jqinject">{framed(names, [row_of(names, row, ()) for row in rows], ())}</div>{covered}'
+        body = framed(names, [row_of(names, row, ()) for row in rows], ())
+        return f'<div class="jqinject">{body}</div>{self.coverage._repr_html_()}'
 
 
 def rules_report(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
@@ -12,20 +13,11 @@ import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.calibration import with_progress
 from jqinject.model.quantizing.rules import Rule
-from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.model.walk import ModelIndex
 from jqinject.program import Call
-from jqinject.recipes.allocation import (
-    Budget,
-    Seconds,
-    cheapest_errors,
-    float_bits,
-    multiply_adds,
-    seconds_of,
-)
-from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
-from jqinject.recipes.sensitivities import (
+from jqinject.recipes.online import InputQuantizers, rule_like, rule_of
+from jqinject.recipes.passes.sensitivities import (
     BY_LOSS,
     NEEDS_LOSS,
     WHOLE_MODEL,
@@ -34,9 +26,170 @@ from jqinject.recipes.sensitivities import (
     of_model,
     of_output,
 )
-from jqinject.recipes.stream.site import ContractionSite
+from jqinject.recipes.quantized_parameter import quantized_parameters
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
 from jqinject.recipes.stream.stream import Stream
-from jqinject.recipes.work import InputQuantizers, Work, site_path
+from jqinject.recipes.work import Work
+
+
+def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> list[int]:
+    """One choice for each item, so that the sum of errors is least and the sum of costs fits: exact.
+
+    Dynamic programming over the items: of all assignments of the first `n`, those are kept that no other one beats in
+    both error and cost.
+
+    Args:
+        errors: of every choice of every item, `(items, choices)`.
+        costs: likewise, not negative.
+        budget: the largest sum of costs.
+
+    Returns:
+        The index of the choice of each item; of equally good assignments, one with the least cost.
+
+    Raises:
+        ValueError: no assignment fits; or something is not finite.
+
+    Example:
+        >>> cheapest_errors(np.array([[9.0, 1.0], [4.0, 3.0]]), np.array([[1, 2], [1, 2]]), 3)
+        [1, 0]
+    """
+    errors, costs = np.asarray(errors, np.float64), np.asarray(costs, np.float64)
+    if not (np.isfinite(errors).all() and np.isfinite(costs).all() and (costs >= 0).all()):
+        raise ValueError("errors and costs must be finite, and costs not negative")
+    least = costs.min(axis=1)
+    if least.sum() > budget:
+        raise ValueError(
+            f"no assignment fits the budget: the cheapest choices cost {least.sum():g}, the budget is {budget:g}.\n"
+            "  cure: a larger budget, or smaller bit widths among the choices"
+        )
+    # What the items that are still to come cost at least.
+    rest = np.append(np.cumsum(least[::-1])[::-1][1:], 0.0)
+    spent, lost = np.zeros(1), np.zeros(1)
+    ways: list[tuple[np.ndarray, np.ndarray]] = []
+    for error, cost, later in zip(errors, costs, rest, strict=True):
+        spent, lost, before, choice = _extended(spent, lost, error, cost, budget - later)
+        ways.append((before, choice))
+    return _traced_back(ways, int(np.argmin(lost)))
+
+
+def _extended(
+    spent: np.ndarray, lost: np.ndarray, error: np.ndarray, cost: np.ndarray, limit: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Every assignment with every choice of one more item, without those that another one beats."""
+    costs, errors = (spent[:, None] + cost).ravel(), (lost[:, None] + error).ravel()
+    order = np.lexsort((errors, costs))
+    order = order[costs[order] <= limit]
+    sorted_errors = errors[order]
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_errors)[:-1]])
+    unbeaten = order[sorted_errors < best_before]
+    before, choice = np.divmod(unbeaten, len(cost))
+    return costs[unbeaten], errors[unbeaten], before, choice
+
+
+def _traced_back(ways: Sequence[tuple[np.ndarray, np.ndarray]], place: int) -> list[int]:
+    choices: list[int] = []
+    for before, choice in reversed(ways):
+        choices.append(int(choice[place]))
+        place = int(before[place])
+    return choices[::-1]
+
+
+Seconds = Mapping[str, Sequence[float]] | Callable[[str, int], float]
+"""Measured times: path of a parameter -> seconds with each width, in their order; or a function of both."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each choice costs, and the most that may be spent.
+
+    Attributes:
+        name: of the argument that set it.
+        unit: of the costs.
+        costs: of each parameter with each width, `(parameters, widths)`.
+        most: the largest sum of costs.
+        shown: what a cost is divided by to be what the argument says.
+    """
+
+    name: str
+    unit: str
+    costs: np.ndarray
+    most: float
+    shown: float = 1.0
+
+    @property
+    def least(self) -> float:
+        """The smallest value of the argument that an assignment fits."""
+        return float(self.costs.min(axis=1).sum()) / self.shown
+
+    def check(self) -> None:
+        """Refuse a budget that nothing fits.
+
+        Raises:
+            ValueError: with the smallest that something fits.
+        """
+        if self.costs.min(axis=1).sum() > self.most:
+            least = self.least
+            raise ValueError(
+                f"AllocateBits: no assignment fits the budget {self.name}={self.most / self.shown:g}: the cheapest "
+                f"widths take {least:g} {self.unit}.\n"
+                f"  cure: {self.name}={_above(least)}, or smaller widths among bits="
+            )
+
+
+def _above(least: float) -> str:
+    """A number as text, no smaller when it is read."""
+    return repr(math.ceil(least)) if least > 1000 else repr(least)
+
+
+Sites = dict[str, list[ContractionSite]]
+
+
+def multiply_adds(flat: FlatProgram, site: ContractionSite) -> int:
+    """The multiply-adds of a site in one call.
+
+    Args:
+        flat: the program.
+        site: one of its sites.
+    """
+    return math.prod(flat.steps[site.step].contraction.outputs[0].shape) * site.matrices.weight.sizes[-1]
+
+
+def float_bits(flat: FlatProgram, site: ContractionSite) -> int:
+    """The bits of a number of a site's input that is not quantized."""
+    return 8 * np.dtype(flat.steps[site.step].contraction.inputs[1 - site.place].dtype).itemsize
+
+
+def seconds_of(seconds: Seconds, paths: Sequence[str], bits: Sequence[int]) -> np.ndarray:
+    """Measured times as a table, `(parameters, widths)`.
+
+    Args:
+        seconds: a table or a function.
+        paths: of the parameters.
+        bits: the widths.
+
+    Raises:
+        ValueError: a parameter has no times, or not one for each width; a time is negative or not finite.
+    """
+    rows = []
+    for path in paths:
+        if callable(seconds):
+            row = [float(seconds(path, width)) for width in bits]
+        elif path not in seconds:
+            hint = did_you_mean(path, list(seconds))
+            raise ValueError(
+                f"AllocateBits: seconds has no times for {path}{'; ' + hint if hint else '.'}\n"
+                f"  cure: seconds={{{path!r}: ({', '.join(f'<with {width} bits>' for width in bits)}), ...}}"
+            )
+        else:
+            row = [float(time) for time in seconds[path]]
+        if len(row) != len(bits) or not all(0 <= time < math.inf for time in row):
+            raise ValueError(
+                f"AllocateBits: the seconds of {path} must be {len(bits)} numbers of at least 0, one for each of bits="
+                f"{tuple(bits)}, got {tuple(row)}"
+            )
+        rows.append(row)
+    return np.array(rows, np.float64).reshape(len(paths), len(bits))
+
 
 BUDGETS = ("mean_bits", "max_bytes", "max_bit_operations", "max_seconds")
 
@@ -140,16 +293,15 @@ class AllocateBits:
     loss: Loss | None = None
 
     def __repr__(self) -> str:
-        given = (f"{one.name}={getattr(self, one.name)!r:.60}" for one in fields(self) if self._says(one))
-        return f"AllocateBits({', '.join(given)})"
-
-    def _says(self, one: Field[Any]) -> bool:
-        return one.name == "bits" or getattr(self, one.name) != one.default
+        parts = {choice.name: (getattr(self, choice.name), choice.default) for choice in fields(self)}
+        shown = (f"{n}={x!r:.60}" for n, (x, default) in parts.items() if n == "bits" or x != default)
+        return f"AllocateBits({', '.join(shown)})"
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
-        if len(given) != 1:
-            said = " and ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
+        amounts = (self.mean_bits, self.max_bytes, self.max_bit_operations, self.max_seconds)
+        budgets = [f"{name}={x!r}" for name, x in zip(BUDGETS, amounts, strict=True) if x is not None]
+        if len(budgets) != 1:
+            said = " and ".join(budgets) or "none"
             raise TypeError(
                 f"AllocateBits takes one budget, got {said}.\n"
                 "  cure: AllocateBits(mean_bits=4.0), or AllocateBits(max_bytes=2**30)"
@@ -179,27 +331,32 @@ class AllocateBits:
     def __call__(self, work: Work) -> list[Allocated]:
         """See `Pass`."""
         models, stream = self._models(work), work.float_stream()
-        budget, modules = self._budget(models, stream, work.calls[0])
+        sites = self._sites(models, stream)
+        budget = self._budget(models, stream, sites, work.calls[0])
         budget.check()
-        errors = self._errors(work, models, stream)
-        parameters = quantized_parameters(models[self.bits[0]])
-        table = np.array([[errors[name][bits] for bits in self.bits] for name in modules])
-        places = cheapest_errors(table, budget.costs, budget.most) if modules else []
-        chosen = {name: self.bits[place] for name, place in zip(modules, places, strict=True)}
-        made = []
-        for name, parameter in parameters.items():
-            bits = chosen.get(name)
-            rule = None if bits is None else _rule_for(name, parameter, modules[name], work.rules, bits)
-            made.append(Allocated(name, bits, errors.get(name, {}), rule))
-        work.rules = (*(one.rule for one in made if one.rule is not None), *work.rules)
+        errors = self._errors(work, models, stream, sites)
+        table = np.array([[errors[name][bits] for bits in self.bits] for name in sites])
+        places = cheapest_errors(table, budget.costs, budget.most) if sites else []
+        widths = {name: self.bits[place] for name, place in zip(sites, places, strict=True)}
+        index = ModelIndex(work.model)
+        allocated = []
+        for name in quantized_parameters(models[self.bits[0]]):
+            bits, rule = widths.get(name), None
+            if bits is not None:
+                took, path = rule_of(name, sites[name][0].module, index, work.rules)
+                rule = _with_width(took, bits, re.escape(path))
+            allocated.append(Allocated(name, bits, errors.get(name, {}), rule))
+        work.rules = (*(x.rule for x in allocated if x.rule is not None), *work.rules)
         work.allow_idle = True  # these rules took something before
-        return made
+        return allocated
 
     def explain(self, work: Work) -> list[Allocatable]:
         """See `Pass`."""
-        budget, modules = self._budget(self._models(work), work.float_stream(), work.calls[0])
+        models, stream = self._models(work), work.float_stream()
+        sites = self._sites(models, stream)
+        budget = self._budget(models, stream, sites, work.calls[0])
         budget.check()
-        costs = zip(modules, budget.costs / budget.shown, strict=True)
+        costs = zip(sites, budget.costs / budget.shown, strict=True)
         return [
             Allocatable(name, dict(zip(self.bits, map(float, row), strict=True)), budget.unit)
             for name, row in costs
@@ -216,63 +373,60 @@ class AllocateBits:
             bits: work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits
         }
 
-    def _budget(
-        self, models: dict[int, nnx.Module], stream: Stream, call: Call
-    ) -> tuple[Budget, dict[str, str]]:
-        """The budget of the parameters that sites contract, and for each the module of its first site."""
+    def _sites(self, models: dict[int, nnx.Module], stream: Stream) -> Sites:
+        """The sites of each quantized parameter that sites contract."""
         parameters = quantized_parameters(models[self.bits[0]])
-        sites: dict[str, list[ContractionSite]] = {}
+        sites: Sites = {}
         for site in stream.sites:
-            if site_path(site) in parameters:
-                sites.setdefault(site_path(site), []).append(site)
-        modules = {name: found[0].name.rpartition(".")[0] for name, found in sites.items()}
-        sizes = np.array([parameters[name].value.size for name in sites], np.float64)
+            if site.path in parameters:
+                sites.setdefault(site.path, []).append(site)
+        return sites
+
+    def _budget(self, models: dict[int, nnx.Module], stream: Stream, sites: Sites, call: Call) -> Budget:
         bits = np.array(self.bits, np.float64)
         if self.max_seconds is not None and self.seconds is not None:
             times = seconds_of(self.seconds, list(sites), self.bits)
-            return Budget("max_seconds", "seconds", times, self.max_seconds), modules
+            return Budget("max_seconds", "seconds", times, self.max_seconds)
         if self.max_bit_operations is not None:
-            flat, inputs = stream.traced.flat, InputQuantizers(models[self.bits[0]], call)
-            each = [
-                sum(
-                    multiply_adds(flat, site) * (inputs.bits(site) or float_bits(flat, site))
-                    for site in found
-                )
-                for found in sites.values()
+            flat, inputs = stream.flat, InputQuantizers(models[self.bits[0]], call)
+            operations = [
+                sum(multiply_adds(flat, site) * (inputs.bits(site) or float_bits(flat, site)) for site in own)
+                for own in sites.values()
             ]
-            costs = np.array(each, np.float64)[:, None] * bits
-            return Budget("max_bit_operations", "bit operations", costs, self.max_bit_operations), modules
+            costs = np.array(operations, np.float64)[:, None] * bits
+            return Budget("max_bit_operations", "bit operations", costs, self.max_bit_operations)
+        parameters = quantized_parameters(models[self.bits[0]])
+        sizes = np.array([parameters[name].value.size for name in sites], np.float64)
         costs = sizes[:, None] * bits
         if self.max_bytes is not None:
-            return Budget("max_bytes", "bytes", costs, 8 * self.max_bytes, 8.0), modules
+            return Budget("max_bytes", "bytes", costs, 8 * self.max_bytes, 8.0)
         total = float(sizes.sum()) or 1.0
-        return Budget("mean_bits", "bits on average", costs, total * (self.mean_bits or 0), total), modules
+        return Budget("mean_bits", "bits on average", costs, total * (self.mean_bits or 0), total)
 
     def _errors(
-        self, work: Work, models: dict[int, nnx.Module], stream: Stream
+        self, work: Work, models: dict[int, nnx.Module], stream: Stream, sites: Sites
     ) -> dict[str, dict[int, float]]:
         """The error of each parameter that sites contract, with each width."""
-        choices = {bits: quantized_parameters(made) for bits, made in models.items()}
-        found: dict[str, dict[int, float]] = {}
-        known = choices[self.bits[0]]
+        choices = {bits: quantized_parameters(model) for bits, model in models.items()}
         if self.sensitivity == "output":
-            for visit in with_progress(stream, "sensitivity", shown=work.progress):
-                name = site_path(visit.site)
-                if name in known:
-                    before = found.setdefault(name, dict.fromkeys(self.bits, 0.0))
-                    more = self._kept(work, visit.site.name, partial(of_output, visit, choices))
-                    found[name] = {bits: before[bits] + error for bits, error in more.items()}
-            return found
-        paths = list(dict.fromkeys(site_path(site) for site in stream.sites if site_path(site) in known))
+            errors = {name: dict.fromkeys(self.bits, 0.0) for name in sites}
+            for visit in work.bar(stream, "sensitivity"):
+                name = visit.site.path
+                if name in sites:
+                    more = self._remembered(work, visit.site.name, partial(of_output, visit, choices))
+                    errors[name] = {bits: errors[name][bits] + error for bits, error in more.items()}
+            return errors
+        paths = list(sites)
         measured = ModelSensitivity(work.model, work.calls, work.batches, paths, self.sensitivity, self.loss)
-        for path in with_progress(paths, "sensitivity", shown=work.progress):
-            found[path] = self._kept(work, path, partial(of_model, measured, path, choices))
-        return found
+        return {
+            path: self._remembered(work, path, partial(of_model, measured, path, choices))
+            for path in work.bar(paths, "sensitivity")
+        }
 
-    def _kept(self, work: Work, name: str, compute: Callable[[], dict[int, float]]) -> dict[int, float]:
+    def _remembered(self, work: Work, name: str, compute: Callable[[], dict[int, float]]) -> dict[int, float]:
         """Errors at each width, which the recipe's journal remembers."""
-        made = work.journal.once(name, lambda: {"errors": np.array(list(compute().values()), np.float64)})
-        errors = np.asarray(made["errors"])
+        part = work.journal.once(name, lambda: {"errors": np.array(list(compute().values()), np.float64)})
+        errors = np.asarray(part["errors"])
         if not np.isfinite(errors).all():
             raise ValueError(
                 f"AllocateBits: the {self.sensitivity} error of {name} is not finite: {errors.tolist()}.\n"
@@ -286,21 +440,4 @@ def _with_width(rule: Rule, bits: int, path: str | None = None) -> Rule:
     if rule.quantizer("weight_quant") is None:
         return rule
     overrides: dict[str, Any] = {**dict(rule.overrides), "weight_bit_width": bits}
-    return Rule(
-        rule.path if path is None else path,
-        op=rule.op,
-        contraction=rule.contraction,
-        **dict(rule.quantizers),
-        **overrides,
-    )
-
-
-def _rule_for(
-    name: str, parameter: QuantizedParameter, module: str, rules: Sequence[Rule], bits: int
-) -> Rule:
-    """A rule for one parameter: that which took it, with a path of its own."""
-    holder = name.rpartition(".")[0]
-    layer = isinstance(parameter.holder, QuantWeightLayer)
-    paths = [holder] if layer else [name, holder, module]
-    took = next(rule for rule in rules if rule.takes_weights and any(map(rule.matches, paths)))
-    return _with_width(took, bits, re.escape(paths[0]))
+    return rule_like(rule, rule.path if path is None else path, {}, overrides)

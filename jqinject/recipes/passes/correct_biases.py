@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.calibration import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.recipes.stream.site import LeftOut, Path
+from jqinject.recipes.solvers.solver import among, check_arguments
+from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.stream.stream import Batch, Visit
-from jqinject.recipes.transforms.biases import Bias, Biases
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.transforms.gains_and_biases import Bias, bias_of
+from jqinject.recipes.work import Work
 
 Inputs = Literal["float", "quantized"]
 
@@ -86,24 +85,21 @@ class CorrectBiases:
     add: bool = True
 
     def __post_init__(self) -> None:
-        if self.inputs not in ("float", "quantized"):
-            raise ValueError(
-                f"CorrectBiases: inputs is {self.inputs!r}, must be 'float' or 'quantized'.\n  cure: inputs='float'"
-            )
+        check_arguments(self, inputs=among(self.inputs, "float", "quantized"))
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Corrected | LeftOut]:
         """See `Pass`."""
         added = add_biases(work) if self.add else frozenset()
         stream = work.stream(quantize_inputs=self.inputs == "quantized")
         shifts = _Shifts(work, self.inputs)
-        found: list[Corrected | LeftOut] = []
-        for visit in with_progress(stream, "biases", shown=work.progress):
-            done = shifts.take(visit)
-            if isinstance(done, Corrected):
-                done = replace(done, added=done.path in added)
-            found += [] if done is None else [done]
+        done: list[Corrected | LeftOut] = []
+        for visit in work.bar(stream, "biases"):
+            corrected = shifts.take(visit)
+            if isinstance(corrected, Corrected):
+                corrected = replace(corrected, added=corrected.path in added)
+            done += [] if corrected is None else [corrected]
         shifts.put()
-        return [*found, *(one for one in stream.left_out if dotted(one.path) in shifts.parameters)]
+        return [*done, *(site for site in stream.flat.left_out if site.path in shifts.parameters)]
 
 
 class _Shifts:
@@ -118,13 +114,13 @@ class _Shifts:
         self.work, self.inputs = work, inputs
         self.parameters = work.parameters()
         self._quantizers = work.input_quantizers
-        self._found: dict[int, Biases] = {}
-        self._sums: dict[Path, np.ndarray] = {}
-        self._counts: dict[Path, np.ndarray] = {}
+        self._biases: dict[tuple[int, int], Bias | None] = {}
+        self._sums: dict[str, np.ndarray] = {}
+        self._counts: dict[str, np.ndarray] = {}
 
     def take(self, visit: Visit) -> Corrected | LeftOut | None:
         """Measure the shift of one site, and let the stream go on with the corrected output; None for a float site."""
-        site, parameter = visit.site, self.parameters.get(site_path(visit.site))
+        site, parameter = visit.site, self.parameters.get(visit.site.path)
         if parameter is None and not self._quantizers.is_on(site):
             return None
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
@@ -132,69 +128,62 @@ class _Shifts:
             visit.put(weight)
         bias = self._bias(visit, visit.stream.batches[0])
         if bias is None:
-            return LeftOut(
-                site.name, site.path, "no parameter is added to its output, which keeps its shifted mean"
-            )
+            reason = "no parameter is added to its output, which keeps its shifted mean"
+            return LeftOut(site.name, site.path, reason)
         shift, size = self._measured(visit, weight, bias)
         if not np.isfinite(shift).all():
             raise ValueError(
-                f"{site.name} ({site_path(site)}): its outputs hold nan or inf.\n"
+                f"{site.name} ({site.path}): its outputs hold nan or inf.\n"
                 "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
             )
-        own = np.unique(bias.places)
-        self._count(bias.path, shift, own)
+        self._count(bias, shift)
         if self.inputs == "quantized":
-            visit.correction = self._correction(visit, bias.path)
-        return Corrected(site.name, dotted(bias.path), float(np.sqrt(np.mean(np.square(shift[own])) / size)))
+            total = jnp.asarray(self._sums[bias.path])
+            visit.correction = lambda batch, output: self._same_bias(visit, batch).spread(total, output)
+        relative = np.sqrt(np.mean(np.square(shift[bias.numbers])) / size)
+        return Corrected(site.name, bias.path, float(relative))
 
     def put(self) -> None:
         """Put the corrected biases into the quantized model."""
         quantized, floats = (ModelIndex(model).by_name for model in (self.work.quantized, self.work.model))
         for path, total in self._sums.items():
-            original = floats[dotted(path)].get_value()
+            original = floats[path].get_value()
             shift = (total / np.maximum(self._counts[path], 1)).reshape(original.shape)
-            corrected = original.astype(jnp.float32) + jnp.asarray(shift)
-            held = quantized[dotted(path)]
-            held.set_value(jax.device_put(corrected.astype(original.dtype), held.get_value().sharding))
+            corrected = (original.astype(jnp.float32) + jnp.asarray(shift)).astype(original.dtype)
+            variable = quantized[path]
+            variable.set_value(jax.device_put(corrected, variable.get_value().sharding))
 
     def _bias(self, visit: Visit, batch: Batch) -> Bias | None:
-        traced = batch.traced
-        if id(traced) not in self._found:
-            inputs = zip(traced.flat.inputs, traced.program.inputs, strict=True)
-            given = {slot: (x.weight_path, tuple(x.value.shape)) for slot, x in inputs if x.is_weight}
-            self._found[id(traced)] = Biases(traced.flat, given)
-        (made,) = traced.flat.steps[visit.site_in(batch).step].outputs
-        return self._found[id(traced)].of(made)
+        (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
+        key = (id(batch.flat), output)
+        if key not in self._biases:
+            self._biases[key] = bias_of(batch.flat, output)
+        return self._biases[key]
 
-    def _measured(self, visit: Visit, weight: Any, bias: Bias) -> tuple[np.ndarray, float]:
+    def _same_bias(self, visit: Visit, batch: Batch) -> Bias:
+        """The bias of a site that has one in the first batch."""
+        bias = self._bias(visit, batch)
+        assert bias is not None, "batches of other shapes go through the same operations"
+        return bias
+
+    def _measured(self, visit: Visit, weight: jax.Array, bias: Bias) -> tuple[np.ndarray, float]:
         """The shift for each number of a bias, and the mean square of the site's output."""
         total, squares, batches = np.zeros(bias.size, np.float32), 0.0, len(visit.stream.batches)
         quantize = self._quantizers.quantize if self.inputs == "float" else None
-        for batch, wanted, made in visit.outputs(quantize, weight):
-            own = self._bias(visit, batch)
-            assert own is not None, "batches of other shapes go through the same operations"
-            wanted, made = wanted.astype(jnp.float32), made.astype(jnp.float32)
-            total += on_host(own.means(wanted - made)) / batches
-            squares += float(jnp.mean(jnp.square(wanted))) / batches
+        for batch, floats, quantized in visit.outputs(quantize, weight):
+            floats, quantized = floats.astype(jnp.float32), quantized.astype(jnp.float32)
+            total += on_host(self._same_bias(visit, batch).means(floats - quantized)) / batches
+            squares += float(jnp.mean(jnp.square(floats))) / batches
         return total, max(squares, float(np.finfo(np.float32).tiny))
 
-    def _count(self, path: Path, shift: np.ndarray, own: np.ndarray) -> None:
-        total = self._sums.setdefault(path, np.zeros_like(shift))
-        counts = self._counts.setdefault(path, np.zeros_like(shift))
+    def _count(self, bias: Bias, shift: np.ndarray) -> None:
+        total = self._sums.setdefault(bias.path, np.zeros_like(shift))
+        counts = self._counts.setdefault(bias.path, np.zeros_like(shift))
+        own = bias.numbers
         if self.inputs == "quantized":
-            own = own[counts[own] == 0]  # the model goes on with what the first site was given
+            own = own[counts[own] == 0]  # the model goes on with what the first site got
         total[own] += shift[own]
         counts[own] += 1
-
-    def _correction(self, visit: Visit, path: Path) -> Callable[[Batch, jax.Array], jax.Array]:
-        total = jnp.asarray(self._sums[path])
-
-        def correction(batch: Batch, made: jax.Array) -> jax.Array:
-            bias = self._bias(visit, batch)
-            assert bias is not None, "it was found before"
-            return bias.spread(total, made)
-
-        return correction
 
 
 BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)
@@ -211,19 +200,19 @@ def add_biases(work: Work) -> frozenset[str]:
         The paths of the new biases.
     """
     quantized = set(work.parameters())
-    found: dict[tuple[str, ...], Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path, layer in ModelIndex(work.model).places:
-        if isinstance(layer, BIASED) and dotted((*path, "kernel")) in quantized:
+        if isinstance(layer, BIASED) and dotted((*path, "kernel")) in quantized and layer.bias is None:
             shape = _bias_shape(layer)
-            if layer.bias is None and shape is not None:
-                found[tuple(map(str, path))] = shape
+            if shape is not None:
+                shapes[dotted((*path, "bias"))] = shape
     for model in (work.model, work.quantized):
         for path, layer in ModelIndex(model).places:
-            shape = found.get(tuple(map(str, path)))
+            shape = shapes.get(dotted((*path, "bias")))
             if shape is not None and layer.bias is None:
                 layer.bias = nnx.Param(jnp.zeros(shape, layer.param_dtype))
                 layer.use_bias = True
-    return frozenset(dotted((*path, "bias")) for path in found)
+    return frozenset(shapes)
 
 
 def _bias_shape(layer: Any) -> tuple[int, ...] | None:

@@ -1,17 +1,24 @@
-"""Cross-layer equalization: channels of consecutive weights get ranges of the same size."""
+"""Equalization and splitting of channels between consecutive weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.recipes.passes.rescaling import Rescaling
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.passes.float_change import Rescaled, Rescaling, left_out
+from jqinject.recipes.solvers.solver import among, at_least, check_arguments
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work
 
 Numbers = tuple[np.ndarray, np.ndarray]
@@ -33,7 +40,7 @@ class Equalize:
         threshold: how near to 1 all factors of the last turn are.
         ranges: the largest magnitude of a channel ("maxabs"), or the largest number less the smallest ("range").
         biases: what the biases of outputs are divided by before they count among the weights that make them, or "vaiq"
-            for a number that goes by their sizes (`shrinkage_of`); None leaves biases out of the ranges.
+            for a number chosen by their sizes (`shrinkage_of`); None leaves biases out of the ranges.
 
     Raises:
         ValueError: there is less than one turn; or, when applied, the float model's outputs move.
@@ -53,27 +60,24 @@ class Equalize:
     biases: float | Literal["vaiq"] | None = None
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(
-                f"Equalize: iterations is {self.iterations}, must be 1 or more.\n  cure: iterations=10"
-            )
-        if self.ranges not in ("maxabs", "range"):
-            raise ValueError(f"Equalize: ranges is {self.ranges!r}, must be 'maxabs' or 'range'")
         numeric = isinstance(self.biases, int | float) and self.biases > 0
-        if not numeric and self.biases not in ("vaiq", None):
-            raise ValueError(
-                f"Equalize: biases is {self.biases!r}, must be a number above 0, 'vaiq' or None.\n  cure: biases='vaiq'"
-            )
+        fits = numeric or self.biases in ("vaiq", None)
+        check_arguments(
+            self,
+            iterations=at_least(self.iterations, 1, 10),
+            ranges=among(self.ranges, "maxabs", "range"),
+            biases=(fits, "a number above 0, 'vaiq' or None", "vaiq"),
+        )
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Rescaled | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
         able = [region for region in rescaling.regions if region.sources or region.gains]
         left = [
-            LeftOut(member.site.name, member.site.path, "no weight and no gain makes its inputs")
+            site
             for region in rescaling.regions
-            for member in region.sinks
             if region not in able
+            for site in left_out(region, "no weight and no gain makes its inputs")
         ]
         total = [np.ones(region.channels, np.float32) for region in able]
         for _ in range(self.iterations):
@@ -89,30 +93,33 @@ class Equalize:
         return [*done, *left, *rescaling.finish()]
 
     def _factors(self, rescaling: Rescaling, region: Region) -> np.ndarray:
-        sinks = [(each.labels.reshape(-1), _columns(rescaling.weights(each.site))) for each in region.sinks]
-        contracting = self._range(region.channels, sinks)
-        making = self._range(
-            region.channels, [self._with_bias(rescaling, region, *each) for each in rescaling.makers(region)]
-        )
-        alive = (making > NOTHING) & (contracting > NOTHING)
-        one = np.float32(1)
-        return np.where(
-            alive, np.sqrt(np.where(alive, contracting, one)) / np.sqrt(np.where(alive, making, one)), one
-        )
+        sinks = [
+            (member.labels.reshape(-1), _columns(rescaling.weights(member.site))) for member in region.sinks
+        ]
+        makers = [self._with_bias(rescaling, region, *maker) for maker in rescaling.makers(region)]
+        contracting, making = self._range(region.channels, sinks), self._range(region.channels, makers)
+        alive, unit = (making > NOTHING) & (contracting > NOTHING), np.float32(1)
+        ratio = np.sqrt(np.where(alive, contracting, unit)) / np.sqrt(np.where(alive, making, unit))
+        return np.where(alive, ratio, unit)
 
     def _with_bias(
-        self, rescaling: Rescaling, region: Region, maker: Any, labels: np.ndarray, weights: np.ndarray
+        self,
+        rescaling: Rescaling,
+        region: Region,
+        maker: ContractionSite | str,
+        labels: np.ndarray,
+        weights: np.ndarray,
     ) -> Numbers:
         path = None if self.biases is None else rescaling.bias_of(maker)
         if self.biases is None or path is None or path not in region.parameters:
             return labels, weights
         value = on_host(rescaling.values[path]).astype(np.float32)
-        own = np.broadcast_to(region.parameters[path], value.shape)
-        each = np.zeros(region.channels, np.float32)
-        each[own[own > 0] - 1] = value[own > 0]
-        bias = np.where(labels > 0, each[np.maximum(labels, 1) - 1], 0)
-        made = labels > 0
-        shrinkage = shrinkage_of(bias[made], weights[made]) if self.biases == "vaiq" else self.biases
+        own, labelled = np.broadcast_to(region.parameters[path], value.shape), labels > 0
+        of_channels = np.zeros(region.channels, np.float32)
+        of_channels[own[own > 0] - 1] = value[own > 0]
+        bias = np.where(labelled, of_channels[np.maximum(labels, 1) - 1], 0)
+        vaiq = self.biases == "vaiq"
+        shrinkage = shrinkage_of(bias[labelled], weights[labelled]) if vaiq else self.biases
         return labels, np.concatenate([weights, bias[:, None] / np.float32(shrinkage)], axis=1)
 
     def _range(self, channels: int, numbers: Sequence[Numbers]) -> np.ndarray:
@@ -155,3 +162,181 @@ def shrinkage_of(bias: np.ndarray, weights: np.ndarray) -> float:
     if median > 30 or mean > 500:
         return 20.0
     return 10.0 if median > 15 or mean > 250 else 5.0
+
+
+FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
+"""Layers that know how many features their kernel's last two axes have."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The channels that were split between some sites.
+
+    Attributes:
+        sources, sinks: the parameters that make the channels, and those that contract them.
+        channels: which were split; the copies follow the last channel, in this order.
+    """
+
+    sources: tuple[str, ...]
+    sinks: tuple[str, ...]
+    channels: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.channels[:8])) + (", ..." if len(self.channels) > 8 else "")
+        return f"{', '.join(self.sources)} to {', '.join(self.sinks)}: {len(self.channels)} channels split: {shown}"
+
+
+@dataclass(frozen=True)
+class SplitChannels:
+    """Splits the channels with the largest weights in two, so that the range that their quantizer has to cover shrinks.
+
+    A channel between two weights is copied: on one side its numbers are halved, original and copy; on the other side
+    the copy is the same. The layers get wider by the copies, which follow the last channel. It is done where a factor
+    for each channel could be moved from one weight to the other, and nothing else in the program depends on how many
+    channels there are; other sites are left out, and the report says why. The float model's function stays, and is
+    checked.
+
+    Args:
+        ratio: the share of the channels that are split, rounded up.
+        split_input: halve the weights that contract a channel, and choose channels by these; False: the weights and
+            biases that make it.
+
+    Raises:
+        ValueError: the ratio is not above 0 and at most 1; or, when applied, the float model's outputs move.
+
+    Source: Zhao et al., "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
+    2019; Brevitas's `GraphChannelSplitting` (criterion "maxabs").
+
+    Example:
+        >>> from jqinject import Rule
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> from jqinject.recipes import Recipe
+        >>> rngs = nnx.Rngs(0)
+        >>> model = nnx.Sequential(nnx.Linear(8, 10, rngs=rngs), nnx.relu, nnx.Linear(10, 4, rngs=rngs))
+        >>> rule = Rule(weight_quant=Int8WeightPerChannelFloat)
+        >>> made = Recipe(SplitChannels(0.2)).apply(model, rule, [jnp.ones((2, 8))], progress=False).model
+        >>> made.layers[0].kernel.shape, made.layers[2].kernel.shape
+        ((8, 12), (12, 4))
+    """
+
+    ratio: float = 0.02
+    split_input: bool = False
+
+    def __post_init__(self) -> None:
+        check_arguments(self, ratio=(0 < self.ratio <= 1, "above 0 and at most 1", 0.02))
+
+    def __call__(self, work: Work) -> list[Split | LeftOut]:
+        """See `Pass`."""
+        rescaling = Rescaling(work, repr(self))
+        done: list[Split] = []
+        left = list(rescaling.left_out)
+        model = nnx.clone(work.model, graph=True)
+        for region in rescaling.regions:
+            sides = _sides(region)
+            if isinstance(sides, str):
+                left += left_out(region, sides)
+                continue
+            wider = nnx.clone(model, graph=True)
+            split = self._split(wider, region, sides)
+            moved = _moved(rescaling, wider)
+            if isinstance(moved, str):
+                left += left_out(region, moved)
+                continue
+            if not moved <= rescaling.allowed:
+                raise ValueError(
+                    f"{self!r}: the float model's outputs moved by {moved:.2g} of the largest where the inputs of "
+                    f"{region.sinks[0].site.name} were split, and at most {rescaling.allowed:.2g} is rounding.\n"
+                    "  cure: look whether the model's code depends on the number of channels; or leave this pass out"
+                )
+            model = wider
+            done.append(split)
+        work.model = model
+        return [*done, *left]
+
+    def _split(self, model: nnx.Module, region: Region, sides: Mapping[str, _Side]) -> Split:
+        """Split channels of a region, in place."""
+        index = ModelIndex(model)
+        modules = {".".join(path): node for path, node in index.places}
+        sinks, sources = (
+            {member.site.path for member in members} for members in (region.sinks, region.sources)
+        )
+        values = {path: jnp.asarray(index.by_name[path].get_value()) for path in sides}
+        sizes = np.zeros(region.channels, np.float32)
+        for path in sinks if self.split_input else sources:
+            sizes = np.maximum(sizes, sides[path].sizes(values[path]))
+        count = math.ceil(self.ratio * region.channels)
+        chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
+        for path, side in sides.items():
+            value = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
+            index.by_name[path].set_value(value)
+            _widen(modules.get(path.rpartition(".")[0]), path, side.axis - value.ndim, count)
+        names = [
+            tuple(sorted({member.site.path for member in members}))
+            for members in (region.sources, region.sinks)
+        ]
+        return Split(names[0], names[1], tuple(map(int, chosen)))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Where the channels of a region stand in one of its parameters.
+
+    Attributes:
+        axis: of the parameter.
+        places: of each channel along it.
+    """
+
+    axis: int
+    places: np.ndarray
+
+    def sizes(self, value: jax.Array) -> np.ndarray:
+        """The largest magnitude of each channel."""
+        moved = np.moveaxis(np.abs(on_host(value).astype(np.float32)), self.axis, 0)
+        return moved.reshape(moved.shape[0], -1).max(axis=1)[self.places]
+
+    def split(self, value: jax.Array, channels: np.ndarray, *, halved: bool) -> jax.Array:
+        """The parameter with copies of channels at the end, these and their originals halved or as they are."""
+        at = self.places[channels]
+        if halved:
+            shape = [1] * value.ndim
+            shape[self.axis] = value.shape[self.axis]
+            factors = np.ones(value.shape[self.axis], np.float32)
+            factors[at] = 0.5
+            value = value * jnp.asarray(factors.reshape(shape), value.dtype)
+        return jnp.concatenate([value, jnp.take(value, at, axis=self.axis)], axis=self.axis)
+
+
+def _sides(region: Region) -> dict[str, _Side] | str:
+    """Where the channels stand in each parameter; a sentence if a channel cannot be copied."""
+    if region.gains or not region.sources:
+        return (
+            "a norm's gain, not a weight, makes its inputs: channels of what it normalizes cannot be copied"
+        )
+    if any(member.labels.shape[0] > 1 for member in (*region.sinks, *region.sources)):
+        return "its weights are a stack of matrices, or a convolution with groups"
+    sides = {}
+    for path, labels in region.parameters.items():
+        axes = varies(labels) or {axis for axis in range(labels.ndim) if region.channels == 1}
+        flat = np.abs(labels.reshape(-1))
+        if len(axes) != 1 or sorted(flat) != list(range(1, region.channels + 1)):
+            return f"its channels are not one axis of {path}, each once"
+        sides[path] = _Side(axes.pop(), np.argsort(flat))
+    return sides
+
+
+def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
+    """How far the outputs moved; a sentence if the model cannot be called any more."""
+    try:
+        return rescaling.error_of(model)
+    except (TypeError, ValueError, IndexError) as error:
+        first = str(error).partition("\n")[0]
+        return f"the model's code depends on the number of its channels: {first:.120}"
+
+
+def _widen(layer: object, path: str, axis: int, count: int) -> None:
+    """Tell a layer of Flax that its kernel has more features."""
+    if isinstance(layer, FEATURES) and path.rpartition(".")[2] == "kernel":
+        if axis == -1:
+            layer.out_features += count
+        else:
+            layer.in_features += count

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core.transforms import Transform
-from jqinject.model.calibration import with_progress
+from jqinject.core.transforms import ChannelScale, Transform
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.program import dotted
-from jqinject.recipes.online import Online, online_of, stored_for, why_not_online
-from jqinject.recipes.solving import finite_statistics
-from jqinject.recipes.statistics import Statistics
-from jqinject.recipes.stream.flat_program import Slot
-from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
-from jqinject.recipes.transforms.sources import values_of
-from jqinject.recipes.transforms.transform_walk import DefUse
-from jqinject.recipes.transforms.turning import TurnedRegion, Turning
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.online import (
+    Online,
+    online_of,
+    quantizes_weight,
+    stored_for,
+    why_not_online,
+)
+from jqinject.recipes.solvers.solver import Statistics
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.transforms.gains_and_biases import bias_of
+from jqinject.recipes.transforms.regions import Region, by_region
+from jqinject.recipes.transforms.transform_walk import factors_of
+from jqinject.recipes.work import Work
 
 TOLERANCE = 1e-5
 """How far a float32 model's outputs may move, relative to the largest."""
@@ -39,6 +42,7 @@ class FloatChange:
         by: the pass, for messages.
 
     Attributes:
+        flat: the model's program.
         values: the parameters as they are now.
         sites: of the model, in the order in which they run.
         left_out: contractions that no pass can reach, and why.
@@ -53,61 +57,32 @@ class FloatChange:
                 f"  cure: Recipe({by}, Solve(GPTQ()))"
             )
         self.work, self.by = work, by
-        self.stream = stream = work.float_stream()
-        self.traced = traced = stream.traced
-        inputs = list(zip(traced.flat.inputs, traced.program.inputs, strict=True))
-        weights = [(slot, given) for slot, given in inputs if given.is_weight]
-        self.values: dict[Path, Any] = {given.weight_path: jnp.asarray(given.value) for _, given in weights}
-        self.shapes: dict[Slot, tuple[int, ...]] = {
-            slot: tuple(np.shape(given.value)) for slot, given in inputs
-        }
-        self.owners = {slot: (given.weight_path, self.shapes[slot]) for slot, given in weights}
-        self.state = {slot: given.value for slot, given in inputs if not given.is_activation}
-        self.sites = list(stream.sites)
-        self.left_out: list[LeftOut] = [*stream.left_out]
+        self.stream = work.float_stream()
+        self.flat = flat = self.stream.flat
+        self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
+        self.sites = list(flat.sites)
+        self.left_out: list[LeftOut] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
-        self.done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
+        self.done: list[tuple[str, Mapping[str, Change], Mapping[str, Online]]] = []
 
-    @cached_property
-    def links(self) -> DefUse:
-        """What makes and reads each value of the program."""
-        count = self.traced.program.output_tree.num_leaves
-        return DefUse(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
-
-    @cached_property
-    def value_of(self) -> Callable[[Slot], Any]:
-        """From a slot that depends on parameters alone to its value in the float model."""
-        return values_of(self.traced.flat, self.state, self.links)
-
-    def turning(self) -> Iterator[tuple[ContractionSite, TurnedRegion | str]]:
-        """Each site with what a matrix before its inputs turns, or why nothing can; the first site of each region."""
-        paths = {slot: path for slot, (path, _) in self.owners.items()}
-        turning = Turning(self.links, self.traced.flat, self.traced.found, paths, self.value_of)
-        taken: set[str] = set()
-        for site in self.sites:
-            if site.name not in taken:
-                region = turning.of(site)
-                taken |= set() if isinstance(region, str) else region.sinks
-                yield site, region
-
-    def run(self, wanted: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
+    def run(self, names: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
         """Run the data through the model as it is, and note its outputs.
 
         Args:
-            wanted: names of the `Statistics` that are collected at a site; none by default.
+            names: of the `Statistics` that are collected at a site; none by default.
         """
-        names = [name for site in self.sites for name in wanted(site)]
+        collects = any(names(site) for site in self.sites)
         with jax.default_matmul_precision("highest"):
-            for visit in with_progress(self.stream, "measuring", shown=self.work.progress and bool(names)):
-                if wanted(visit.site):
-                    self.statistics[visit.site.name] = finite_statistics(visit, *wanted(visit.site))
-            self._before = next(self.stream.outputs())[0]
+            for visit in self.work.bar(self.stream, "measuring") if collects else self.stream:
+                if names(visit.site):
+                    self.statistics[visit.site.name] = visit.statistics(*names(visit.site))
+            self._before = self.stream.outputs()
 
     def weights(self, site: ContractionSite) -> np.ndarray:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
         return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
-    def change(self, site: str, changes: Mapping[Path, Change], online: Mapping[str, Online] = {}) -> None:
+    def change(self, site: str, changes: Mapping[str, Change], online: Mapping[str, Online] = {}) -> None:
         """Change parameters, in float32, and keep transforms online.
 
         Args:
@@ -129,15 +104,11 @@ class FloatChange:
         Returns:
             Why that is impossible; empty if it was done.
         """
-        name = site_path(site)
-        sites = [each for each in self.sites if each.path == site.path]
-        slot = next(slot for slot, (path, _) in self.owners.items() if path == site.path)
-        index, program = ModelIndex(self.work.model), self.traced.flat
-        why = why_not_online(index, self.work.rules, program, self.traced.found, sites, slot)
+        sites = [same for same in self.sites if same.path == site.path]
+        why = why_not_online(ModelIndex(self.work.model), self.work.rules, self.flat, sites)
         if not why:
-            before = self._online(self.done).get(name)
-            online = online_of(site, transform, before)
-            self.change(site.name, {site.path: stored_for(sites, transform)}, {name: online})
+            online = online_of(site, transform, self._online(self.done).get(site.path))
+            self.change(site.name, {site.path: stored_for(sites, transform)}, {site.path: online})
         return why
 
     def finish(self) -> list[LeftOut]:
@@ -160,17 +131,19 @@ class FloatChange:
         self.work.model, self.work.online = model, online
         return self.left_out
 
-    def _online(self, done: Sequence[tuple[str, Any, Mapping[str, Online]]]) -> dict[str, Online]:
-        made = dict(self.work.online)
-        for _, _, online in done:
-            made |= online
-        return made
+    def _online(
+        self, done: Sequence[tuple[str, Mapping[str, Change], Mapping[str, Online]]]
+    ) -> dict[str, Online]:
+        return {
+            **self.work.online,
+            **{name: before for _, _, online in done for name, before in online.items()},
+        }
 
-    def _with(self, values: Mapping[Path, Any]) -> nnx.Module:
+    def _with(self, values: Mapping[str, Any]) -> nnx.Module:
         model = nnx.clone(self.work.model, graph=True)
         variables = ModelIndex(model).by_name
         for path in {path for _, changes, _ in self.done for path in changes}:
-            variables[dotted(path)].set_value(values[path])
+            variables[path].set_value(values[path])
         return model
 
     def error_of(self, model: nnx.Module, online: dict[str, Online] | None = None) -> float:
@@ -189,7 +162,7 @@ class FloatChange:
             with jax.default_matmul_precision("highest"):
                 for _ in stream:
                     pass
-                after = next(stream.outputs())[0]
+                after = stream.outputs()
         finally:
             self.work.model, self.work.online = before
         pairs = zip(self._before, after, strict=True)
@@ -206,7 +179,7 @@ class FloatChange:
 
     def _blamed(self, allowed: float) -> str:
         variables = ModelIndex(self.work.model).by_name
-        values = {path: jnp.asarray(variables[dotted(path)].get_value()) for path in self.values}
+        values = {path: jnp.asarray(variables[path].get_value()) for path in self.values}
         for index, (site, changes, _) in enumerate(self.done):
             values |= {path: _changed(values[path], apply) for path, apply in changes.items()}
             if not self.error_of(self._with(values), self._online(self.done[: index + 1])) <= allowed:
@@ -223,3 +196,209 @@ def moved_by(before: jax.Array, after: jax.Array) -> float:
     first, second = (on_host(x).astype(np.float64) for x in (before, after))
     largest = np.abs(first).max(initial=0.0)
     return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
+
+
+KeepOnline = Literal["never", "rest", "all"]
+"""Which sites get factors before their inputs instead of in a neighbour."""
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """What was done to the inputs of some sites.
+
+    Attributes:
+        sites: the names of the sites.
+        folded: the parameters that were multiplied by factors, those of the sites excepted.
+        channels: how many factors there are.
+        smallest, largest: of the factors of the sites' inputs.
+        online: whether the factors are kept before the sites' inputs.
+        unruled: the names of sites among them whose weight no rule quantizes.
+    """
+
+    sites: tuple[str, ...]
+    folded: tuple[str, ...]
+    channels: int
+    smallest: float
+    largest: float
+    online: bool = False
+    unruled: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        factors = f"{self.channels} factors from {self.smallest:.3g} to {self.largest:.3g}"
+        where = "kept online" if self.online else f"in {', '.join(self.folded)}"
+        alone = f"; no rule quantizes {', '.join(self.unruled)}" if self.unruled else ""
+        return f"{', '.join(self.sites)}: {factors}, {where}{alone}"
+
+
+class Rescaling(FloatChange):
+    """A float model whose channels are being rescaled.
+
+    Args:
+        work: of the recipe.
+        by: the pass, for messages.
+        statistics: names of `Statistics` to collect at every site.
+        online: which sites get factors before their inputs: "never", the "rest" that no region has, or "all".
+
+    Attributes:
+        regions: those of the model's sites, in the order in which the sites run; none if all factors stay online.
+        alone: the sites of each parameter whose factors stay online.
+    """
+
+    def __init__(
+        self, work: Work, by: str, statistics: Sequence[str] = (), online: KeepOnline = "never"
+    ) -> None:
+        super().__init__(work, by)
+        self.regions, reasons = by_region(self.flat)
+        rest = [site for site in self.sites if site.name in reasons]
+        if online == "all":
+            self.regions, rest = [], self.sites
+        self.alone: dict[str, list[ContractionSite]] = {}
+        for site in rest:
+            if online == "never":
+                self.left_out.append(LeftOut(site.name, site.path, reasons[site.name]))
+            else:
+                self.alone.setdefault(site.path, []).append(site)
+        plain = {site.name for site in rest if online == "never"}
+        self.run(lambda site: ("magnitude",) if statistics and site.name in plain else statistics)
+
+    def bias_of(self, maker: ContractionSite | str) -> str | None:
+        """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
+
+        Args:
+            maker: the site, or the path of the gain.
+        """
+        if isinstance(maker, ContractionSite):
+            bias = bias_of(self.flat, self.flat.steps[maker.step].outputs[0])
+        else:
+            gain = next(slot for slot, path in self.flat.parameters.items() if path == maker)
+            bias = bias_of(self.flat, gain, ("broadcast_in_dim", "mul", "div"))
+        return None if bias is None else bias.path
+
+    def of_inputs(self, region: Region, name: str) -> np.ndarray:
+        """A statistic of the inputs of a region's sites for each channel: the largest, or smallest, of all sites.
+
+        Args:
+            region: of this model.
+            name: "largest", "smallest", or "magnitude" for the mean.
+        """
+        numbers = [self._of_site(member.site, name) for member in region.sinks]
+        return per_channel(region, numbers, smallest=name == "smallest")
+
+    def of_weights(self, region: Region) -> np.ndarray:
+        """The largest magnitude among the weights of each channel, of all of a region's sinks."""
+        return per_channel(region, [self._of_site(member.site, "weights") for member in region.sinks])
+
+    def of_columns(self, sites: Sequence[ContractionSite], name: str) -> np.ndarray:
+        """A statistic of the inputs of one parameter's sites for each channel: the largest, or smallest, of all.
+
+        Args:
+            sites: the parameter's.
+            name: "largest" or "smallest"; "weights" for the largest magnitude of the weights.
+        """
+        reduce = np.min if name == "smallest" else np.max
+        numbers = [self._of_site(site, name) for site in sites]
+        of_channels = [
+            x.reshape(len(x), site.matrices.channels, -1) for site, x in zip(sites, numbers, strict=True)
+        ]
+        return reduce([reduce(x, axis=(0, 2)) for x in of_channels], axis=0)
+
+    def _of_site(self, site: ContractionSite, name: str) -> np.ndarray:
+        """A statistic of the inputs of a site, or the largest magnitude of its "weights", `(stack, columns)`."""
+        if name == "weights":
+            return np.abs(self.weights(site)).max(axis=1)
+        statistics = self.statistics[site.name]
+        if name == "magnitude":
+            return on_host(statistics.mean(name))
+        return on_host(statistics.sums[name])
+
+    def scale_online(self, sites: Sequence[ContractionSite], factors: np.ndarray) -> Rescaled | LeftOut:
+        """Multiply the inputs of one parameter's sites by factors that stay before them, and divide its weights.
+
+        Args:
+            sites: the parameter's.
+            factors: of its channels, finite and not 0.
+        """
+        scale = ChannelScale(factors.size)
+        scale.put(jnp.asarray(factors, jnp.float32))
+        refused = self.keep_online(sites[0], scale)
+        if refused:
+            return LeftOut(sites[0].name, sites[0].path, refused)
+        names = tuple(dict.fromkeys(site.name for site in sites))
+        ends = float(factors.min()), float(factors.max())
+        return Rescaled(names, (), factors.size, *ends, online=True, unruled=self._unruled(sites))
+
+    def makers(self, region: Region) -> Iterator[tuple[ContractionSite | str, np.ndarray, np.ndarray]]:
+        """The weights and the gains that make a region's channels, as they are now.
+
+        Each with the label of every row, and the rows: `(rows, columns)`, of one number for a gain.
+        """
+        for member in region.sources:
+            weights = self.weights(member.site)
+            yield member.site, member.labels.reshape(-1), weights.reshape(-1, weights.shape[2])
+        for path in region.gains:
+            value = on_host(self.values[path]).astype(np.float32)
+            labels = np.broadcast_to(region.parameters[path], value.shape)
+            yield path, labels.reshape(-1), value.reshape(-1, 1)
+
+    def of_makers(self, region: Region) -> np.ndarray:
+        """The largest magnitude among the weights and gains that make each channel; 0 without any."""
+        total = np.zeros(region.channels, np.float32)
+        for _, labels, rows in self.makers(region):
+            own = labels > 0
+            np.maximum.at(total, labels[own] - 1, np.abs(rows[own]).max(axis=1))
+        return total
+
+    def multiply(self, region: Region, factors: np.ndarray) -> Rescaled:
+        """Multiply the inputs of a region's sites by factors, and divide their weights by them.
+
+        Args:
+            region: of this model.
+            factors: of its channels, all above 0.
+
+        Returns:
+            What was done.
+        """
+        factors = np.asarray(factors, np.float32)
+        if not (np.isfinite(factors).all() and (factors > 0).all()):
+            name = region.sinks[0].site.name
+            raise ValueError(f"{self.by}: the factors of the inputs of {name} are not all finite and above 0")
+        changes = {
+            path: partial(jnp.multiply, jnp.asarray(factors_of(labels, factors)))
+            for path, labels in region.parameters.items()
+        }
+        self.change(region.sinks[0].site.name, changes)
+        return self.described(region, factors)
+
+    def described(self, region: Region, factors: np.ndarray) -> Rescaled:
+        """What factors do to a region, for the report."""
+        own = {member.site.path for member in region.sinks}
+        folded = tuple(path for path in region.parameters if path not in own)
+        names = tuple(member.site.name for member in region.sinks)
+        ends = float(factors.min()), float(factors.max())
+        unruled = self._unruled([member.site for member in region.sinks])
+        return Rescaled(names, folded, region.channels, *ends, unruled=unruled)
+
+    def _unruled(self, sites: Sequence[ContractionSite]) -> tuple[str, ...]:
+        """The names of sites whose weight no rule quantizes."""
+        index, rules = ModelIndex(self.work.model), self.work.rules
+        return tuple(dict.fromkeys(site.name for site in sites if not quantizes_weight(site, index, rules)))
+
+
+def left_out(region: Region, reason: str) -> list[LeftOut]:
+    """The sites of a region, left alone for a reason."""
+    return [LeftOut(member.site.name, member.site.path, reason) for member in region.sinks]
+
+
+def per_channel(region: Region, numbers: Sequence[np.ndarray], *, smallest: bool = False) -> np.ndarray:
+    """The largest (or smallest) number of each channel.
+
+    Args:
+        region: with the channels.
+        numbers: for the labels of each of its sinks, in their shape.
+        smallest: whether to return the smallest.
+    """
+    total = np.full(region.channels, np.inf if smallest else -np.inf, np.float32)
+    for member, of_member in zip(region.sinks, numbers, strict=True):
+        own = member.labels > 0
+        (np.minimum if smallest else np.maximum).at(total, member.labels[own] - 1, of_member[own])
+    return total

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import Slot
-from jqinject.recipes.stream.site import Path
-from jqinject.recipes.transforms.biases import Biases
-from jqinject.recipes.transforms.gains import Gain, Gains, Sink
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.transforms.axes import dot_axes
+from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, Sink, bias_of
+from jqinject.recipes.transforms.turning import turned_regions
+from jqinject.recipes.work import Work
 
 
 @dataclass(frozen=True)
@@ -81,166 +79,134 @@ class FoldNorms:
 
     center: bool = False
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Folded | NotFolded | Centred]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
         folding = _Folding(change)
-        done: list[Any] = []
+        done: list[Folded | NotFolded | Centred] = []
         for slot, gains in folding.gains.by_parameter().items():
-            path = dotted(change.owners[slot][0])
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
-            if isinstance(why, str):
-                done.append(NotFolded(path, why))
-            else:
-                done.append(why)
+            done.append(NotFolded(change.flat.parameters[slot], why) if isinstance(why, str) else why)
         change.finish()
         return [*done, *centred(work, repr(self))] if self.center else done
 
 
 class _Folding:
+    """Folds the gains of a float model.
+
+    Args:
+        change: of the model.
+    """
+
     def __init__(self, change: FloatChange) -> None:
-        self.change = change
-        traced = change.traced
-        self.gains = Gains(
-            traced.flat,
-            traced.found,
-            change.links,
-            set(change.owners),
-            change.value_of,
-        )
-        self.biases = Biases(traced.flat, change.owners)
+        self.change, self.flat, self.gains = change, change.flat, Gains(change.flat)
 
     def fold(self, slot: Slot, gains: list[Gain]) -> Folded | str:
         """Let weights take over a parameter; why not, if they cannot."""
-        affine = [self.gains.affine(gain) for gain in gains]
-        if None in affine or len(set(affine)) != 1 or affine[0] is None:
+        affine = {self.gains.affine(gain) for gain in gains}
+        line = affine.pop() if len(affine) == 1 else None
+        if line is None:
             return "its numbers go through something that is not linear"
         sinks = [sink for gain in gains for sink in gain.sinks]
-        why = self._shared(sinks)
-        if why:
-            return why
-        biases = {other for gain in gains for other in gain.biases}
-        changes: dict[Path, Change] = {}
+        steps = {sink.site.step for sink in sinks}
+        for sink in sinks:
+            weight = next(s for s, path in self.flat.parameters.items() if path == sink.site.path)
+            reader = self.flat.other_use(weight, steps)
+            if reader is not None:
+                return f"{sink.site.path} is read by {reader.name} too"
+        changes: dict[str, Change] = {}
         how = ""
-        if biases:
-            found = self._biases(gains, changes)
-            if found is None:
+        if any(gain.biases for gain in gains):
+            how = self._fold_biases(gains, changes)
+            if not how:
                 return "its bias can neither be folded nor divided by it"
-            how = found
         for gain in gains:
             for sink in gain.sinks:
                 _then(changes, sink.site.path, _scaled(sink, gain.numbers))
-        slope, start = affine[0]
-        path = self.change.owners[slot][0]
+        slope, start = line
+        path = self.flat.parameters[slot]
         _then(changes, path, lambda value: jnp.full_like(value, (1 - start) / slope))
         self.change.change(sinks[0].site.name, changes)
         names = tuple(dict.fromkeys(sink.site.name for sink in sinks))
-        return Folded(dotted(path), names, how)
+        return Folded(path, names, how)
 
-    def _shared(self, sinks: list[Sink]) -> str:
-        """Who else reads the weights; empty if no one does."""
-        known = {sink.site.step for sink in sinks}
-        for sink in sinks:
-            slot = next(s for s, (path, _) in self.change.owners.items() if path == sink.site.path)
-            for index in _readers(self.gains, slot):
-                if index not in known:
-                    name = self.change.traced.flat.steps[index].name
-                    return f"{site_path(sink.site)} is read by {name} too"
-        return ""
-
-    def _biases(self, gains: list[Gain], changes: dict[Path, Change]) -> str | None:
-        """Fold biases or divide them; None if neither is possible."""
-        deltas: list[tuple[Path, Change]] = []
-        for gain in gains:
-            if len(gain.biases) != 1:
-                return None
-            numbers = _along(self.gains.value_of(gain.biases[0]), gain.numbers.size)
+    def _fold_biases(self, gains: list[Gain], changes: dict[str, Change]) -> str:
+        """Fold biases or divide them: how; empty if neither is possible."""
+        if any(len(gain.biases) != 1 or not self.flat.owned(gain.biases[0]) for gain in gains):
+            return ""
+        owners = [next(iter(self.flat.owners[gain.biases[0]])) for gain in gains]
+        paths = [self.flat.parameters[owner] for owner in owners]
+        deltas: dict[tuple[str, Change], None] = {}
+        for gain, path in zip(gains, paths, strict=True):
+            numbers = _along(self.flat.value(gain.biases[0]), gain.numbers.size)
             for sink in gain.sinks:
-                (result,) = self.change.traced.flat.steps[sink.site.step].outputs
-                bias = self.biases.of(result)
+                bias = bias_of(self.flat, self.flat.steps[sink.site.step].outputs[0])
                 if numbers is None or bias is None:
-                    return self._divided(gains, changes)
-                made = self._contracted(sink, numbers)
-                delta = bias.means(made)
-                deltas.append((bias.path, _plus(delta)))
-            owner = next(iter(self.gains.owners[gain.biases[0]]))
-            deltas.append((self.change.owners[owner][0], jnp.zeros_like))
-        for path, apply in dict.fromkeys(deltas):
+                    return self._divide(gains, owners, changes)
+                deltas[bias.path, _plus(bias.means(self._contracted(sink, numbers)))] = None
+            deltas[path, jnp.zeros_like] = None
+        for path, apply in deltas:
             _then(changes, path, apply)
         return "folded"
 
-    def _contracted(self, sink: Sink, numbers: np.ndarray) -> Any:
+    def _contracted(self, sink: Sink, numbers: np.ndarray) -> jax.Array:
         site = sink.site
-        step = self.change.traced.flat.steps[site.step]
-        weight = self.gains.value_of(site.weight)
-        contracted, _ = step.params["dimension_numbers"]
-        axis = contracted[1 - site.place][tuple(contracted[site.place]).index(sink.axis)]
-        shape = self.change.links.shapes[site.other]
-        sizes = [1] * len(shape)
-        sizes[axis] = shape[axis]
-        x = jnp.broadcast_to(np.tile(numbers, shape[axis] // numbers.size).reshape(sizes), shape)
-        x = x.astype(jnp.asarray(weight).dtype)
+        step = self.flat.steps[site.step]
+        weight = jnp.asarray(self.flat.value(site.weight))
+        axis = dot_axes(self.flat, step)[site.place].partners[sink.axis]
+        shape = self.flat.shapes[site.activation]
+        x = jnp.broadcast_to(_tiled(numbers, shape, axis), shape).astype(weight.dtype)
         return step.run(*((weight, x) if site.place == 0 else (x, weight)))[0]
 
-    def _divided(self, gains: list[Gain], changes: dict[Path, Change]) -> str | None:
-        for gain in gains:
-            (owner,) = self.gains.owners[gain.biases[0]]
-            path, shape = self.change.owners[owner]
-            if shape != gain.numbers.shape or not np.all(gain.numbers):
-                return None
-            _then(changes, path, _over(gain.numbers))
+    def _divide(self, gains: list[Gain], owners: list[Slot], changes: dict[str, Change]) -> str:
+        for gain, owner in zip(gains, owners, strict=True):
+            if self.flat.shapes[owner] != gain.numbers.shape or not np.all(gain.numbers):
+                return ""
+            _then(changes, self.flat.parameters[owner], partial(_divided, numbers=gain.numbers))
         return "divided by the gain"
 
 
-def _then(changes: dict[Path, Change], path: Path, apply: Change) -> None:
+def _then(changes: dict[str, Change], path: str, apply: Change) -> None:
     before = changes.get(path)
     changes[path] = apply if before is None else lambda value: apply(before(value))
 
 
-def _plus(delta: Any) -> Change:
+def _plus(delta: jax.Array) -> Change:
     return lambda value: value + delta.reshape(value.shape)
 
 
-def _over(numbers: np.ndarray) -> Change:
-    return lambda value: value / numbers
+def _divided(value: jax.Array, numbers: np.ndarray) -> jax.Array:
+    return value / numbers
+
+
+def _tiled(numbers: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """Numbers along one axis, repeated to its length; of size 1 along the others."""
+    sizes = [1] * len(shape)
+    sizes[axis] = shape[axis]
+    return np.tile(numbers, shape[axis] // numbers.size).reshape(sizes)
 
 
 def _scaled(sink: Sink, numbers: np.ndarray) -> Change:
     """From a parameter to the same with the numbers that a site contracts multiplied along an axis."""
-    site = sink.site
+    places = sink.site.places
 
-    def apply(value: Any) -> Any:
-        operand = site.places.taken(value)
-        sizes = [1] * operand.ndim
-        sizes[sink.axis] = operand.shape[sink.axis]
-        factors = np.tile(numbers, operand.shape[sink.axis] // numbers.size).reshape(sizes)
-        return site.places.put(value, operand * factors)
+    def apply(value: jax.Array) -> jax.Array:
+        operand = places.taken(value)
+        return places.put(value, operand * _tiled(numbers, operand.shape, sink.axis))
 
     return apply
 
 
-def _along(value: Any, size: int) -> np.ndarray | None:
+def _along(value: jax.Array, size: int) -> np.ndarray | None:
     """The numbers of a value that differ along one axis only; None for others."""
-    value = np.asarray(value, np.float32)
-    axes = [axis for axis, length in enumerate(value.shape) if length == size]
-    for axis in axes:
-        rows = np.moveaxis(value, axis, -1).reshape(-1, size)
-        if np.all(rows == rows[0]):
-            return rows[0]
+    numbers = np.asarray(value, np.float32)
+    for axis, length in enumerate(numbers.shape):
+        if length == size:
+            rows = np.moveaxis(numbers, axis, -1).reshape(-1, size)
+            if np.all(rows == rows[0]):
+                return rows[0]
     return None
-
-
-def _readers(gains: Gains, slot: Slot) -> list[int]:
-    """The steps that read a parameter's numbers other than to move them."""
-    owned, found = {slot}, []
-    for index, step in enumerate(gains.flat.steps):
-        if owned & {*step.inputs}:
-            if step.outputs[0] in gains.found.fixed:
-                owned.update(step.outputs)
-            else:
-                found.append(index)
-    return found
 
 
 @dataclass(frozen=True)
@@ -274,17 +240,16 @@ def centred(work: Work, by: str) -> list[Centred]:
     change = FloatChange(work, by)
     change.run()
     done: list[Centred] = []
-    for site, region in change.turning():
+    for site, region in turned_regions(change.flat):
         if isinstance(region, str) or not (region.normalized and region.keeps_sums):
             continue
-        read = {site_path(each) for each in change.sites if each.name in region.sinks}
-        makers = {path: axis for path, axis in region.parameters.items() if dotted(path) not in read}
+        read = {sink.path for sink in change.sites if sink.name in region.sinks}
+        makers = {path: axis for path, axis in region.parameters.items() if path not in read}
         changes = {
             path: partial(without_mean, axis=axis, block=region.block) for path, axis in makers.items()
         }
         change.change(site.name, changes)
-        names = tuple(map(dotted, makers))
-        done.append(Centred(names, tuple(sorted(region.sinks))))
+        done.append(Centred(tuple(makers), tuple(sorted(region.sinks))))
     change.finish()
     return done
 

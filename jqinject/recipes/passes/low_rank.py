@@ -11,6 +11,7 @@ from jqinject.model.lora.adapter_plan import PlannedAdapter, dense_update, neare
 from jqinject.model.lora.adapting import with_low_rank
 from jqinject.program import Adapter
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of
+from jqinject.recipes.solvers.solver import at_least, check_arguments
 from jqinject.recipes.work import Work
 
 
@@ -67,11 +68,7 @@ class LowRank:
     iterations: int = 1
 
     def __post_init__(self) -> None:
-        for name, number in (("rank", self.rank), ("iterations", self.iterations)):
-            if number < 1:
-                raise ValueError(
-                    f"LowRank: {name} must be at least 1, got {number!r}.\n  cure: LowRank(rank=32)"
-                )
+        check_arguments(self, rank=at_least(self.rank, 1, 32), iterations=at_least(self.iterations, 1))
 
     def __call__(self, work: Work) -> list[SplitOff]:
         """See `Pass`."""
@@ -96,45 +93,43 @@ class LowRank:
         work.quantize_with(model)
         adapters = adapters_of(model)
         return [
-            self._split(each, adapters[name], plans[name])
-            for name, each in work.parameters().items()
+            self._split(parameter, adapters[name], plans[name])
+            for name, parameter in work.parameters().items()
             if name in plans
         ]
 
     def _split(self, parameter: QuantizedParameter, adapter: Adapter, plan: PlannedAdapter) -> SplitOff:
         """Find the product of one weight again, and keep the best."""
         shape, dtype = parameter.value.shape, parameter.value.dtype
-        whole = parameter.value.astype(jnp.float32) + dense_update(adapter, shape)
-        factors = (adapter.a.get_value(), adapter.b.get_value())
-        best = self._tried(parameter, adapter, whole, factors)
-        least = wrong = _rounding_error(parameter)
+        weight = parameter.value.astype(jnp.float32) + dense_update(adapter, shape)
+        best = (adapter.a.get_value(), adapter.b.get_value())
+        _put(parameter, adapter, weight, best)
+        least = error = _rounding_error(parameter)
         for _ in range(self.iterations - 1):
-            found = nearest_factors(whole - parameter.value.astype(jnp.float32) + wrong, plan, adapter.scale)
-            factors = tuple(factor.astype(dtype) for factor in found)
-            tried = self._tried(parameter, adapter, whole, factors)
-            wrong = _rounding_error(parameter)
-            if _size(wrong) < _size(least):
-                best, least = tried, wrong
+            rest = parameter.value.astype(jnp.float32)
+            nearest = nearest_factors(weight - rest + error, plan, adapter.scale)
+            factors = (nearest[0].astype(dtype), nearest[1].astype(dtype))
+            _put(parameter, adapter, weight, factors)
+            error = _rounding_error(parameter)
+            if _size(error) < _size(least):
+                best, least = factors, error
         if self.iterations > 1:
-            self._tried(parameter, adapter, whole, best)
-        rest = jnp.abs(parameter.value).max() / jnp.maximum(jnp.abs(whole).max(), jnp.finfo(jnp.float32).tiny)
-        before = _size(whole - parameter.nearest(whole.astype(dtype)))
+            _put(parameter, adapter, weight, best)
+        tiny = jnp.finfo(jnp.float32).tiny
+        rest = jnp.abs(parameter.value).max() / jnp.maximum(jnp.abs(weight).max(), tiny)
+        before = _size(weight - parameter.nearest(weight.astype(dtype)))
         return SplitOff(parameter.name, plan.rank, float(rest), _size(least) / (before or 1.0))
 
-    def _tried(
-        self,
-        parameter: QuantizedParameter,
-        adapter: Adapter,
-        whole: jax.Array,
-        factors: tuple[jax.Array, ...],
-    ) -> tuple[jax.Array, ...]:
-        """Let the model have a product and its rest."""
-        for variable, factor in zip((adapter.a, adapter.b), factors, strict=True):
-            variable.set_value(factor)
-        rest = whole - dense_update(adapter, parameter.value.shape)
-        parameter.holder.weight.set_value(rest.astype(parameter.value.dtype))
-        parameter.proxy.init_tensor_quant(parameter.holder)
-        return factors
+
+def _put(
+    parameter: QuantizedParameter, adapter: Adapter, weight: jax.Array, factors: tuple[jax.Array, jax.Array]
+) -> None:
+    """Let the model have a product and its rest."""
+    for variable, factor in zip((adapter.a, adapter.b), factors, strict=True):
+        variable.set_value(factor)
+    rest = weight - dense_update(adapter, parameter.value.shape)
+    parameter.holder.weight.set_value(rest.astype(parameter.value.dtype))
+    parameter.proxy.init_tensor_quant(parameter.holder)
 
 
 def _rounding_error(parameter: QuantizedParameter) -> jax.Array:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,12 @@ import numpy as np
 
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
-from jqinject.program import dotted
-from jqinject.recipes.online import columns_of
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.passes.turn_scores import turned_scores
-from jqinject.recipes.stream.site import ContractionSite, LeftOut
-from jqinject.recipes.transforms.sources import comes_from_nonlinearity
-from jqinject.recipes.transforms.turning import TurnedRegion
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.passes.scores import TurnedScores, turned_scores
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.transforms.axes import comes_from_nonlinearity
+from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
+from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2", "R3", "R4")
 
@@ -92,13 +89,13 @@ class Rotate:
     def __init__(
         self, *which: str, kinds: Sequence[str] = (), seed: int = 0, full_size: bool = False
     ) -> None:
-        given = (*which, *kinds) or KINDS
-        for kind in given:
+        names = (*which, *kinds) or KINDS
+        for kind in names:
             if kind not in KINDS:
                 raise ValueError(
                     f"Rotate: {kind!r} is no kind of rotation.\n  cure: one of {', '.join(KINDS)}"
                 )
-        object.__setattr__(self, "kinds", given)
+        object.__setattr__(self, "kinds", names)
         object.__setattr__(self, "seed", seed)
         object.__setattr__(self, "full_size", full_size)
 
@@ -107,30 +104,28 @@ class Rotate:
         more += ["full_size=True"] if self.full_size else []
         return f"Rotate({', '.join([*map(repr, self.kinds), *more])})"
 
-    def __call__(self, work: Work) -> list[Any]:
+    def __call__(self, work: Work) -> list[Rotated | TurnedScores | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
-        scores, first = turned_scores(change, self._size) if "R3" in self.kinds else ([], ())
-        done: list[Any] = [*scores]
+        scores, first = turned_scores(change.flat, work.rules, self._size) if "R3" in self.kinds else ([], ())
+        done: list[Rotated | TurnedScores | LeftOut] = [*scores]
         refused: set[str] = set()
         key = jax.random.key(self.seed)
-        for site, region in change.turning():
+        for site, region in turned_regions(change.flat):
             if isinstance(region, str):
                 done += [] if site.name in refused else self._before(change, site, region)
                 refused.add(site.name)
-                continue
-            kind = "R1" if region.normalized else "R2"
-            if kind in self.kinds:
+            elif region.kind in self.kinds:
                 key, own = jax.random.split(key)
-                done.append(self._turned(change, site, region, kind, own))
+                done.append(self._turned(change, site, region, own))
         left = change.finish()
         if first:
             work.rules, work.allow_idle = (*first, *work.rules), True
         return done + left
 
     def _turned(
-        self, change: FloatChange, site: ContractionSite, region: TurnedRegion, kind: str, key: jax.Array
+        self, change: FloatChange, site: ContractionSite, region: TurnedRegion, key: jax.Array
     ) -> Rotated:
         size = self._size(region.block, _named(site))
         transform = rotation(region.block, size, region.keeps_sums, key)
@@ -139,22 +134,22 @@ class Rotate:
             for path, axis in region.parameters.items()
         }
         change.change(site.name, turns)
-        folded = tuple(map(dotted, region.parameters))
-        return Rotated(kind, tuple(sorted(region.sinks)), size, folded)
+        folded = tuple(region.parameters)
+        return Rotated(region.kind, tuple(sorted(region.sinks)), size, folded)
 
-    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Any]:
+    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Rotated | LeftOut]:
         """R4 before one site, or why not."""
-        source = comes_from_nonlinearity(site, change.links, change.traced.found.fixed)
+        source = comes_from_nonlinearity(change.flat, site)
         if not source or "R4" not in self.kinds:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
-        if site_path(site) in {name for _, _, online in change.done for name in online}:
+        if site.path in {name for _, _, online in change.done for name in online}:
             return []
-        channels = columns_of(site)
+        channels = site.matrices.channels
         size = self._size(channels, _named(site))
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
             return [LeftOut(site.name, site.path, refused)]
-        return [Rotated("R4", (site.name,), size, (site_path(site),), online=True)]
+        return [Rotated("R4", (site.name,), size, (site.path,), online=True)]
 
     def _size(self, channels: int, site: str) -> int:
         """How many channels one matrix mixes."""
@@ -174,7 +169,7 @@ def largest_size(channels: int) -> int:
         >>> largest_size(48), largest_size(6), largest_size(84)
         (48, 2, 28)
     """
-    for size in sorted((each for each in range(1, channels + 1) if channels % each == 0), reverse=True):
+    for size in sorted((size for size in range(1, channels + 1) if channels % size == 0), reverse=True):
         try:
             hadamard.table_size(size)
         except ValueError:
@@ -208,7 +203,9 @@ def rotation(channels: int, size: int, keeps_sums: bool, key: jax.Array) -> Tran
     return transform
 
 
-def turned(value: jax.Array, *, transform: Transform, axis: int, block: int) -> jax.Array:
+def turned(
+    value: jax.Array, *, transform: Callable[[jax.Array], jax.Array], axis: int, block: int
+) -> jax.Array:
     """A parameter whose blocks of numbers along an axis are transformed.
 
     Args:
@@ -223,4 +220,4 @@ def turned(value: jax.Array, *, transform: Transform, axis: int, block: int) -> 
 
 
 def _named(site: ContractionSite) -> str:
-    return f"{site.name} ({site_path(site)})"
+    return f"{site.name} ({site.path})"

@@ -10,13 +10,141 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.model.calibration import with_progress
-from jqinject.program import dotted
-from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solvers.solver import Solver
-from jqinject.recipes.solving import Solving
+from jqinject.ops.processes import on_host, placed_as
+from jqinject.recipes.journal import Arrays, Journal
+from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
+from jqinject.recipes.solvers.solver import (
+    MatrixGrid,
+    Problem,
+    Sharing,
+    Solver,
+    output_error,
+)
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import InputQuantizers, Work, site_path
+from jqinject.recipes.work import Work
+
+
+class Solving:
+    """A parameter on its way to the grid, site by site where a loop cuts it.
+
+    Args:
+        parameter: of the quantized model.
+        original: of the float model.
+        update: an array beside it, which the quantized model adds to it; None if absent.
+
+    Attributes:
+        values: the parameter as it is now, float32.
+        taken: for each of its numbers in order, whether a site has put it on the grid.
+    """
+
+    def __init__(
+        self, parameter: QuantizedParameter, original: jax.Array, update: jax.Array | None = None
+    ) -> None:
+        self.parameter = parameter
+        self._float = original.astype(jnp.float32)
+        self.values = self.original = self._float if update is None else self._float - update
+        # One number for those of an axis that share a scale: it takes as much as the weight otherwise.
+        self._scale, self._zero_point = map(shared, parameter.measure(self.values))
+        self.taken = np.zeros((original.size,), bool)
+
+    def solve(
+        self, visit: Visit, solver: Solver, journal: Journal, integers: tuple[int, bool] | None
+    ) -> Solved:
+        """Solve the numbers that a site contracts, and let the stream go on with them.
+
+        Args:
+            visit: of the site.
+            solver: the algorithm.
+            journal: remembers what it chose.
+            integers: see `Problem.input_integers`.
+        """
+        site = visit.site
+        chosen = journal.once(site.name, lambda: self._chosen(visit, solver, integers))
+        shape = chosen["values"].shape
+
+        def written(parameter: jax.Array, name: str) -> jax.Array:
+            operand = site.as_operand(jnp.broadcast_to(chosen[name], shape))
+            # Placed as the parameter, whether it was computed or read: sums over it are then the same to the bit.
+            return placed_as(site.places.put(parameter, operand), self.original)
+
+        self.values = written(self.values, "values")
+        scale, zero_point = self._spread()
+        self._scale = shared(written(scale, "scale"))
+        self._zero_point = shared(written(zero_point, "zero_point"))
+        site.places.mark(self.taken)
+        visit.put(self.values)
+        nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
+        return Solved(site.name, site.path, nearest, solved, int(chosen["unseen"]))
+
+    def finish(self) -> None:
+        """Let the quantized model keep what was chosen."""
+        self.parameter.put(self.values, *self._spread())
+
+    def _chosen(self, visit: Visit, solver: Solver, integers: tuple[int, bool] | None) -> Arrays:
+        site, parameter = visit.site, self.parameter
+        statistics = visit.statistics(*dict.fromkeys(("hessian", *solver.statistics)))
+        matrices = site.weights(self.values)
+        original = matrices if self.original is self.values else site.weights(self.original)
+        floats = original if self._float is self.original else site.weights(self._float)
+        reached = statistics.count > 0
+        scale, zero_point = (shared(site.weights(x)) for x in self._spread())
+        grid = MatrixGrid(scale, zero_point, parameter.grid, parameter.by_reciprocal)
+        nearest = grid.nearest(matrices)
+        problem = Problem(
+            matrices,
+            original,
+            statistics.where_reached(reached),
+            SiteMeasure.of(parameter, site, self.values, (matrices, grid)),
+            parameter.group_size,
+            Sharing(
+                lambda: on_host(site.weights(parameter.owners())),
+                parameter.group_size,
+                restricted=parameter.proxy.scale_dtype is not None,
+                whole_zero_points=parameter.proxy.has_whole_zero_points,
+            ),
+            integers,
+        )
+        try:
+            solution = solver(problem)
+        except ValueError as error:
+            raise ValueError(f"{site.name} ({site.path}): {error}") from error
+        values, scale, zero_point = solution.values, solution.scale, solution.zero_point
+        if not solution.complete and not bool(reached.all()):
+            own = reached[:, None, None]
+            values, scale = jnp.where(own, values, nearest), jnp.where(own, scale, grid.scale)
+            zero_point = jnp.where(own, zero_point, grid.zero_point)
+        return {
+            "values": values,
+            "scale": shared(scale),
+            "zero_point": shared(zero_point),
+            "nearest": output_error(nearest - original, floats, statistics),
+            "solved": output_error(values - original, floats, statistics),
+            "unseen": int((~reached).sum()),
+        }
+
+    def _spread(self) -> tuple[jax.Array, jax.Array]:
+        """Scale and zero point of each number of the parameter."""
+        shape = self.values.shape
+        return jnp.broadcast_to(self._scale, shape), jnp.broadcast_to(self._zero_point, shape)
+
+
+def shared(x: jax.Array) -> jax.Array:
+    """An array with one number along axes where all are equal.
+
+    Example:
+        >>> shared(jnp.array([[[1.0, 1.0], [2.0, 2.0]]])).tolist()
+        [[[1.0], [2.0]]]
+    """
+    for axis, same in enumerate(on_host(_same_along(x))):
+        if same:
+            x = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
+    return x
+
+
+@jax.jit
+def _same_along(x: jax.Array) -> jax.Array:
+    firsts = [jax.lax.slice_in_dim(x, 0, min(1, size), axis=axis) for axis, size in enumerate(x.shape)]
+    return jnp.array([(x == first).all() & (x.size > 0) for first in firsts], bool)
 
 
 @dataclass(frozen=True)
@@ -106,7 +234,7 @@ class Solve:
     quantize_inputs: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.solver, type) or not hasattr(self.solver, "statistics"):
+        if isinstance(self.solver, type) or not isinstance(self.solver, Solver):
             name = self.solver.__name__ if isinstance(self.solver, type) else "GPTQ"
             raise TypeError(f"Solve takes a solver, got {self.solver!r:.80}.\n  cure: Solve({name}())")
 
@@ -119,63 +247,52 @@ class Solve:
         Warns:
             UserWarning: parameters that no site solves.
         """
-        parameters, shared = unshared(work.parameters())
+        parameters, left = unshared(work.parameters())
         stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
-        last = {site_path(site): site.name for site in stream.sites}
-        found: list[Solved | NotSolved] = []
+        last = {site.path: site.name for site in stream.sites}
+        solved: list[Solved] = []
         begun: dict[str, Solving] = {}
-        whole: dict[str, bool] = {}
-        for visit in with_progress(stream, "solving", shown=work.progress):
-            name = site_path(visit.site)
+        complete: dict[str, bool] = {}
+        for visit in work.bar(stream, "solving"):
+            site, name = visit.site, visit.site.path
             if name not in parameters:
                 continue
             if name not in begun:
-                begun[name] = Solving(parameters[name], visit.original, stream.updates.get(visit.site.path))
-            if begun[name].takes(visit.site):
-                found.append(self._solved(visit, name, begun[name], work, inputs))
-            if last[name] == visit.site.name:
+                begun[name] = Solving(parameters[name], visit.original, stream.updates.get(site.path))
+            if not site.places.all_in(begun[name].taken):
+                integers = inputs.integers(site, visit.operand)
+                solved.append(begun[name].solve(visit, self.solver, work.journal, integers))
+            if last[name] == site.name:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
-                whole[name] = bool(begun[name].taken.all())
+                complete[name] = bool(begun[name].taken.all())
                 begun.pop(name).finish()
-        left = [*shared, *not_solved(parameters, whole, stream)]
+        left += not_solved(parameters, complete, stream)
         if left:
-            warnings.warn("Solve:\n" + "\n".join(f"  {one}" for one in left), stacklevel=3)
-        return [*found, *left]
+            warnings.warn("Solve:\n" + "\n".join(f"  {reason}" for reason in left), stacklevel=3)
+        return [*solved, *left]
 
     def explain(self, work: Work) -> list[Solvable | NotSolved]:
         """See `Pass`."""
-        parameters, shared = unshared(work.parameters())
+        parameters, left = unshared(work.parameters())
         stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
-        found: list[Solvable | NotSolved] = []
+        plan: list[Solvable | NotSolved] = []
         taken: dict[str, np.ndarray] = {}
         for site in stream.sites:
-            name = site_path(site)
+            name = site.path
             if name not in parameters:
                 continue
             parameter = parameters[name]
             assert parameter.grid is not None, "or it has raised"
             flags = taken.setdefault(name, np.zeros(parameter.value.size, bool))
             if site.places.all_in(flags):
-                found.append(NotSolved(name, f"{site.name} contracts it too, after it is solved"))
+                plan.append(NotSolved(name, f"{site.name} contracts it too, after it is solved"))
                 continue
             site.places.mark(flags)
-            operand = jax.ShapeDtypeStruct(site.places.shape, jnp.float32)
-            shape = jax.eval_shape(site.matrices.weight.matrices, operand).shape
             bits = inputs.bits(site) if self.quantize_inputs else None
             quantizer = parameter.proxy.binding.base.__name__
-            found.append(Solvable(site.name, name, shape, quantizer, bits))
-        whole = {name: bool(flags.all()) for name, flags in taken.items()}
-        return [*found, *shared, *not_solved(parameters, whole, stream)]
-
-    def _solved(self, visit: Visit, name: str, state: Solving, work: Work, inputs: InputQuantizers) -> Solved:
-        try:
-            integers = inputs.integers(visit.site, visit.operand)
-            made = state.solve(visit, self.solver, work.journal, integers)
-        except ValueError as error:
-            raise ValueError(f"{visit.site.name} ({name}): {error}") from error
-        return Solved(
-            visit.site.name, name, float(made["nearest"]), float(made["solved"]), int(made["unseen"])
-        )
+            plan.append(Solvable(site.name, name, site.matrices.weight.sizes, quantizer, bits))
+        complete = {name: bool(flags.all()) for name, flags in taken.items()}
+        return [*plan, *left, *not_solved(parameters, complete, stream)]
 
 
 def unshared(
@@ -186,25 +303,25 @@ def unshared(
     Args:
         parameters: those that are quantized, by path.
     """
-    own = {name: each for name, each in parameters.items() if each.proxy.served_layers == 1}
+    own = {name: x for name, x in parameters.items() if x.proxy.served_layers == 1}
     why = "its layer shares the quantizer with others, whose scales cannot be kept for it alone"
     return own, [NotSolved(name, why) for name in parameters if name not in own]
 
 
 def not_solved(
-    parameters: Mapping[str, QuantizedParameter], whole: Mapping[str, bool], stream: Stream
+    parameters: Mapping[str, QuantizedParameter], complete: Mapping[str, bool], stream: Stream
 ) -> Iterator[NotSolved]:
     """The parameters of which some numbers were not solved.
 
     Args:
         parameters: those that are quantized, by path.
-        whole: of those that sites were found for, whether these contract all of them.
+        complete: of those that sites contract, whether these contract all of their numbers.
         stream: that went through the model.
     """
-    reasons = {dotted(one.path): f"{one.name}: {one.reason}" for one in stream.left_out}
+    reasons = {site.path: f"{site.name}: {site.reason}" for site in stream.flat.left_out}
     for name in parameters:
         reason = reasons.get(name, "no call of the calibration data contracts it")
-        if name not in whole:
+        if name not in complete:
             yield NotSolved(name, reason)
-        elif not whole[name]:
+        elif not complete[name]:
             yield NotSolved(name, f"a part of it; {reason}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jqinject.ops.accumulator_bounds import integer_budget
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.solver import Problem
+from jqinject.recipes.solvers.solver import MatrixGrid, Problem, at_least, check_arguments
 
 
 def l1_threshold(magnitudes: jax.Array, radius: jax.Array | float) -> jax.Array:
@@ -30,9 +29,9 @@ def l1_threshold(magnitudes: jax.Array, radius: jax.Array | float) -> jax.Array:
     falling = -jnp.sort(-magnitudes, axis=-1)
     sums = jnp.cumsum(falling, axis=-1) - radius
     counts = jnp.arange(1, magnitudes.shape[-1] + 1, dtype=magnitudes.dtype)
-    held = (falling - sums / counts > 0).sum(axis=-1, keepdims=True)
-    found = jnp.take_along_axis(sums, jnp.maximum(held - 1, 0), axis=-1)
-    return (found / jnp.maximum(held, 1).astype(magnitudes.dtype))[..., 0]
+    support = (falling - sums / counts > 0).sum(axis=-1, keepdims=True)
+    excess = jnp.take_along_axis(sums, jnp.maximum(support - 1, 0), axis=-1)
+    return (excess / jnp.maximum(support, 1).astype(magnitudes.dtype))[..., 0]
 
 
 def onto_ball(rows: jax.Array) -> jax.Array:
@@ -127,15 +126,15 @@ class Accumulator:
         _, scales = np.unique(owners, return_inverse=True)
         rank = np.array([np.count_nonzero(scales[:place] == own) for place, own in enumerate(scales)])
         size = self.tile_size or len(owners)
-        _, found = np.unique(np.stack([scales, rank // size]), axis=1, return_inverse=True)
-        return found.reshape(-1).astype(np.int32)
+        _, tiles = np.unique(np.stack([scales, rank // size]), axis=1, return_inverse=True)
+        return tiles.reshape(-1).astype(np.int32)
 
 
 def _table(tiles: np.ndarray) -> np.ndarray:
     """The columns of each tile, filled up with -1."""
     members = [np.flatnonzero(tiles == tile) for tile in range(tiles.max() + 1)]
     longest = max(map(len, members))
-    return np.stack([np.pad(each, (0, longest - len(each)), constant_values=-1) for each in members])
+    return np.stack([np.pad(own, (0, longest - len(own)), constant_values=-1) for own in members])
 
 
 @jax.tree_util.register_dataclass
@@ -161,7 +160,7 @@ class Room:
         """The room of the later columns."""
         return replace(self, tiles=self.tiles[:, columns:])
 
-    def rounded(self, x: jax.Array, grid: MatrixGrid, place: Any) -> tuple[jax.Array, Room]:
+    def rounded(self, x: jax.Array, grid: MatrixGrid, place: ArrayLike) -> tuple[jax.Array, Room]:
         """A column rounded to codes that fit, and the room that is left.
 
         Args:
@@ -170,20 +169,20 @@ class Room:
             place: of the column.
         """
         own = jax.lax.dynamic_slice_in_dim(self.tiles, place, 1, -1)[:, None, :, None]
-        left, threshold = (
-            jnp.take_along_axis(each, own, axis=2)[:, :, 0] for each in (self.left, self.threshold)
-        )
+        left, threshold = (jnp.take_along_axis(x, own, axis=2)[:, :, 0] for x in (self.left, self.threshold))
         cut = jnp.where(x > 0, threshold[..., :1], threshold[..., 1:]) * grid.scale
         smaller = jnp.where(cut > 0, jnp.sign(x) * jnp.maximum(jnp.abs(x) - cut, 0.0), x)
         codes = jnp.round(grid.nearest(smaller) / grid.scale).astype(jnp.int32)
         codes = jnp.clip(codes, -left[..., 1:], left[..., :1])
         used = jnp.concatenate([jnp.maximum(codes, 0), jnp.maximum(-codes, 0)], axis=-1)
-        here = jnp.arange(self.left.shape[2])[None, None, :, None] == own
-        spent = jnp.where(here, used[:, :, None], 0)
+        in_tile = jnp.arange(self.left.shape[2])[None, None, :, None] == own
+        spent = jnp.where(in_tile, used[:, :, None], 0)
         return codes.astype(jnp.float32) * grid.scale, replace(self, left=self.left - spent)
 
 
-def rounded(x: jax.Array, grid: MatrixGrid, place: Any, room: Room | None) -> tuple[jax.Array, Room | None]:
+def rounded(
+    x: jax.Array, grid: MatrixGrid, place: ArrayLike, room: Room | None
+) -> tuple[jax.Array, Room | None]:
     """A column rounded to nearest, within the room that is left if there is a bound.
 
     Args:
@@ -195,26 +194,27 @@ def rounded(x: jax.Array, grid: MatrixGrid, place: Any, room: Room | None) -> tu
     return (grid.nearest(x), None) if room is None else room.rounded(x, grid, place)
 
 
-def check_accumulator(solver: str, bits: int | None, tile_size: int | None, scales: str = "original") -> None:
+def check_accumulator(
+    owner: object, bits: int | None, tile_size: int | None, scales: str = "original"
+) -> None:
     """Refuse what is no accumulator.
 
     Raises:
         ValueError: fewer than 2 bits or more than 32, a tile without columns, a tile without an accumulator, or scales
             that are measured on the way.
     """
+    solver = type(owner).__name__
     if bits is None:
         if tile_size is not None:
             raise ValueError(
-                f"{solver}: tile_size={tile_size!r} says what an accumulator sums, and there is none.\n"
+                f"{solver}: tile_size={tile_size!r} says what an accumulator sums, and accumulator_bits is None.\n"
                 f"  cure: {solver}(accumulator_bits=16, tile_size={tile_size!r})"
             )
         return
-    if not 2 <= bits <= 32:
-        raise ValueError(
-            f"{solver}: accumulator_bits must be within 2 and 32, got {bits!r}.\n  cure: accumulator_bits=16"
-        )
-    if tile_size is not None and tile_size < 1:
-        raise ValueError(f"{solver}: tile_size must be at least 1, got {tile_size!r}.\n  cure: tile_size=64")
+    fits = 2 <= bits <= 32
+    check_arguments(
+        owner, accumulator_bits=(fits, "within 2 and 32", 16), tile_size=at_least(tile_size, 1, 64)
+    )
     if scales != "original":
         raise ValueError(
             f"{solver}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "

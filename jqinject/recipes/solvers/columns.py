@@ -3,75 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.rounding_grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.accumulator import Room, rounded
+from jqinject.recipes.solvers.solver import MatrixGrid, Measure, ordered
 
 ScaleRule = Literal["original", "live", "block"]
 """When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at
 every column ("live"); or for the groups that begin in a block, of the matrix as it stands when the block begins
 ("block", as in Qwix)."""
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """Measures the first columns of padded matrices; the others keep scale 1."""
-
-    measure: Measure
-    columns: int
-
-    def _of(self, working: jax.Array) -> MatrixGrid:
-        found = self.measure(working[..., : self.columns]).spread((*working.shape[:-1], self.columns))
-        more = ((0, 0), (0, 0), (0, working.shape[-1] - self.columns))
-        scale = jnp.pad(found.scale, more, constant_values=1.0)
-        return replace(found, scale=scale, zero_point=jnp.pad(found.zero_point, more))
-
-    def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
-        """The grid when a block begins."""
-        return grid
-
-    def at_column(self, grid: MatrixGrid, working: Callable[[], jax.Array]) -> MatrixGrid:
-        """The grid when a column is rounded."""
-        return grid
-
-
-class _Live(_Measured):
-    def at_column(self, grid: MatrixGrid, working: Callable[[], jax.Array]) -> MatrixGrid:
-        """See `_Measured`."""
-        return self._of(working())
-
-
-@dataclass(frozen=True)
-class _AtBlock(_Measured):
-    group_size: int
-
-    def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
-        """See `_Measured`."""
-        new = self._of(working)
-        first = jnp.arange(working.shape[-1]) // self.group_size * self.group_size
-        begins = (first >= start) & (first < start + size)
-        scale = jnp.where(begins, new.scale, grid.scale)
-        return replace(grid, scale=scale, zero_point=jnp.where(begins, new.zero_point, grid.zero_point))
-
-
-def scales_at(scales: ScaleRule, measure: Measure, group_size: int | None, columns: int) -> Any:
-    """What measures scales on the way; None if nothing does.
-
-    Args:
-        scales: the rule.
-        measure: the quantizer's.
-        group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
-        columns: of the matrix.
-    """
-    if scales == "original" or (scales == "block" and group_size is None):
-        return None
-    return _Live(measure, columns) if scales == "live" else _AtBlock(measure, columns, group_size or columns)
 
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -99,7 +44,7 @@ def round_columns(
         measure: from matrices to the quantizer's grid.
         block_size: columns in a block.
         scales: when scales are measured.
-        group_size: of the quantizer; None for no groups.
+        group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
         room: what accumulators hold, for scales that do not change; None for no bound.
 
     Returns:
@@ -108,14 +53,36 @@ def round_columns(
     """
     columns = weights.shape[-1]
     size = min(block_size, columns)
+    more = -columns % size
     grid = measure(weights).spread(weights.shape)
-    rule = scales_at(scales, measure, group_size, columns)
-    if rule is None:
-        more = None if room is None else room.padded(_missing(columns, size))
-        padded = _padded(weights, size), _padded_factor(factor, size), _padded_grid(grid, size)
-        values = _round_frozen(*padded, more, size)[..., :columns]
+    padded = _padded(weights, more), _padded_factor(factor, more), _padded_grid(grid, more)
+    if scales == "original" or (scales == "block" and group_size is None):
+        values = _round_fixed(*padded, None if room is None else room.padded(more), size)[..., :columns]
         return values, grid, values
-    working, values, grid = _round_measured(weights, factor, grid, rule, size)
+
+    def measured(working: jax.Array) -> MatrixGrid:
+        return _padded_grid(measure(working[..., :columns]).spread(weights.shape), more)
+
+    def at_block(grid: MatrixGrid, working: jax.Array, start: jax.Array) -> MatrixGrid:
+        new = measured(working)
+        first = jnp.arange(columns + more) // (group_size or columns) * (group_size or columns)
+        begins = (first >= start) & (first < start + size)
+        scale = jnp.where(begins, new.scale, grid.scale)
+        return replace(grid, scale=scale, zero_point=jnp.where(begins, new.zero_point, grid.zero_point))
+
+    def at_column(grid: MatrixGrid, working: Callable[[], jax.Array]) -> MatrixGrid:
+        return measured(working())
+
+    @jax.jit
+    def run(
+        weights: jax.Array, factor: jax.Array, grid: MatrixGrid
+    ) -> tuple[jax.Array, jax.Array, MatrixGrid]:
+        if scales == "live":
+            return _blocks(weights, factor, grid, None, size, at_column=at_column)
+        return _blocks(weights, factor, grid, None, size, at_block=at_block)
+
+    working, values, grid = run(*padded)
+    working, values, grid = working[..., :columns], values[..., :columns], grid.columns(slice(0, columns))
     if scales == "live":
         grid = measure(working).spread(weights.shape)
         values = grid.nearest(working)
@@ -123,147 +90,89 @@ def round_columns(
 
 
 @partial(jax.jit, static_argnums=4)
-def _round_frozen(
+def _round_fixed(
     weights: jax.Array, factor: jax.Array, grid: MatrixGrid, room: Room | None, size: int
 ) -> jax.Array:
-    return _blocks(weights, factor, grid, None, size, room)[1]
+    return _blocks(weights, factor, grid, room, size)[1]
 
 
-def _round_measured(weights: Any, factor: Any, grid: MatrixGrid, rule: Any, size: int) -> Any:
-    columns = weights.shape[-1]
+_Blocks = tuple[jax.Array, jax.Array, MatrixGrid, Room | None]
+_Columns = tuple[jax.Array, jax.Array, jax.Array, MatrixGrid, Room | None]
 
-    def run(weights: jax.Array, factor: jax.Array, grid: MatrixGrid) -> Any:
-        return _blocks(weights, factor, grid, rule, size)
 
-    padded = _padded(weights, size), _padded_factor(factor, size), _padded_grid(grid, size)
-    working, values, grid = jax.jit(run)(*padded)
-    return working[..., :columns], values[..., :columns], grid.columns(slice(0, columns))
+def _unchanged(grid: MatrixGrid, *rest: object) -> MatrixGrid:
+    return grid
 
 
 def _blocks(
-    weights: jax.Array, factor: jax.Array, grid: MatrixGrid, rule: Any, size: int, room: Room | None = None
-) -> Any:
+    weights: jax.Array,
+    factor: jax.Array,
+    grid: MatrixGrid,
+    room: Room | None,
+    size: int,
+    *,
+    at_block: Callable[[MatrixGrid, jax.Array, jax.Array], MatrixGrid] = _unchanged,
+    at_column: Callable[[MatrixGrid, Callable[[], jax.Array]], MatrixGrid] = _unchanged,
+) -> tuple[jax.Array, jax.Array, MatrixGrid]:
+    """The matrices as the last column left them, their values, and the grid, block by block."""
     columns = weights.shape[-1]
 
-    def block(number: jax.Array, state: Any) -> Any:
+    def block(number: jax.Array, state: _Blocks) -> _Blocks:
         working, values, grid, room = state
         start = number * size
-        if rule is not None:
-            grid = rule.at_block(grid, working, start, size)
-        block, near, errors, grid, room = _round_block(working, factor, grid, rule, start, size, room)
+        grid = at_block(grid, working, start)
         rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
+        within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
+
+        def column(place: jax.Array, state: _Columns) -> _Columns:
+            block, near, errors, grid, room = state
+            grid = at_column(grid, lambda: _written(working, block, start))
+            now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
+            value, room = rounded(now, grid.from_column(start + place, 1), start + place, room)
+            row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
+            error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
+            block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
+            block, near = _written(block, value, place), _written(near, value, place)
+            return block, near, _written(errors, error, place), grid, room
+
+        part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
+        empty = jnp.zeros_like(part)
+        part, near, errors, grid, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, grid, room))
         later = jnp.where(jnp.arange(columns) >= start + size, rows, 0.0)
-        working = _written(working, block, start) - jnp.matmul(errors, later, precision=HIGHEST)
+        working = _written(working, part, start) - jnp.matmul(errors, later, precision=HIGHEST)
         return working, _written(values, near, start), grid, room
 
     start = (weights, jnp.zeros_like(weights), grid, room)
     return jax.lax.fori_loop(0, columns // size, block, start)[:3]
 
 
-def _round_block(
-    working: jax.Array,
-    factor: jax.Array,
-    grid: MatrixGrid,
-    rule: Any,
-    start: jax.Array,
-    size: int,
-    room: Room | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, MatrixGrid, Room | None]:
-    rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
-    within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
-
-    def column(place: jax.Array, state: Any) -> Any:
-        block, done, errors, grid, room = state
-        if rule is not None:
-            grid = rule.at_column(grid, lambda: _written(working, block, start))
-        now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
-        near, room = rounded(now, grid.from_column(start + place, 1), start + place, room)
-        row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
-        error = (now - near) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
-        block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
-        return (
-            _written(block, near, place),
-            _written(done, near, place),
-            _written(errors, error, place),
-            grid,
-            room,
-        )
-
-    block = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
-    empty = jnp.zeros_like(block)
-    return jax.lax.fori_loop(0, size, column, (block, empty, empty, grid, room))
+def _written(matrix: jax.Array, part: jax.Array, column: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(matrix, part, column, -1)
 
 
-def _written(whole: jax.Array, part: jax.Array, column: Any) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(whole, part, column, -1)
+def _padded(x: jax.Array, more: int, value: float = 0.0) -> jax.Array:
+    return jnp.pad(x, ((0, 0), (0, 0), (0, more)), constant_values=value)
 
 
-def _missing(columns: int, size: int) -> int:
-    return -columns % size
-
-
-def _padded(x: jax.Array, size: int, value: float = 0.0) -> jax.Array:
-    return jnp.pad(x, ((0, 0), (0, 0), (0, _missing(x.shape[-1], size))), constant_values=value)
-
-
-def _padded_factor(factor: jax.Array, size: int) -> jax.Array:
+def _padded_factor(factor: jax.Array, more: int) -> jax.Array:
     columns = factor.shape[-1]
-    more = _missing(columns, size)
-    whole = jnp.pad(factor, ((0, 0), (0, more), (0, more)))
-    return whole + jnp.diag((jnp.arange(columns + more) >= columns).astype(factor.dtype))
+    padded = jnp.pad(factor, ((0, 0), (0, more), (0, more)))
+    return padded + jnp.diag((jnp.arange(columns + more) >= columns).astype(factor.dtype))
 
 
-def _padded_grid(grid: MatrixGrid, size: int) -> MatrixGrid:
-    return replace(grid, scale=_padded(grid.scale, size, 1.0), zero_point=_padded(grid.zero_point, size))
+def _padded_grid(grid: MatrixGrid, more: int) -> MatrixGrid:
+    return replace(grid, scale=_padded(grid.scale, more, 1.0), zero_point=_padded(grid.zero_point, more))
 
 
-def check_rounding(name: str, block_size: int, damping: float) -> None:
-    """Refuse numbers that no solver can use.
-
-    Args:
-        name: the solver's.
-        block_size: of columns.
-        damping: a share.
-
-    Raises:
-        ValueError: a block of no columns; a damping that is negative or not finite.
-    """
-    if block_size < 1:
-        raise ValueError(
-            f"{name}: block_size must be at least 1, got {block_size!r}.\n  cure: block_size=128"
-        )
-    if not 0 <= damping < float("inf"):
-        raise ValueError(
-            f"{name}: damping must be a number of at least 0, got {damping!r}.\n  cure: damping=0.01"
-        )
-
-
-def positive(name: str, **numbers: float | None) -> None:
-    """Refuse numbers that are given and not above 0.
-
-    Args:
-        name: the solver's.
-        numbers: its choices.
-
-    Raises:
-        ValueError: one is not.
-    """
-    for choice, number in numbers.items():
-        if number is not None and not 0 < number < float("inf"):
-            raise ValueError(
-                f"{name}: {choice} must be a number above 0, got {number!r}.\n  cure: leave it out"
-            )
-
-
-def by_importance(hessian: jax.Array, wanted: bool) -> jax.Array:
+def by_importance(hessian: jax.Array, act_order: bool) -> jax.Array:
     """Places of the columns in the order in which they are rounded, `(stack, columns)`.
 
     Args:
         hessian: `(stack, columns, columns)`.
-        wanted: whether the columns with the largest `hessian[j, j]` come first; as they are otherwise.
+        act_order: whether the columns with the largest `hessian[j, j]` come first; as they are otherwise.
     """
     diagonal = diagonal_of(hessian)
-    if wanted:
+    if act_order:
         return jnp.argsort(-diagonal, axis=1, stable=True)
     return jnp.broadcast_to(jnp.arange(diagonal.shape[1]), diagonal.shape)
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from jqinject.recipes.solvers.accumulator import onto_ball
 from jqinject.recipes.solvers.columns import HIGHEST, diagonal_of, on_diagonal, without_dead_inputs
-from jqinject.recipes.solvers.gptq import GPTQ
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.solvers.greedy import GPTQ
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver, at_least, check_arguments
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,7 @@ class MagR:
     power_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.power_steps is not None and self.power_steps < 1:
-            raise ValueError(
-                f"MagR: power_steps must be at least 1, got {self.power_steps}.\n"
-                "  cure: 30, or None to compute the largest eigenvalue"
-            )
+        check_arguments(self, power_steps=at_least(self.power_steps, 1, 30))
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -109,9 +105,9 @@ def largest_eigenvalue(matrices: jax.Array, power_steps: int | None) -> jax.Arra
         x = moved(x)
         return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
-    whole = jnp.broadcast_to(start[None, :, None], (*matrices.shape[:2], 1))
-    found = jax.lax.fori_loop(0, power_steps, step, whole)
-    return (largest * (found * moved(found)).sum(axis=1, keepdims=True))[:, 0, 0]
+    vectors = jnp.broadcast_to(start[None, :, None], (*matrices.shape[:2], 1))
+    vectors = jax.lax.fori_loop(0, power_steps, step, vectors)
+    return (largest * (vectors * moved(vectors)).sum(axis=1, keepdims=True))[:, 0, 0]
 
 
 @dataclass(frozen=True)
@@ -172,9 +168,9 @@ def corrected_weights(
         factor, damping: see `QEP`.
     """
     diagonal = diagonal_of(hessian)
-    whole, alive = without_dead_inputs(hessian, weights)
-    factorized = jnp.linalg.cholesky(on_diagonal(whole, damping * jnp.mean(diagonal, axis=1)))
-    wanted = jnp.matmul(alive, delta, precision=HIGHEST)
-    half = jax.lax.linalg.triangular_solve(factorized, wanted, left_side=False, lower=True, transpose_a=True)
+    full, alive = without_dead_inputs(hessian, weights)
+    factorized = jnp.linalg.cholesky(on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
+    target = jnp.matmul(alive, delta, precision=HIGHEST)
+    half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
     return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

@@ -2,17 +2,239 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops import Grid
-from jqinject.recipes.rounding_grid import MatrixGrid, Measure
-from jqinject.recipes.statistics import Statistics
+from jqinject.ops import Grid, quantize_on_grid
+
+Expected = tuple[bool, str, object]
+"""Whether an argument fits, what fits, and an example of it."""
+
+
+def check_arguments(owner: object, **arguments: Expected) -> None:
+    """Refuse arguments of a pass or a solver that it cannot use.
+
+    Args:
+        owner: the pass or the solver.
+        arguments: name -> see `Expected`.
+
+    Raises:
+        ValueError: one does not fit.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> check_arguments(SimpleNamespace(steps=0), steps=at_least(0, 1))
+        Traceback (most recent call last):
+        ...
+        ValueError: SimpleNamespace: steps must be at least 1, got 0.
+          cure: steps=1
+    """
+    for name, (fits, expected, example) in arguments.items():
+        if not fits:
+            raise ValueError(
+                f"{type(owner).__name__}: {name} must be {expected}, got {vars(owner)[name]!r}.\n"
+                f"  cure: {name}={example!r}"
+            )
+
+
+def at_least(value: float | None, least: int, example: float | None = None) -> Expected:
+    """A number of at least some integer; None fits."""
+    fits = value is None or least <= value < math.inf
+    return fits, f"at least {least}", least if example is None else example
+
+
+def above_zero(value: float | None, example: float | None = None) -> Expected:
+    """A finite number above 0; None fits."""
+    return value is None or 0 < value < math.inf, "a number above 0", example
+
+
+def among(value: object, *choices: object) -> Expected:
+    """One of some values."""
+    *most, last = map(repr, choices)
+    return value in choices, f"{', '.join(most)} or {last}", choices[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over the inputs of a site; `X` are samples of the float model, `Y` of the quantized one.
+
+    All are float32, one matrix or vector for each matrix of the site.
+
+    | name | sum |
+    |---|---|
+    | "hessian" | of `y y^T`, `(stack, columns, columns)` |
+    | "cross" | of `x y^T`, `(stack, columns, columns)` |
+    | "magnitude" | of `abs(x)`, `(stack, columns)` |
+    | "largest", "smallest" | the largest and the smallest number of `x` in each column, `(stack, columns)` |
+
+    Attributes:
+        count: the number of samples, `(stack,)`.
+        sums: by name, those that a pass asked for.
+
+    Example:
+        >>> x = jnp.array([[[1.0, -2.0], [3.0, 0.0]]])
+        >>> once = Statistics.of(x, x, ("hessian", "largest"))
+        >>> twice = once.merged(once)
+        >>> twice.sums["hessian"].tolist(), twice.sums["largest"].tolist()
+        ([[[20.0, -4.0], [-4.0, 8.0]]], [[3.0, 0.0]])
+    """
+
+    count: jax.Array
+    sums: dict[str, jax.Array]
+
+    @classmethod
+    def of(
+        cls, x: jax.Array, y: jax.Array, names: tuple[str, ...], own: jax.Array | None = None
+    ) -> Statistics:
+        """The sums over one batch.
+
+        Args:
+            x: samples of the float model, `(stack, samples, columns)`.
+            y: the same samples in the quantized model.
+            names: of the sums.
+            own: 1 for samples that belong to a matrix of the stack, `(stack, samples)`; None if all do.
+        """
+        return _sums(tuple(sorted(names)), x.astype(jnp.float32), y.astype(jnp.float32), own)
+
+    def merged(self, more: Statistics) -> Statistics:
+        """The sums over both."""
+        merge = {"largest": jnp.maximum, "smallest": jnp.minimum}
+        sums = {name: merge.get(name, jnp.add)(x, more.sums[name]) for name, x in self.sums.items()}
+        return Statistics(self.count + more.count, sums)
+
+    def where_reached(self, reached: jax.Array) -> Statistics:
+        """The sums with those of one sample for each column, all alike, where no sample reached a matrix.
+
+        Args:
+            reached: which matrices were, `(stack,)`.
+        """
+        if bool(reached.all()):
+            return self
+        sums = {
+            name: jnp.where(reached[:, None, None], x, jnp.eye(x.shape[-1])) if x.ndim == 3 else x
+            for name, x in self.sums.items()
+        }
+        return Statistics(jnp.where(reached, self.count, 1.0), sums)
+
+    def mean(self, name: str) -> jax.Array:
+        """A sum divided by the number of samples (at least 1)."""
+        total, count = self.sums[name], jnp.maximum(self.count, 1.0)
+        return total / count.reshape(count.shape + (1,) * (total.ndim - 1))
+
+    def is_finite(self) -> bool:
+        """Whether all sums are; where no sample reached a matrix the largest number is -inf, and the smallest inf."""
+        empty = {"largest": -jnp.inf, "smallest": jnp.inf}
+        return all(
+            bool((jnp.isfinite(x) | (x == empty[name] if name in empty else False)).all())
+            for name, x in self.sums.items()
+        )
+
+
+@partial(jax.jit, static_argnums=0)
+def _sums(names: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
+    highest = jax.lax.Precision.HIGHEST
+    stack, samples = x.shape[:2]
+    count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
+    compute = {
+        "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=highest),
+        "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=highest),
+        "magnitude": lambda: jnp.abs(x).sum(axis=1),
+        "largest": lambda: _within(x, own, -jnp.inf).max(axis=1, initial=-jnp.inf),
+        "smallest": lambda: _within(x, own, jnp.inf).min(axis=1, initial=jnp.inf),
+    }
+    return Statistics(count, {name: compute[name]() for name in names})
+
+
+def _within(x: jax.Array, own: jax.Array | None, otherwise: float) -> jax.Array:
+    return x if own is None else jnp.where(own[:, :, None] > 0, x, jnp.float32(otherwise))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MatrixGrid:
+    """A quantizer's own grid, at given scales.
+
+    Attributes:
+        scale: of each number, or broadcasting with the matrices `(stack, rows, columns)`; float32.
+        zero_point: likewise.
+        grid: the numbers at scale 1: static.
+        by_reciprocal: whether the quantizer multiplies by the reciprocal of a scale that numbers share: static.
+
+    Example:
+        >>> from jqinject.ops import IntGrid
+        >>> grid = MatrixGrid(jnp.float32([[0.5], [1.0]]), jnp.float32(0), IntGrid(4))
+        >>> grid.nearest(jnp.array([[0.6, -9.0], [0.6, -9.0]])).tolist()
+        [[0.5, -4.0], [1.0, -8.0]]
+    """
+
+    scale: jax.Array
+    zero_point: jax.Array
+    grid: Grid = field(metadata={"static": True})
+    by_reciprocal: bool = field(default=False, metadata={"static": True})
+
+    def nearest(self, x: jax.Array) -> jax.Array:
+        """The nearest numbers of the grid."""
+        return quantize_on_grid(x, self.grid, self.scale, self.zero_point, by_reciprocal=self.by_reciprocal)
+
+    def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
+        """The grid with a scale and a zero point for each number."""
+        scale, zero_point = (jnp.broadcast_to(x, shape) for x in (self.scale, self.zero_point))
+        return replace(self, scale=scale, zero_point=zero_point)
+
+    def columns(self, at: Any) -> MatrixGrid:
+        """The grid of some columns; scales are for each number.
+
+        Args:
+            at: a slice.
+        """
+        return replace(self, scale=self.scale[..., at], zero_point=self.zero_point[..., at])
+
+    def ordered(self, order: jax.Array) -> MatrixGrid:
+        """The grid with its columns in another order; scales are for each number.
+
+        Args:
+            order: places of columns, `(stack, columns)`.
+        """
+        return replace(self, scale=ordered(self.scale, order), zero_point=ordered(self.zero_point, order))
+
+    def from_column(self, start: Any, size: int) -> MatrixGrid:
+        """The grid of `size` columns from a place that may be traced."""
+        scale, zero_point = (
+            jax.lax.dynamic_slice_in_dim(x, start, size, -1) for x in (self.scale, self.zero_point)
+        )
+        return replace(self, scale=scale, zero_point=zero_point)
+
+
+def ordered(x: jax.Array, order: jax.Array) -> jax.Array:
+    """Matrices with their columns in another order.
+
+    Args:
+        x: `(stack, rows, columns)`.
+        order: places of columns, `(stack, columns)`.
+    """
+    return jnp.take_along_axis(x, order[:, None], axis=-1)
+
+
+Measure = Callable[[jax.Array], MatrixGrid]
+"""From matrices to the grid that their quantizer would choose for them."""
+
+
+def as_argument(measure: Measure) -> Measure:
+    """The same as an argument of a compiled function, which is compiled once for those that differ in arrays alone.
+
+    Args:
+        measure: a pytree; or any function, for which there is a program of its own.
+    """
+    opaque = jax.tree_util.all_leaves([measure])
+    return jax.tree_util.Partial(measure) if opaque else measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +293,7 @@ class Problem:
         return Sharing(group_size=self.group_size) if self.known_sharing is None else self.known_sharing
 
 
+@runtime_checkable
 class Solver(Protocol):
     """An algorithm that chooses the numbers of a stack of matrices.
 
@@ -97,7 +320,7 @@ class Solution:
     Attributes:
         values: numbers on the grid, float32 `(stack, rows, columns)`.
         scale, zero_point: of the grid, broadcasting with the values.
-        working: the matrices that were rounded, with what the solver did to them; None if that is not told.
+        working: the matrices that were rounded, with what the solver did to them; None if unknown.
         complete: whether matrices that no sample reached are solved too, because the solver keeps a bound for all.
     """
 
@@ -108,8 +331,8 @@ class Solution:
     complete: bool = False
 
 
-def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, Grid]:
-    """The grid of a problem's weights, with a scale for each, and its integers.
+def integer_grid(problem: Problem, solver: str) -> Grid:
+    """The integers of a problem's weights.
 
     Args:
         problem: of integers.
@@ -118,13 +341,13 @@ def integer_grid(problem: Problem, solver: str) -> tuple[MatrixGrid, Grid]:
     Raises:
         ValueError: the grid is another one.
     """
-    found = problem.measure(problem.weights).spread(problem.weights.shape)
-    if not found.grid.is_integer:
+    grid = problem.measure(problem.weights).spread(problem.weights.shape).grid
+    if not grid.is_integer:
         raise ValueError(
-            f"{solver} learns how integers are rounded, and the quantizer's grid is a {type(found.grid).__name__}.\n"
+            f"{solver} learns how integers are rounded, and the quantizer's grid is a {type(grid).__name__}.\n"
             "  cure: GPTQ(), which serves every grid, or an integer quantizer"
         )
-    return found, found.grid
+    return grid
 
 
 def bounded_codes(codes: jax.Array, grid: Grid) -> jax.Array:
@@ -136,3 +359,24 @@ def bounded_codes(codes: jax.Array, grid: Grid) -> jax.Array:
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:
     """`tr(D H D^T)` of each matrix, `(stack,)`."""
     return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=jax.lax.Precision.HIGHEST), axis=(1, 2))
+
+
+def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
+    """`tr(D H D^T) / tr(W H W^T)`: the mean squared error of a site's output, relative to the output.
+
+    Args:
+        difference: `D`, of the weights.
+        weights: `W`.
+        statistics: with the Hessian.
+    """
+    return float(_relative(difference, weights, statistics.mean("hessian")))
+
+
+@jax.jit
+def _relative(difference: jax.Array, weights: jax.Array, hessian: jax.Array) -> jax.Array:
+    def size(w: jax.Array) -> jax.Array:
+        # One product of matrices and a sum: an einsum of three operands may choose a far larger intermediate result.
+        return (jnp.matmul(w, hessian, precision=jax.lax.Precision.HIGHEST) * w).sum()
+
+    total = size(weights)
+    return size(difference) / jnp.where(total > 0, total, 1.0)

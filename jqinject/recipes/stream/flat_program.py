@@ -1,19 +1,35 @@
-"""A traced call as one flat list of steps: functions are inlined, and loops that contract parameters are unrolled."""
+"""A traced call as one flat list of steps, with the sites at which parameters are contracted.
+
+Functions are inlined, and loops that contract parameters are unrolled. `FlatProgram` knows of each value what makes and
+reads it, and on which parameters it depends; every transform and every stream asks it.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jqinject.program import operation_of, path_in
+from jqinject.program import Program, dotted, operation_of, path_in
 from jqinject.program.jaxpr import Body, Equation, Scan
+from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
+PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
+MOVES = (
+    *("reshape", "transpose", "slice", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "split"),
+    *("dynamic_slice", "gather", "slice_of_stack"),
+    *PLACEMENTS,
+)
+"""Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
 
 Slot = int
 
@@ -51,121 +67,423 @@ class FlatStep:
         return self.equation
 
     @property
+    def where(self) -> str:
+        """The module that it belongs to, for messages; empty for the model itself."""
+        return f" in {self.path}" if self.path else ""
+
+    @property
     def params(self) -> Mapping[str, Any]:
         """Those of its equation; none for a slice or a stack."""
         return {} if self.equation is None else self.equation.params
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class ContractionSite:
+    """One contraction of a parameter.
+
+    Attributes:
+        name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
+        operand: the name under which a rule's quantizer of the other operand is held.
+        turn: which turn of the loops around it this is.
+        path: the parameter's path in the model, as text.
+        operation: "dot_general", "conv_general_dilated" or "ragged_dot_general".
+        step: index of the step.
+        weight: the slot of the operand that is the parameter.
+        activation: the slot of the other operand.
+        rest: slots of further operands.
+        place: which operand the parameter is.
+        matrices: how it is a product of matrices.
+        places: of the operand's numbers in the parameter.
+    """
+
+    name: str
+    operand: str
+    turn: tuple[int, ...]
+    path: str
+    operation: str
+    step: int
+    weight: Slot
+    activation: Slot
+    rest: tuple[Slot, ...]
+    place: int
+    matrices: Matrices
+    places: Places = field(repr=False)
+
+    @property
+    def module(self) -> str:
+        """The path of the module that contracts the parameter."""
+        return self.operand.rpartition(".")[0]
+
+    def weights(self, parameter: Any) -> Any:
+        """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
+        return self.matrices.weight.matrices(self.places.taken(parameter))
+
+    def as_operand(self, matrices: jax.Array) -> jax.Array:
+        """Matrices as the operand."""
+        return self.matrices.weight.array(matrices)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A contraction that a pass leaves alone.
+
+    Attributes:
+        name: the operation's.
+        path: the parameter's path; empty if it is a contraction of two activations.
+        reason: why.
+    """
+
+    name: str
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction of two activations.
+
+    Attributes:
+        name: the operation's, as `jqinject.coverage` names it; in a loop, that of every turn.
+        operation: as rules name it, "einsum" or "dot_general".
+        path: of the module.
+        step: index of the step.
+    """
+
+    name: str
+    operation: str
+    path: str
+    step: int
+
+
 class FlatProgram:
     """A program without programs inside.
 
+    Args:
+        program: of a call.
+
     Attributes:
-        inputs: slots of the inputs.
-        outputs: slots of the outputs.
-        constants: values of slots that are known.
+        arguments: what the program is called with: the model's parameters and state, and the call's arrays.
+        inputs, outputs: their slots, and those of the results.
         steps: the operations, in order.
+        constants: values of slots that are constants of the program.
+        state: values of slots that hold the model's parameters and state.
+        parameters: path of the parameter in each slot that holds one.
+        shapes: of all values.
+        made_by: slot -> what makes it, and as which of its outputs.
+        unowned: slots that depend on constants alone.
+        owners: slots that depend on parameters, state and constants alone -> the slots of the parameters among these.
+        discrete: slots of whole numbers and truth values.
+        sites: the contractions of parameters that can be solved, in the order in which they run.
+        left_out: the other contractions of parameters.
+        products: the contractions of two activations.
     """
 
-    inputs: tuple[Slot, ...] = ()
-    outputs: tuple[Slot, ...] = ()
-    constants: dict[Slot, Any] = field(default_factory=dict)
-    steps: list[FlatStep] = field(default_factory=list)
-    count: int = 0
-    contractions: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
+    def __init__(self, program: Program) -> None:
+        self.arguments = tuple(program.inputs)
+        self.inputs: tuple[Slot, ...] = tuple(range(len(self.arguments)))
+        pairs = list(zip(self.inputs, self.arguments, strict=True))
+        self.steps: list[FlatStep] = []
+        self.constants: dict[Slot, Any] = {}
+        self.state = {slot: x.value for slot, x in pairs if not x.is_activation}
+        self.parameters: dict[Slot, str] = {slot: dotted(x.weight_path) for slot, x in pairs if x.is_weight}
+        self.shapes: dict[Slot, Shape] = {slot: tuple(np.shape(x.value)) for slot, x in pairs}
+        self.made_by: dict[Slot, tuple[FlatStep, int]] = {}
+        self.unowned, self.discrete = set[Slot](), set[Slot]()
+        self.owners = {slot: frozenset({slot} & self.parameters.keys()) for slot in self.state}
+        self.sites: list[ContractionSite] = []
+        self.left_out: list[LeftOut] = []
+        self.products: list[Product] = []
+        self._touching: dict[Slot, list[int]] = {}
+        self._contractions: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.outputs = tuple(self._inline(program.body, self.inputs, ""))
+        self.returned = self.outputs[: program.output_tree.num_leaves]
+        self._values = {**self.constants, **self.state}
+        self._find_sites()
 
-    def new_slot(self) -> Slot:
-        """A slot that nothing has written."""
-        self.count += 1
-        return self.count - 1
+    def touching(self, slot: Slot) -> list[int]:
+        """The steps that make or read a value."""
+        return self._touching.get(slot, [])
 
-    def constant(self, value: Any) -> Slot:
-        """The slot of a known value."""
-        slot = self.new_slot()
-        self.constants[slot] = value
-        return slot
+    def readers(self, slot: Slot) -> list[FlatStep]:
+        """The steps that read a value."""
+        return [self.steps[index] for index in self.touching(slot) if slot in self.steps[index].inputs]
 
-    def add(
-        self, run: Callable[..., list[Any]], inputs: Sequence[Slot], count: int, **said: Any
-    ) -> list[Slot]:
-        """Append a step with `count` outputs, and return their slots."""
-        outputs = [self.new_slot() for _ in range(count)]
-        self.steps.append(FlatStep(run, tuple(inputs), tuple(outputs), **said))
-        return outputs
+    @property
+    def fixed(self) -> KeysView[Slot]:
+        """The slots that depend on parameters, state and constants alone."""
+        return self.owners.keys()
 
+    def owned(self, slot: Slot) -> bool:
+        """Whether a value depends on parameters, and besides them on state and constants alone."""
+        return bool(self.owners.get(slot))
+
+    @cached_property
+    def ends(self) -> set[Slot]:
+        """What the model returns, and its new state."""
+        state = self.outputs[len(self.returned) :]
+        return {*self.returned, *(slot for slot in state if slot not in self.parameters)}
+
+    @cached_property
+    def live(self) -> set[int]:
+        """The steps that an output depends on: traces keep operations whose results are not read."""
+        needed, live = {*self.outputs}, set[int]()
+        for index in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[index]
+            if needed & {*step.outputs}:
+                live.add(index)
+                needed.update(step.inputs)
+        return live
+
+    @cached_property
     def last_uses(self) -> dict[Slot, int]:
         """The index of the last step that reads each slot; the number of steps for outputs."""
-        found = {slot: index for index, step in enumerate(self.steps) for slot in step.inputs}
-        return found | dict.fromkeys(self.outputs, len(self.steps))
+        last = {slot: index for index, step in enumerate(self.steps) for slot in step.inputs}
+        return last | dict.fromkeys(self.outputs, len(self.steps))
+
+    def value(self, slot: Slot) -> Any:
+        """The value of a slot that depends on parameters, state and constants alone."""
+        return self._evaluated(slot, self._values)
+
+    def value_with(self, slot: Slot, parameter: Slot, number: float) -> Any:
+        """The same value if all numbers of one parameter were `number`."""
+        values = {s: x for s, x in self._values.items() if parameter not in self.owners.get(s, ())}
+        values[parameter] = np.full_like(np.asarray(self.state[parameter]), number)
+        return self._evaluated(slot, values)
+
+    def _evaluated(self, slot: Slot, values: dict[Slot, Any]) -> Any:
+        if slot not in values:
+            step, _ = self.made_by[slot]
+            results = step.run(*(self._evaluated(operand, values) for operand in step.inputs))
+            values.update(zip(step.outputs, results, strict=True))
+        return values[slot]
+
+    def origin(self, slot: Slot) -> tuple[Slot, list[tuple[FlatStep, int]]]:
+        """What a value's numbers were moved from, and the moves with the output that each contributes, last first."""
+        chain: list[tuple[FlatStep, int]] = []
+        while slot in self.made_by and self.made_by[slot][0].name in (*CASTS, *MOVES):
+            chain.append(self.made_by[slot])
+            slot = chain[-1][0].inputs[0]
+        return slot, chain
+
+    def places(self, source: Slot, chain: Sequence[tuple[FlatStep, int]]) -> np.ndarray:
+        """For each number that moves take from a value, its place in the flattened value.
+
+        Args:
+            source: slot of the value.
+            chain: the moves, last first.
+        """
+        shape = self.shapes[source]
+        where = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+        for step, place in reversed(chain):
+            if step.name not in CASTS:
+                where = self.moved(step, [where])[place]
+        return where
+
+    def moved(self, step: FlatStep, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The results of a move of other numbers.
+
+        Args:
+            step: the move.
+            operands: instead of its first ones; the others are constants.
+        """
+        # Without a compilation for each shape, and mostly without a copy.
+        simple = _moved_by_numpy(step, operands[0])
+        if simple is not None:
+            return [simple]
+        rest = [self.value(slot) for slot in step.inputs[len(operands) :]]
+        return [np.asarray(x) for x in step.run(*map(jnp.asarray, operands), *rest)]
+
+    def other_use(self, parameter: Slot, uses: set[int]) -> FlatStep | None:
+        """Which step reads a parameter's numbers beyond some uses; None if none does.
+
+        Args:
+            parameter: its slot.
+            uses: indices of steps.
+        """
+        owned = {parameter}
+        for index, step in enumerate(self.steps):
+            if index in uses or not owned & {*step.inputs}:
+                continue
+            if step.name in (*CASTS, *MOVES) and step.outputs[0] in self.fixed and step.inputs[0] in owned:
+                owned.update(step.outputs)
+            else:
+                return step
+        return None
+
+    def _constant(self, value: Any) -> Slot:
+        slot = len(self.shapes)
+        self.constants[slot], self.shapes[slot] = value, np.shape(value)
+        self.owners[slot] = frozenset()
+        self.unowned.add(slot)
+        return slot
+
+    def _add(
+        self, run: Callable[..., list[Any]], inputs: Sequence[Slot], shapes: Sequence[Shape], **about: Any
+    ) -> list[Slot]:
+        """Append a step with outputs of some shapes, and return their slots."""
+        outputs = list(range(len(self.shapes), len(self.shapes) + len(shapes)))
+        step = FlatStep(run, tuple(inputs), tuple(outputs), **about)
+        for slot in dict.fromkeys((*inputs, *outputs)):
+            self._touching.setdefault(slot, []).append(len(self.steps))
+        self.steps.append(step)
+        self.shapes |= dict(zip(outputs, shapes, strict=True))
+        self.made_by |= {slot: (step, place) for place, slot in enumerate(outputs)}
+        if all(slot in self.unowned for slot in inputs):
+            self.unowned.update(outputs)
+        if all(slot in self.owners for slot in inputs):
+            owners = frozenset[Slot]().union(*(self.owners[slot] for slot in inputs))
+            self.owners |= dict.fromkeys(outputs, owners)
+        return outputs
+
+    def _inline(
+        self, body: Body, inputs: Sequence[Slot], path: str, turn: tuple[int, ...] = ()
+    ) -> list[Slot]:
+        def steps(eqn: Equation, inputs: list[Slot]) -> list[Slot]:
+            module = path_in(eqn.scopes) or path
+            if eqn.call:
+                return self._inline(eqn.call, inputs, module, turn)
+            if eqn.scan and _contracts(eqn.scan.body):
+                return self._unroll(eqn.scan, inputs, module, turn)
+            return self._append(eqn, inputs, module, turn)
+
+        return body.run(inputs, steps, self._constant)
+
+    def _append(self, eqn: Equation, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
+        def run(*values: Any) -> list[Any]:
+            return eqn.bind(values)
+
+        kind, number = "", 0
+        if eqn.name in CONTRACTIONS:
+            kind = operation_of("einsum" if eqn.is_einsum else eqn.name).name
+            number = self._contractions[path, kind]
+            self._contractions[path, kind] += 1
+        about = {
+            "name": eqn.name,
+            "path": path,
+            "equation": eqn,
+            "turn": turn,
+            "kind": kind,
+            "number": number,
+        }
+        outputs = self._add(run, inputs, [tuple(x.shape) for x in eqn.outputs], **about)
+        dtypes = zip(outputs, eqn.outputs, strict=True)
+        self.discrete |= {slot for slot, x in dtypes if not jnp.issubdtype(x.dtype, jnp.inexact)}
+        return outputs
+
+    def _unroll(self, scan: Scan, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
+        """Every step of a loop: each has its own weights, cut from those of the stack."""
+        fixed, carry, stacked = scan.split(inputs)
+        turns = range(scan.options["length"])
+        results: dict[int, list[Slot]] = {}
+        before = self._contractions
+        for index in reversed(turns) if scan.options["reverse"] else turns:
+            self._contractions = before.copy()
+            slices = [
+                self._add(_slice_at(index), [slot], [self.shapes[slot][1:]], name="slice_of_stack", path=path)
+                for slot in stacked
+            ]
+            operands = [*fixed, *carry, *(slot for (slot,) in slices)]
+            outputs = self._inline(scan.body, operands, path, (*turn, index))
+            carry, results[index] = outputs[: scan.carries], outputs[scan.carries :]
+        columns = [
+            [results[index][place] for index in turns]
+            for place in range(len(scan.body.outputs) - scan.carries)
+        ]
+        stacks = [
+            self._add(_stack, slots, [(len(slots), *self.shapes[slots[0]])], name="stack", path=path)
+            for slots in columns
+        ]
+        return [*carry, *(slot for (slot,) in stacks)]
+
+    def _find_sites(self) -> None:
+        owner: dict[Slot, Slot] = {slot: slot for slot in self.parameters}
+        for index, step in enumerate(self.steps):
+            owners = {owner[slot] for slot in step.inputs if slot in owner}
+            moves = step.name in (*CASTS, *MOVES) and step.inputs[0] in owner
+            if len(owners) == 1 and (step.outputs[0] in self.fixed or moves):
+                owner.update(dict.fromkeys(step.outputs, owners.pop()))
+            if step.name in CONTRACTIONS:
+                name = f"{step.path}.{step.kind}{step.number}".lstrip(".")
+                if not any(slot in owner or slot in self.fixed for slot in step.inputs[:2]):
+                    self.products.append(Product(name, step.kind, step.path, index))
+                self._add_site(index, name, owner)
+
+    def _add_site(self, index: int, name: str, owner: Mapping[Slot, Slot]) -> None:
+        step = self.steps[index]
+        among = [place for place in (0, 1) if step.inputs[place] in owner]
+        if len(among) == 2:  # rows that the input chose of a table are no weight
+            among = [place for place in among if step.inputs[place] in self.fixed]
+        if len(among) != 1 or step.inputs[1 - among[0]] in self.fixed:
+            return
+        place = among[0]
+        slot = step.inputs[place]
+        path = self.parameters[owner[slot]]
+        if slot not in self.fixed:
+            reason = "which of the parameter's numbers are contracted depends on the input"
+            self.left_out.append(LeftOut(name, path, reason))
+            return
+        matrices, places = matrices_of(step.contraction, place), self._places_of(slot, owner[slot])
+        if isinstance(matrices, str) or isinstance(places, str):
+            reason = matrices if isinstance(matrices, str) else str(places)
+            self.left_out.append(LeftOut(name, path, reason))
+            return
+        swapped = name.rpartition(".")[2].startswith("einsum") and place == 0
+        site = ContractionSite(
+            name=name + "".join(f"[{turn}]" for turn in step.turn),
+            operand=name + ("_lhs" if place == 1 or swapped else "_rhs"),
+            turn=step.turn,
+            path=path,
+            operation=step.name,
+            step=index,
+            weight=slot,
+            activation=step.inputs[1 - place],
+            rest=step.inputs[2:],
+            place=place,
+            matrices=matrices,
+            places=places,
+        )
+        self.sites.append(site)
+
+    def _places_of(self, slot: Slot, parameter: Slot) -> Places | str:
+        """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""
+        source, chain = self.origin(slot)
+        if source != parameter:
+            return f"the parameter goes through {self.made_by[source][0].name} before it is contracted"
+        places = Places.of(self.places(source, chain))
+        return places or "a number of the parameter is contracted more than once"
 
 
-def flatten(body: Body) -> FlatProgram:
-    """The body of a traced call as a flat program."""
-    flat = FlatProgram()
-    flat.inputs = tuple(flat.new_slot() for _ in body.inputs)
-    flat.outputs = tuple(_inline(flat, body, flat.inputs, ""))
-    return flat
-
-
-def _inline(
-    flat: FlatProgram, body: Body, inputs: Sequence[Slot], path: str, turn: tuple[int, ...] = ()
-) -> list[Slot]:
-    def steps(eqn: Equation, inputs: list[Slot]) -> list[Slot]:
-        where = path_in(eqn.scopes) or path
-        if eqn.call:
-            return _inline(flat, eqn.call, inputs, where, turn)
-        if eqn.scan and contracts(eqn.scan.body):
-            return _unroll(flat, eqn.scan, inputs, where, turn)
-        return _step(flat, eqn, inputs, where, turn)
-
-    return body.run(inputs, steps, flat.constant)
-
-
-def _step(
-    flat: FlatProgram, eqn: Equation, inputs: list[Slot], path: str, turn: tuple[int, ...]
-) -> list[Slot]:
-    def run(*values: Any) -> list[Any]:
-        return eqn.bind(values)
-
-    kind, number = "", 0
-    if eqn.name in CONTRACTIONS:
-        kind = operation_of("einsum" if eqn.is_einsum else eqn.name).name
-        number = flat.contractions[path, kind]
-        flat.contractions[path, kind] += 1
-    said = {"path": path, "equation": eqn, "turn": turn, "kind": kind, "number": number}
-    return flat.add(run, inputs, len(eqn.outputs), name=eqn.name, **said)
-
-
-def contracts(body: Body) -> bool:
+def _contracts(body: Body) -> bool:
     """Whether a program, or one that it runs on its operands, contracts anything."""
     return any(
-        eqn.name in CONTRACTIONS or (eqn.body is not None and contracts(eqn.body)) for eqn in body.equations
+        eqn.name in CONTRACTIONS or (eqn.body is not None and _contracts(eqn.body)) for eqn in body.equations
     )
 
 
-def _unroll(
-    flat: FlatProgram, scan: Scan, inputs: list[Slot], path: str, turn: tuple[int, ...]
-) -> list[Slot]:
-    """Every step of a loop: each has its own weights, cut from those of the stack."""
-    fixed, carry, stacked = scan.split(inputs)
-    steps = range(scan.options["length"])
-    made: dict[int, list[Slot]] = {}
-    before = flat.contractions
-    for index in reversed(steps) if scan.options["reverse"] else steps:
-        flat.contractions = before.copy()
-        each = [
-            flat.add(_slice_at(index), [slot], 1, name="slice_of_stack", path=path)[0] for slot in stacked
-        ]
-        outputs = _inline(flat, scan.body, [*fixed, *carry, *each], path, (*turn, index))
-        carry, made[index] = outputs[: scan.carries], outputs[scan.carries :]
-    count = len(scan.body.outputs) - scan.carries
-    columns = [[made[index][place] for index in steps] for place in range(count)]
-    return [*carry, *(flat.add(_stack, column, 1, name="stack", path=path)[0] for column in columns)]
-
-
-def _slice_at(index: int) -> Callable[[Any], list[Any]]:
+def _slice_at(index: int) -> Callable[[jax.Array], list[jax.Array]]:
     return lambda stack: [jax.lax.index_in_dim(stack, index, 0, keepdims=False)]
 
 
-def _stack(*values: Any) -> list[Any]:
+def _stack(*values: jax.Array) -> list[jax.Array]:
     return [jnp.stack(values)]
+
+
+def _moved_by_numpy(step: FlatStep, x: np.ndarray) -> np.ndarray | None:
+    """The commonest moves; None for others."""
+    params = step.params
+    if step.name == "reshape" and params.get("dimensions") is None:
+        return x.reshape(params["new_sizes"])
+    if step.name == "transpose":
+        return x.transpose(params["permutation"])
+    if step.name == "squeeze":
+        return x.squeeze(tuple(params["dimensions"]))
+    if step.name == "broadcast_in_dim":
+        axes, shape = params["broadcast_dimensions"], params["shape"]
+        sizes = [1] * len(shape)
+        for axis, size in zip(axes, x.shape, strict=True):
+            sizes[axis] = size
+        return np.broadcast_to(x.reshape(sizes), shape)
+    return None

@@ -1,45 +1,135 @@
-"""Contractions as products of matrices: weights of rows and columns, inputs of samples and columns."""
+"""Contractions as products of matrices, and where their weights' numbers are in the parameter.
+
+Weights have rows and columns, inputs samples and columns.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.program.jaxpr import Equation
 
-Axes = tuple[int, ...]
+Axes = Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """For each number of an operand, its place in the flattened parameter.
+
+    Most operands are a parameter, or a slice of a stack, in the parameter's own order: then a place to start at says it
+    all, and nothing is gathered.
+
+    Attributes:
+        shape: of the operand.
+        start: of a run of numbers in the parameter's order; None if they stand otherwise.
+        scattered: then the place of each number, in the shape of the operand.
+
+    Example:
+        >>> stack = jnp.arange(12.0).reshape(2, 2, 3)
+        >>> second = Places.of(np.arange(12).reshape(2, 2, 3)[1])
+        >>> second.start, second.taken(stack).tolist()
+        (6, [[6.0, 7.0, 8.0], [9.0, 10.0, 11.0]])
+        >>> second.put(stack, jnp.zeros((2, 3))).sum() == stack[0].sum()
+        Array(True, dtype=bool)
+    """
+
+    shape: tuple[int, ...]
+    start: int | None
+    scattered: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, places: np.ndarray) -> Places | None:
+        """The places, in the shortest form; None if a number of the parameter has several of them.
+
+        Args:
+            places: of the operand's numbers, in its shape.
+        """
+        flat = places.reshape(-1)
+        if flat.size and np.array_equal(flat, np.arange(flat[0], flat[0] + flat.size, dtype=flat.dtype)):
+            return cls(places.shape, int(flat[0]))
+        if np.bincount(flat, minlength=1).max(initial=0) > 1:
+            return None
+        return cls(places.shape, None, places)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the operand has."""
+        return math.prod(self.shape)
+
+    @property
+    def _at(self) -> np.ndarray | slice | None:
+        return self.scattered if self.start is None else slice(self.start, self.start + self.size)
+
+    def taken(self, parameter: Any) -> Any:
+        """The operand.
+
+        Args:
+            parameter: whose numbers it has.
+        """
+        if self.start is not None and self.size == parameter.size:
+            return parameter.reshape(self.shape)
+        return parameter.reshape(-1)[self._at].reshape(self.shape)
+
+    def put(self, parameter: jax.Array, operand: jax.Array) -> jax.Array:
+        """A parameter with the operand's numbers in these places.
+
+        Args:
+            parameter: with other numbers there.
+            operand: in its shape.
+        """
+        operand = operand.astype(parameter.dtype)
+        if self.start is not None:
+            operand = operand.reshape(-1)
+            if self.size == parameter.size:
+                return operand.reshape(parameter.shape)
+        return parameter.reshape(-1).at[self._at].set(operand).reshape(parameter.shape)
+
+    def mark(self, taken: np.ndarray) -> None:
+        """Set the places of a flat array of flags.
+
+        Args:
+            taken: one flag for each number of the parameter; it is changed.
+        """
+        taken[self._at] = True
+
+    def all_in(self, taken: np.ndarray) -> bool:
+        """Whether the flags of all places are set."""
+        return bool(taken[self._at].all())
 
 
 @dataclass(frozen=True)
 class Moved:
-    """An array whose axes are those of a stack of matrices: `(stack..., rows..., columns...)`.
+    """An array that is a stack of matrices once its axes are `(stack..., rows..., columns...)`.
 
     Attributes:
         axes: of the array, in that order.
         shape: of the array, its axes in that order.
-        split: how many axes belong to the stack, and how many to the rows.
+        sizes: of the matrices, `(stack, rows, columns)`.
     """
 
     axes: Axes
     shape: Axes
-    split: tuple[int, int]
+    sizes: tuple[int, int, int]
 
     @classmethod
-    def of(cls, shape: Axes, stack: Axes, columns: Axes) -> Moved:
+    def of(cls, shape: Axes, stack: Sequence[int], columns: Sequence[int]) -> Moved:
         """The rows are the axes that belong neither to the stack nor to the columns."""
-        rows = tuple(axis for axis in range(len(shape)) if axis not in (*stack, *columns))
+        rows = [axis for axis in range(len(shape)) if axis not in (*stack, *columns)]
+        stacked, high, wide = (math.prod(shape[axis] for axis in axes) for axes in (stack, rows, columns))
         axes = (*stack, *rows, *columns)
-        return cls(axes, tuple(shape[axis] for axis in axes), (len(stack), len(rows)))
+        return cls(axes, tuple(shape[axis] for axis in axes), (stacked, high, wide))
 
     def matrices(self, x: Any) -> Any:
         """The array as matrices `(stack, rows, columns)`."""
-        stack, rows = self.split
-        cut = (self.shape[:stack], self.shape[stack : stack + rows], self.shape[stack + rows :])
-        return x.transpose(self.axes).reshape(tuple(map(math.prod, cut)))
+        return x.transpose(self.axes).reshape(self.sizes)
 
     def array(self, x: Any) -> Any:
         """Matrices as the array."""
@@ -48,66 +138,72 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class DotMatrices:
+class Matrices(ABC):
+    """A contraction as a product of matrices.
+
+    Attributes:
+        weight: the layout of the weight.
+        input_axes: the axes of the other operand along which its channels are, in the order of the weight's columns.
+        channels: how many channels it contracts; columns are ordered by channel, then by place in a window.
+    """
+
+    weight: Moved
+    input_axes: Axes
+    channels: int
+
+    @abstractmethod
+    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """The other operand as `(stack, samples, columns)`, and which samples belong to which matrix; None if all do.
+
+        Args:
+            x: the other operand.
+            rest: further operands.
+        """
+
+
+@dataclass(frozen=True)
+class DotMatrices(Matrices):
     """Of `dot_general`: the batch axes are the stack.
 
     Attributes:
-        weight, other: the layouts of both operands.
+        activation: the layout of the other operand.
     """
 
-    weight: Moved
-    other: Moved
+    activation: Moved
 
-    def samples(self, x: jax.Array, *rest: Any) -> tuple[jax.Array, None]:
-        """The other operand as `(stack, samples, columns)`."""
-        return self.other.matrices(x), None
+    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, None]:
+        """See `Matrices`."""
+        return self.activation.matrices(x), None
 
 
 @dataclass(frozen=True)
-class ConvolutionMatrices:
+class ConvolutionMatrices(Matrices):
     """Of `conv_general_dilated`: the groups of channels are the stack, patches are the samples.
 
-    Columns are ordered by channel, then by place in the window.
-
     Attributes:
-        weight: the layout of the kernel.
-        groups: of channels.
         window: the arguments for `jax.lax.conv_general_dilated_patches`.
     """
 
-    weight: Moved
-    groups: int
     window: tuple[tuple[str, Any], ...]
 
-    def samples(self, x: jax.Array, *rest: Any) -> tuple[jax.Array, None]:
-        """The images as patches `(groups, patches, columns)`."""
-        made = dict(self.window)
-        spec = made["dimension_numbers"]
-        patches = jax.lax.conv_general_dilated_patches(x, **made)
-        patches = jnp.moveaxis(patches, spec.out_spec[1], -1)
-        patches = patches.reshape(-1, self.groups, patches.shape[-1] // self.groups)
-        return patches.transpose(1, 0, 2), None
+    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, None]:
+        """See `Matrices`."""
+        window, groups = dict(self.window), self.weight.sizes[0]
+        patches = jax.lax.conv_general_dilated_patches(x, **window)
+        patches = jnp.moveaxis(patches, window["dimension_numbers"].out_spec[1], -1)
+        return patches.reshape(-1, groups, patches.shape[-1] // groups).transpose(1, 0, 2), None
 
 
-@dataclass(frozen=True)
-class RaggedMatrices:
-    """Of `ragged_dot`: the groups of rows are the stack; every group sees all rows, weighted 1 or 0.
+class RaggedMatrices(Matrices):
+    """Of `ragged_dot`: the groups of rows are the stack; every group sees all rows, weighted 1 or 0."""
 
-    Attributes:
-        weight: the layout of the weights.
-    """
-
-    weight: Moved
-
-    def samples(self, x: jax.Array, group_sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The rows `(groups, rows, columns)`, and which of them belong to a group, `(groups, rows)`."""
+    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Matrices`."""
+        (group_sizes,) = rest
         ends = jnp.cumsum(group_sizes)[:, None]
         place = jnp.arange(x.shape[0])[None]
         own = ((place < ends) & (place >= ends - group_sizes[:, None])).astype(jnp.float32)
         return own[:, :, None] * x[None], own
-
-
-Matrices = DotMatrices | ConvolutionMatrices | RaggedMatrices
 
 
 def matrices_of(eqn: Equation, place: int) -> Matrices | str:
@@ -117,23 +213,22 @@ def matrices_of(eqn: Equation, place: int) -> Matrices | str:
         eqn: its equation.
         place: which operand is the weight.
     """
-    weight, other = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
-    name, params = eqn.name, eqn.params
-    if name == "dot_general":
-        contracted, batch = params["dimension_numbers"]
-        layouts = (
-            Moved.of(shape, tuple(batch[which]), tuple(contracted[which]))
-            for shape, which in ((weight, place), (other, 1 - place))
-        )
-        return DotMatrices(*layouts)
-    if name == "conv_general_dilated":
+    weight, activation = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
+    if eqn.name == "dot_general":
+        contracted, batch = eqn.params["dimension_numbers"]
+        layout = Moved.of(weight, batch[place], contracted[place])
+        axes = contracted[1 - place]
+        inputs = Moved.of(activation, batch[1 - place], axes)
+        return DotMatrices(layout, tuple(axes), layout.sizes[2], inputs)
+    if eqn.name == "conv_general_dilated":
         return _of_convolution(eqn, place, weight)
-    numbers = params["ragged_dot_dimension_numbers"]
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
     (left, right), (rows_batch, _) = numbers.dot_dimension_numbers
     plain = tuple(left) == (1,) and not rows_batch and tuple(numbers.lhs_ragged_dimensions) == (0,)
     if place != 1 or not plain:
         return "it is a ragged product of another kind than rows in groups, each with a matrix of its own"
-    return RaggedMatrices(Moved.of(weight, tuple(numbers.rhs_group_dimensions), tuple(right)))
+    layout = Moved.of(weight, numbers.rhs_group_dimensions, right)
+    return RaggedMatrices(layout, (1,), layout.sizes[2])
 
 
 def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
@@ -143,32 +238,10 @@ def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
     if params["batch_group_count"] != 1:
         return "the convolution groups its batch"
     spec, groups = params["dimension_numbers"], params["feature_group_count"]
-    out, ins, *spatial = spec.rhs_spec
-    split = (groups, weight[out] // groups)
+    shape = tuple(weight[axis] for axis in spec.rhs_spec)
     # Output channels of one group follow one another, so the stack is the outer part of their axis.
-    axes = (out, ins, *spatial)
-    layout = _GroupedKernel(axes, tuple(weight[axis] for axis in axes), (1, 1), split)
-    window = {
-        "filter_shape": tuple(weight[axis] for axis in spatial),
-        "window_strides": params["window_strides"],
-        "padding": params["padding"],
-        "lhs_dilation": params["lhs_dilation"],
-        "rhs_dilation": params["rhs_dilation"],
-        "dimension_numbers": spec,
-    }
-    return ConvolutionMatrices(layout, groups, tuple(window.items()))
-
-
-@dataclass(frozen=True)
-class _GroupedKernel(Moved):
-    """A kernel `(outputs, inputs, window...)`, whose outputs are cut into groups.
-
-    Attributes:
-        outputs: how many groups, and outputs in each.
-    """
-
-    outputs: tuple[int, int]
-
-    def matrices(self, x: Any) -> Any:
-        """The kernel as matrices `(groups, outputs, columns)`."""
-        return x.transpose(self.axes).reshape(*self.outputs, -1)
+    sizes = (groups, shape[0] // groups, math.prod(shape[1:]))
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
+    window = (("filter_shape", shape[2:]), *((name, params[name]) for name in names))
+    layout = Moved(tuple(spec.rhs_spec), shape, sizes)
+    return ConvolutionMatrices(layout, (spec.lhs_spec[1],), shape[1], window)

@@ -2,30 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.program import Call, Policy, Program, program_of_call
-from jqinject.recipes.statistics import Statistics
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot, flatten
-from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path, ProgramSites, sites_of
+from jqinject.program import Call, program_of_call
+from jqinject.recipes.solvers.solver import Statistics
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Slot
 
 QuantizeInput = Callable[[ContractionSite, jax.Array], jax.Array]
+Values = dict[Slot, jax.Array]
 
 
-@dataclass
+class _LooksIntoEverything:
+    """A policy of a trace in which every module is looked into."""
+
+    follows_parameters = True
+
+    def is_leaf(self, module: nnx.Module) -> bool:
+        """No module is a leaf."""
+        return False
+
+
 class _Traced:
-    """A program and its sites, for all calls with arguments of the same shapes."""
+    """All calls with arguments of the same shapes: their program, and how far they have come in it.
 
-    program: Program
-    flat: FlatProgram
-    found: ProgramSites
-    last: dict[Slot, int]
+    Attributes:
+        flat: the program.
+        fixed: the values that depend on parameters alone.
+        at: index of the step that comes next.
+        batches: the calls.
+    """
+
+    def __init__(self, flat: FlatProgram) -> None:
+        self.flat, self.at = flat, 0
+        self.fixed: Values = {**flat.constants, **flat.state}
+        self.batches: list[Batch] = []
+
+    def run_to(self, end: int) -> None:
+        """Run the steps before one."""
+        for index in range(self.at, end):
+            step = self.flat.steps[index]
+            if step.outputs and step.outputs[0] in self.flat.fixed:
+                results = step.run(*(self.fixed[slot] for slot in step.inputs))
+                self.fixed.update(zip(step.outputs, results, strict=True))
+                continue
+            for batch in self.batches:
+                batch.run(step)
+            self._forget_after(index)
+        self.at = end
+
+    def leave(self, step: int, on_host: bool) -> None:
+        """Go on behind a step that was run otherwise, and let go of values that are not read any more."""
+        self.at = step + 1
+        self._forget_after(step)
+        keep = {*self.flat.constants, *self.flat.inputs}
+        self.fixed = {
+            slot: value
+            for slot, value in self.fixed.items()
+            if slot in keep or self.flat.last_uses.get(slot, -1) >= self.at
+        }
+        if on_host:
+            for batch in self.batches:
+                batch.floats, batch.quantized = jax.device_get((batch.floats, batch.quantized))
+
+    def _forget_after(self, index: int) -> None:
+        for slot in self.flat.steps[index].inputs:
+            if self.flat.last_uses.get(slot, index) <= index and slot not in self.flat.fixed:
+                for batch in self.batches:
+                    batch.floats.pop(slot, None)
+                    batch.quantized.pop(slot, None)
 
 
 class Batch:
@@ -33,13 +85,39 @@ class Batch:
 
     Args:
         traced: the program.
-        values: slot -> value of its inputs that are no state.
+        call: with the values of its inputs that are no state.
     """
 
-    def __init__(self, traced: _Traced, values: dict[Slot, Any]) -> None:
-        self.traced = traced
-        self.floats = dict(values)
-        self.quantized = dict(values)
+    def __init__(self, traced: _Traced, call: Call) -> None:
+        flat = traced.flat
+        slots = [slot for slot in flat.inputs if slot not in flat.state]
+        self.traced, self.flat = traced, flat
+        self.floats: Values = dict(zip(slots, call.arrays, strict=True))
+        self.quantized: Values = dict(self.floats)
+
+    def value(self, values: Values, slot: Slot) -> jax.Array:
+        """A value of the float or of the quantized model.
+
+        Args:
+            values: `floats` or `quantized`.
+            slot: whose.
+        """
+        fixed = self.traced.fixed
+        return fixed[slot] if slot in fixed else values[slot]
+
+    def run(self, step: FlatStep) -> None:
+        """Run a step in both models; once, if its inputs are the same."""
+        fixed = self.traced.fixed
+        same = all(slot in fixed or self.floats.get(slot) is self.quantized.get(slot) for slot in step.inputs)
+        results = step.run(*(self.value(self.floats, slot) for slot in step.inputs))
+        self.floats.update(zip(step.outputs, results, strict=True))
+        if not same:
+            results = step.run(*(self.value(self.quantized, slot) for slot in step.inputs))
+        self.quantized.update(zip(step.outputs, results, strict=True))
+
+    def all_floats(self) -> Values:
+        """The float model's values that later operations read, and those that depend on parameters alone."""
+        return {**self.traced.fixed, **self.floats}
 
 
 class Stream:
@@ -47,78 +125,53 @@ class Stream:
 
     The float model's values and those of the quantized model go side by side: at a site, a pass reads the inputs of
     both, and may put other numbers in the parameter's place, with which the quantized model goes on. Between sites
-    only the values that later operations read are kept.
+    only the values that later operations read stay.
 
     Args:
         model: a float NNX module; it is traced in evaluation mode and not changed.
         calls: of the model.
-        policy: says which modules are not looked into.
         quantize_input: what the quantized model contracts instead of an input; None for the input itself.
         transform_input: what the float model contracts instead of an input, and the quantized one without
             `quantize_input`, which does so itself; None for the input itself.
-        parameters: path -> array in the place of the model's own parameter, in the quantized model.
-        updates: path -> array beside such a parameter, which the quantized model contracts with inputs that are not
+        updates: path -> array beside a parameter, which the quantized model contracts with inputs that are not
             quantized.
-        on_host: whether values that wait between sites are kept in the host's memory.
+        on_host: whether values that wait between sites are in the host's memory.
+
+    Attributes:
+        flat: the program of the first call.
+        batches: the calls.
+        parameters: path -> array in the place of the model's own parameter, in the quantized model.
     """
 
     def __init__(
         self,
         model: nnx.Module,
         calls: Sequence[Call],
-        policy: Policy,
         *,
         quantize_input: QuantizeInput | None = None,
         transform_input: QuantizeInput | None = None,
-        parameters: Mapping[Path, Any] | None = None,
-        updates: Mapping[Path, Any] | None = None,
+        updates: Mapping[str, jax.Array] | None = None,
         on_host: bool = False,
     ) -> None:
         self.quantize_input, self.transform_input = quantize_input, transform_input
-        self.parameters: dict[Path, Any] = dict(parameters or {})
-        self.updates: dict[Path, Any] = dict(updates or {})
-        self.on_host = on_host
-        self._model, self._policy = model, policy
-        self._known: dict[Any, _Traced] = {}
-        self._fixed: dict[int, dict[Slot, Any]] = {}
-        self.batches = [self._begin(call) for call in calls]
-        self.traced = self.batches[0].traced
-        self._at = 0
-        self._position = {id(traced): 0 for traced in self._known.values()}
+        self.parameters: dict[str, jax.Array] = {}
+        self.updates, self.on_host = dict(updates or {}), on_host
+        traces: dict[Any, _Traced] = {}
+        self.batches: list[Batch] = []
+        for call in calls:
+            key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))
+            if key not in traces:
+                policy: Any = _LooksIntoEverything()
+                traces[key] = _Traced(FlatProgram(program_of_call(model, policy, call)))
+            self.batches.append(Batch(traces[key], call))
+            traces[key].batches.append(self.batches[-1])
+        self._traces = list(traces.values())
+        self.flat = self.batches[0].flat
 
     @property
     def sites(self) -> list[ContractionSite]:
         """The sites, in the order in which they run."""
-        return self.traced.found.sites
-
-    @property
-    def left_out(self) -> list[LeftOut]:
-        """Contractions of parameters that no pass can reach."""
-        return self.traced.found.left_out
-
-    def _begin(self, call: Call) -> Batch:
-        key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))
-        if key not in self._known:
-            program = program_of_call(self._model, self._policy, call)
-            flat = flatten(program.body)
-            parameters, state = {}, set()
-            for slot, given in zip(flat.inputs, program.inputs, strict=True):
-                if given.is_activation:
-                    continue
-                state.add(slot)
-                if given.is_weight:
-                    parameters[slot] = (given.weight_path, tuple(given.value.shape))
-            traced = _Traced(program, flat, sites_of(flat, parameters, state), flat.last_uses())
-            self._known[key] = traced
-            values = zip(flat.inputs, program.inputs, strict=True)
-            self._fixed[id(traced)] = {**flat.constants, **{s: x.value for s, x in values if s in state}}
-        traced = self._known[key]
-        arrays = [
-            slot
-            for slot, given in zip(traced.flat.inputs, traced.program.inputs, strict=True)
-            if given.is_activation
-        ]
-        return Batch(traced, dict(zip(arrays, call.arrays, strict=True)))
+        return self.flat.sites
 
     def __len__(self) -> int:
         """The number of sites."""
@@ -127,73 +180,21 @@ class Stream:
     def __iter__(self) -> Iterator[Visit]:
         """Every site in turn; after each, the values go on to the next."""
         for index in range(len(self.sites)):
-            for traced in self._known.values():
-                self._run_to(traced, traced.found.sites[index].step)
+            for traced in self._traces:
+                traced.run_to(traced.flat.sites[index].step)
             visit = Visit(self, index)
             yield visit
             for batch in self.batches:
                 visit.contract(batch)
-            for traced in self._known.values():
-                self._position[id(traced)] = traced.found.sites[index].step + 1
-                self._forget(traced)
+            for traced in self._traces:
+                traced.leave(traced.flat.sites[index].step, self.on_host)
 
-    def floats(self, batch: Batch) -> dict[Slot, Any]:
-        """The float model's values that later operations read, and those that depend on parameters alone."""
-        return {**self._fixed[id(batch.traced)], **batch.floats}
-
-    def outputs(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """After the last site: outputs of the float model and of the quantized one, for each batch."""
-        for traced in self._known.values():
-            self._run_to(traced, len(traced.flat.steps))
-        for batch in self.batches:
-            count = batch.traced.program.output_tree.num_leaves
-            slots = batch.traced.flat.outputs[:count]
-            fixed = self._fixed[id(batch.traced)]
-            yield tuple([env.get(s, fixed.get(s)) for s in slots] for env in (batch.floats, batch.quantized))  # pyright: ignore
-
-    def _run_to(self, traced: _Traced, end: int) -> None:
-        fixed, found = self._fixed[id(traced)], traced.found
-        for index in range(self._position[id(traced)], end):
-            step = traced.flat.steps[index]
-            if step.outputs and step.outputs[0] in found.fixed:
-                made = step.run(*(fixed[slot] for slot in step.inputs))
-                fixed.update(zip(step.outputs, made, strict=True))
-                continue
-            for batch in self.batches:
-                if batch.traced is traced:
-                    _run(step, batch, fixed)
-            self._forget_after(traced, index)
-        self._position[id(traced)] = end
-
-    def _forget_after(self, traced: _Traced, index: int) -> None:
-        """Let go of values that nothing reads any more."""
-        for slot in traced.flat.steps[index].inputs:
-            if traced.last.get(slot, index) <= index and slot not in traced.found.fixed:
-                for batch in self.batches:
-                    if batch.traced is traced:
-                        batch.floats.pop(slot, None)
-                        batch.quantized.pop(slot, None)
-
-    def _forget(self, traced: _Traced) -> None:
-        at = self._position[id(traced)]
-        self._forget_after(traced, at - 1)
-        fixed = self._fixed[id(traced)]
-        for slot in [s for s in fixed if s not in traced.flat.constants and traced.last.get(s, -1) < at]:
-            if slot not in traced.flat.inputs:
-                del fixed[slot]
-        if self.on_host:
-            for batch in self.batches:
-                batch.floats = jax.device_get(batch.floats)
-                batch.quantized = jax.device_get(batch.quantized)
-
-
-def _run(step: Any, batch: Batch, fixed: Mapping[Slot, Any]) -> None:
-    same = all(slot in fixed or batch.floats.get(slot) is batch.quantized.get(slot) for slot in step.inputs)
-    made = step.run(*(fixed[s] if s in fixed else batch.floats[s] for s in step.inputs))
-    batch.floats.update(zip(step.outputs, made, strict=True))
-    if not same:
-        made = step.run(*(fixed[s] if s in fixed else batch.quantized[s] for s in step.inputs))
-    batch.quantized.update(zip(step.outputs, made, strict=True))
+    def outputs(self) -> list[jax.Array]:
+        """After the last site: outputs of the float model for the first batch."""
+        for traced in self._traces:
+            traced.run_to(len(traced.flat.steps))
+        batch = self.batches[0]
+        return [batch.value(batch.floats, slot) for slot in batch.flat.returned]
 
 
 class Visit:
@@ -213,24 +214,18 @@ class Visit:
         self.correction: Callable[[Batch, jax.Array], jax.Array] | None = None
 
     @property
-    def original(self) -> Any:
+    def original(self) -> jax.Array:
         """The float model's parameter."""
-        traced = self.stream.traced
-        values = zip(traced.flat.inputs, traced.program.inputs, strict=True)
-        return next(x.value for _, x in values if x.is_weight and x.weight_path == self.site.path)
-
-    @property
-    def parameter(self) -> Any:
-        """The parameter of the quantized model so far."""
-        return self.stream.parameters.get(self.site.path, self.original)
+        flat = self.stream.flat
+        return next(flat.state[slot] for slot, path in flat.parameters.items() if path == self.site.path)
 
     @property
     def operand(self) -> jax.Array:
         """What the quantized model contracts in the first batch, before it is quantized."""
         batch = self.stream.batches[0]
-        return self._raw(batch, batch.quantized)
+        return batch.value(batch.quantized, self.site.activation)
 
-    def put(self, parameter: Any) -> None:
+    def put(self, parameter: jax.Array) -> None:
         """Let the quantized model go on with another parameter.
 
         Args:
@@ -240,10 +235,10 @@ class Visit:
 
     def site_in(self, batch: Batch) -> ContractionSite:
         """The site in the program that a batch goes through: another one for each shape of the batches."""
-        return batch.traced.found.sites[self.index]
+        return batch.flat.sites[self.index]
 
     def outputs(
-        self, quantize_input: QuantizeInput | None, weight: Any
+        self, quantize_input: QuantizeInput | None, weight: jax.Array
     ) -> Iterator[tuple[Batch, jax.Array, jax.Array]]:
         """For each batch: the site's output in the float model, and what the same input gives when it is quantized.
 
@@ -254,65 +249,72 @@ class Visit:
         for batch in self.stream.batches:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            raw = self._raw(batch, batch.quantized)
+            raw = batch.value(batch.quantized, site.activation)
             if quantize_input is not None:
-                raw = self._raw(batch, batch.floats)
+                raw = batch.value(batch.floats, site.activation)
                 quantized = quantize_input(site, raw)
-            made = self._with_update(batch, self._made(batch, weight, quantized), raw)
-            yield batch, self._made(batch, None, floats), made
+            output = self._with_update(batch, self._contracted(batch, weight, quantized), raw)
+            yield batch, self._contracted(batch, None, floats), output
 
-    def inputs(self) -> Iterator[tuple[jax.Array, jax.Array, Any]]:
-        """For each batch: samples of the float model and of the quantized one, and which belong to which matrix."""
-        for batch in self.stream.batches:
-            site = self.site_in(batch)
-            floats, quantized = self._operands(batch, site)
-            rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
-            samples, own = site.matrices.samples(floats, *rest)
-            yield samples, site.matrices.samples(quantized, *rest)[0], own
-
-    def statistics(self, *wanted: str) -> Statistics:
+    def statistics(self, *names: str) -> Statistics:
         """Sums over the inputs of all batches.
 
         Args:
-            wanted: attributes of `Statistics`.
+            names: attributes of `Statistics`.
+
+        Raises:
+            ValueError: they are not finite; the text names the site.
         """
         total = None
-        for floats, quantized, own in self.inputs():
-            found = Statistics.of(floats, quantized, wanted, own)
-            total = found if total is None else total.merged(found)
+        for batch in self.stream.batches:
+            site = self.site_in(batch)
+            floats, quantized = self._operands(batch, site)
+            rest = [batch.value(batch.floats, slot) for slot in site.rest]
+            samples, own = site.matrices.samples(floats, *rest)
+            sums = Statistics.of(samples, site.matrices.samples(quantized, *rest)[0], names, own)
+            total = sums if total is None else total.merged(sums)
         assert total is not None, "a stream has batches"
+        if not total.is_finite():
+            raise ValueError(
+                f"{self.site.name} ({self.site.path}): its inputs in the calibration data hold nan or inf, or are "
+                "so large that their squares are.\n"
+                "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
+            )
         return total
 
     def contract(self, batch: Batch) -> None:
         """Contract the site's operands, in both models."""
         site = self.site_in(batch)
-        (slot,) = batch.traced.flat.steps[site.step].outputs
+        (slot,) = batch.flat.steps[site.step].outputs
         floats, quantized = self._operands(batch, site)
-        batch.floats[slot] = made = self._made(batch, None, floats)
-        put = self.stream.parameters.get(site.path)
-        if put is not None or floats is not quantized:
-            made = self._made(batch, put, quantized)
-        if put is not None:
-            made = self._with_update(batch, made, self._raw(batch, batch.quantized))
-        batch.quantized[slot] = made if self.correction is None else made + self.correction(batch, made)
+        raw = batch.value(batch.quantized, site.activation)
+        output = batch.floats[slot] = self._contracted(batch, None, floats)
+        parameter = self.stream.parameters.get(site.path)
+        if parameter is not None or floats is not quantized:
+            output = self._contracted(batch, parameter, quantized)
+        if parameter is not None:
+            output = self._with_update(batch, output, raw)
+        batch.quantized[slot] = output if self.correction is None else output + self.correction(batch, output)
 
-    def _with_update(self, batch: Batch, made: jax.Array, x: jax.Array) -> jax.Array:
+    def _with_update(self, batch: Batch, output: jax.Array, x: jax.Array) -> jax.Array:
         """An output of the quantized model with that of the update beside its parameter, which contracts `x`."""
         update = self.stream.updates.get(self.site.path)
-        return made if update is None else made + self._made(batch, update, x)
+        return output if update is None else output + self._contracted(batch, update, x)
 
-    def _made(self, batch: Batch, parameter: Any, x: jax.Array) -> jax.Array:
+    def _contracted(self, batch: Batch, parameter: jax.Array | None, x: jax.Array) -> jax.Array:
         """The output of the site: the contraction of an input with a parameter, None for the float model's."""
-        site, fixed = self.site_in(batch), self.stream._fixed[id(batch.traced)]
-        weight = fixed[site.weight]
+        site = self.site_in(batch)
+        weight = batch.traced.fixed[site.weight]
         if parameter is not None:
             weight = site.places.taken(parameter).astype(weight.dtype)
-        rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
-        ordered = (weight, x) if site.place == 0 else (x, weight)
-        return batch.traced.flat.steps[site.step].run(*ordered, *rest)[0]
+        rest = [batch.value(batch.floats, slot) for slot in site.rest]
+        operands = (weight, x) if site.place == 0 else (x, weight)
+        return batch.flat.steps[site.step].run(*operands, *rest)[0]
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
-        floats, quantized = self._raw(batch, batch.floats), self._raw(batch, batch.quantized)
+        floats, quantized = (
+            batch.value(values, site.activation) for values in (batch.floats, batch.quantized)
+        )
         quantize, transform = self.stream.quantize_input, self.stream.transform_input
         if quantize is not None:
             quantized = quantize(site, quantized)
@@ -322,10 +324,122 @@ class Visit:
             quantized = floats if same else quantized if quantize is not None else transform(site, quantized)
         return floats, quantized
 
-    def _raw(self, batch: Batch, env: Mapping[Slot, Any]) -> jax.Array:
-        """The other operand, before it is quantized."""
-        return self._value(batch, env, self.site_in(batch).other)
 
-    def _value(self, batch: Batch, env: Mapping[Slot, Any], slot: Slot) -> Any:
-        fixed = self.stream._fixed[id(batch.traced)]
-        return fixed[slot] if slot in fixed else env[slot]
+def module_around(sites: Sequence[ContractionSite]) -> str:
+    """The path of the innermost module that runs all of some sites; empty for the model itself.
+
+    Args:
+        sites: of a program.
+    """
+    paths = [site.module.split(".") for site in sites]
+    same = itertools.takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))
+    return ".".join(names[0] for names in same)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which steps of a program are run.
+
+    Attributes:
+        before: those that do not depend on the sites.
+        after: those that do.
+        exits: slots that are read outside of the module, or returned.
+        sites: step -> the site there.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    exits: tuple[Slot, ...]
+    sites: Mapping[int, ContractionSite]
+
+
+class Block:
+    """What a module returns when some of its sites contract other weights; each other value is the float model's.
+
+    Args:
+        visit: of the first of these sites: what the module reads is there.
+        names: of the sites.
+        path: of the module.
+    """
+
+    def __init__(self, visit: Visit, names: Collection[str], path: str) -> None:
+        self._visit, self._names, self._path = visit, names, path
+        plans: dict[int, _Plan] = {}
+        self._floats: list[tuple[Batch, _Plan, Values]] = []
+        for batch in visit.stream.batches:
+            plan = plans.setdefault(id(batch.flat), self._plan(batch))
+            floats = batch.all_floats()
+            for index in (*plan.before, *plan.after):
+                self._run(batch, plan, index, floats)
+            self._floats.append((batch, plan, floats))
+
+    @property
+    def reaches(self) -> bool:
+        """Whether the sites change anything that the module returns."""
+        return all(plan.exits for _, plan, _ in self._floats)
+
+    def error(self, weights: Mapping[str, jax.Array]) -> float:
+        """The squared error of what the module returns, added over all batches.
+
+        Args:
+            weights: name of a site -> the parameter that it contracts instead.
+        """
+        total = jnp.float32(0)
+        for batch, plan, floats in self._floats:
+            changed = dict(floats)
+            for site in plan.sites.values():
+                if site.name in weights:
+                    value = site.places.taken(weights[site.name])
+                    changed[site.weight] = value.astype(floats[site.weight].dtype)
+            for index in plan.after:
+                self._run(batch, plan, index, changed)
+            for slot in plan.exits:
+                difference = changed[slot].astype(jnp.float32) - floats[slot].astype(jnp.float32)
+                total = total + jnp.square(difference).sum()
+        return float(total)
+
+    def _run(self, batch: Batch, plan: _Plan, index: int, values: Values) -> None:
+        step = batch.flat.steps[index]
+        operands = [values[slot] for slot in step.inputs]
+        site, transform = plan.sites.get(index), self._visit.stream.transform_input
+        if site is not None and transform is not None:
+            operands[1 - site.place] = transform(site, operands[1 - site.place])
+        values.update(zip(step.outputs, step.run(*operands), strict=True))
+
+    def _plan(self, batch: Batch) -> _Plan:
+        flat = batch.flat
+        turn, begin = self._visit.site.turn, self._visit.site_in(batch).step
+        inside = {
+            index
+            for index, step in enumerate(flat.steps)
+            if index >= begin
+            and step.turn[: len(turn)] == turn
+            and f"{step.path}.".startswith(f"{self._path}.")
+        }
+        weights = {site.weight for site in flat.sites if site.name in self._names}
+        after, exits = _reached(flat, weights, inside)
+        available = batch.all_floats()
+        steps, needed = set[int](), {*exits}
+        for index in range(len(flat.steps) - 1, begin - 1, -1):
+            step = flat.steps[index]
+            if needed & {*step.outputs} and not all(slot in available for slot in step.outputs):
+                steps.add(index)
+                needed.update(step.inputs)
+        sites = {site.step: site for site in flat.sites}
+        return _Plan(tuple(sorted(steps - after)), tuple(sorted(steps & after)), exits, sites)
+
+
+def _reached(
+    flat: FlatProgram, weights: Collection[Slot], inside: Collection[int]
+) -> tuple[set[int], tuple[Slot, ...]]:
+    """The steps inside that depend on some slots, and their results that are read outside."""
+    changed, after, exits = {*weights}, set[int](), dict[Slot, None]()
+    for index, step in enumerate(flat.steps):
+        own = [slot for slot in step.inputs if slot in changed]
+        if own and index in inside:
+            after.add(index)
+            changed.update(step.outputs)
+        elif own:
+            exits.update(dict.fromkeys(slot for slot in own if slot not in weights))
+    exits.update(dict.fromkeys(slot for slot in flat.outputs if slot in changed and slot not in weights))
+    return after, tuple(exits)

@@ -1,55 +1,32 @@
-"""Where an axis of a value goes in operations that move numbers, and where an axis of the result comes from."""
+"""How axes of values are related: where an axis goes in operations that move numbers, and what differs along it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatStep
-from jqinject.recipes.stream.site import CASTS
+from jqinject.recipes.stream.flat_program import (
+    CASTS,
+    MOVES,
+    PLACEMENTS,
+    ContractionSite,
+    FlatProgram,
+    FlatStep,
+    Slot,
+)
+from jqinject.recipes.stream.matrices import Shape
 
-Shape = tuple[int, ...]
-Mapped = int | str
-"""The axis, or why there is none."""
-
-
-def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> Mapped:
-    """The axis of the result along which blocks of numbers lie that lie along an axis of the operand; or the reverse.
-
-    Args:
-        step: an operation that moves the numbers of its first operand.
-        axis: of the operand; with `back`, of the result.
-        block: how many consecutive numbers stay together.
-        shapes: of the operand, and of the result.
-        back: whether the axis is the result's.
-    """
-    if step.name in CASTS or step.name in SAME:
-        return axis
-    if step.name == "reshape":
-        return _reshaped(axis, block, (shapes[1], shapes[0]) if back else shapes)
-    if step.name not in MOVED:
-        return f"{step.name} mixes it"
-    places = MOVED[step.name](step, *shapes)
-    pairs = {one: other for one, other in places.items() if shapes[0][one] == shapes[1][other]}
-    pairs = {other: one for one, other in pairs.items()} if back else pairs
-    if axis not in pairs:
-        return f"{step.name} takes it apart"
-    return pairs[axis]
+NONLINEAR = (
+    *("max", "min", "tanh", "logistic", "erf", "erfc", "exp", "sin", "cos", "log1p"),
+    *("select_n", "pow", "integer_pow"),
+)
 
 
-def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> Mapped:
-    before, after = shapes
-    inner = int(np.prod(before[axis + 1 :]))
-    for place in range(len(after)):
-        if after[place] > 1 and int(np.prod(after[place + 1 :])) == inner:
-            if after[place] % block == 0:
-                return place
-            return (
-                CutBlocks(after[place]) if block % after[place] == 0 else f"{before} is reshaped to {after}"
-            )
-    return f"{before} is reshaped to {after}"
+class Refused(Exception):
+    """A gain cannot be taken over, or a value not rotated, and why."""
 
 
 class CutBlocks(str):
@@ -62,68 +39,194 @@ class CutBlocks(str):
     size: int
 
     def __new__(cls, size: int) -> CutBlocks:
-        made = super().__new__(cls, f"it is cut into pieces of {size}")
-        made.size = size
-        return made
+        reason = super().__new__(cls, f"it is cut into pieces of {size}")
+        reason.size = size
+        return reason
 
 
-def _transposed(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
+def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> int | str:
+    """The axis of the result along which blocks of numbers lie that lie along an axis of the operand; or the reverse.
+
+    Args:
+        step: an operation that moves the numbers of its first operand.
+        axis: of the operand; with `back`, of the result.
+        block: how many consecutive numbers stay together.
+        shapes: of the operand, and of the result.
+        back: whether the axis is the result's.
+
+    Returns:
+        The axis, or why it has no counterpart.
+    """
+    if step.name in CASTS or step.name in SAME:
+        return axis
+    if step.name == "reshape":
+        return _reshaped(axis, block, (shapes[1], shapes[0]) if back else shapes)
+    if step.name not in MOVED:
+        return f"{step.name} mixes it"
+    places = MOVED[step.name](step, *shapes)
+    pairs = {before: after for before, after in places.items() if shapes[0][before] == shapes[1][after]}
+    pairs = {after: before for before, after in pairs.items()} if back else pairs
+    return pairs.get(axis, f"{step.name} takes it apart")
+
+
+def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int | str:
+    before, after = shapes
+    inner = math.prod(before[axis + 1 :])
+    for place, size in enumerate(after):
+        if size > 1 and math.prod(after[place + 1 :]) == inner:
+            if size % block == 0:
+                return place
+            if block % size == 0:
+                return CutBlocks(size)
+            break
+    return f"{before} is reshaped to {after}"
+
+
+def _remaining(count: int, dropped: set[int]) -> list[int]:
+    return [axis for axis in range(count) if axis not in dropped]
+
+
+def _transposed(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
     return {axis: place for place, axis in enumerate(step.params["permutation"])}
 
 
-def _broadcast(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
+def _broadcast(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
     return dict(enumerate(step.params["broadcast_dimensions"]))
 
 
-def _squeezed(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
-    gone = {axis % len(one) for axis in step.params["dimensions"]}
-    return {axis: place for place, axis in enumerate(axis for axis in range(len(one)) if axis not in gone)}
+def _expanded(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
+    return dict(enumerate(_remaining(len(after), {axis % len(after) for axis in step.params["dimensions"]})))
 
 
-def _expanded(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
-    new = {axis % len(other) for axis in step.params["dimensions"]}
-    return dict(enumerate(axis for axis in range(len(other)) if axis not in new))
-
-
-def _gathered(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
+def _gathered(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
     numbers = step.params["dimension_numbers"]
-    dropped = {*numbers.collapsed_slice_dims, *getattr(numbers, "operand_batching_dims", ())}
-    kept = [axis for axis in range(len(one)) if axis not in dropped]
-    return dict(zip(kept, numbers.offset_dims, strict=True))
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    return dict(zip(_remaining(len(before), dropped), numbers.offset_dims, strict=True))
 
 
-def _summed(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
-    gone = set(step.params["axes"])
-    return {axis: place for place, axis in enumerate(axis for axis in range(len(one)) if axis not in gone)}
+def _without(name: str) -> Callable[[FlatStep, Shape, Shape], dict[int, int]]:
+    """The axes of an operation that drops those that a parameter of its equation names."""
+
+    def places(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
+        dropped = {axis % len(before) for axis in step.params[name]}
+        return {axis: place for place, axis in enumerate(_remaining(len(before), dropped))}
+
+    return places
 
 
-def _of_same(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
-    return {axis: axis for axis in range(len(one))}
+def _shifted(by: int) -> Callable[[FlatStep, Shape, Shape], dict[int, int]]:
+    def places(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
+        return {axis: axis + by for axis in range(len(before)) if axis + by >= 0}
+
+    return places
 
 
-def _inner(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
-    return {axis: axis - 1 for axis in range(1, len(one))}
+@dataclass(frozen=True)
+class DotAxes:
+    """Where the axes of one operand of `dot_general` go.
+
+    Attributes:
+        slot: of the operand.
+        rank: of the operand.
+        contracted: the axes that are summed.
+        free: those that the result has of this operand alone.
+        partners: contracted and batch axes -> those of the other operand.
+        results: batch and free axes -> those of the result.
+    """
+
+    slot: Slot
+    rank: int
+    contracted: frozenset[int]
+    free: frozenset[int]
+    partners: Mapping[int, int]
+    results: Mapping[int, int]
 
 
-def _outer(step: FlatStep, one: Shape, other: Shape) -> dict[int, int]:
-    return {axis: axis + 1 for axis in range(len(one))}
+def dot_axes(flat: FlatProgram, step: FlatStep) -> tuple[DotAxes, DotAxes]:
+    """The axes of both operands of a `dot_general`."""
+    contracted, batch = step.params["dimension_numbers"]
+    sides, start = [], len(batch[0])
+    for place, slot in enumerate(step.inputs):
+        rank = len(flat.shapes[slot])
+        shared = (*contracted[place], *batch[place])
+        free = _remaining(rank, {*shared})
+        partners = dict(zip(shared, (*contracted[1 - place], *batch[1 - place]), strict=True))
+        results = dict(
+            zip(
+                (*batch[place], *free), (*range(len(batch[0])), *range(start, start + len(free))), strict=True
+            )
+        )
+        sides.append(DotAxes(slot, rank, frozenset(contracted[place]), frozenset(free), partners, results))
+        start += len(free)
+    return sides[0], sides[1]
 
 
-SAME = (
-    *("neg", "add", "add_any", "sub", "real", "mul", "div", "select_n", "copy"),
-    *("sharding_constraint", "layout_constraint", "reshard", "pvary"),
-)
-MOVED: dict[str, Callable[[Any, Shape, Shape], dict[int, int]]] = {
+SAME = ("neg", "add", "add_any", "sub", "real", "mul", "div", "select_n", "copy", *PLACEMENTS)
+MOVED: dict[str, Callable[[FlatStep, Shape, Shape], dict[int, int]]] = {
     "transpose": _transposed,
     "broadcast_in_dim": _broadcast,
-    "squeeze": _squeezed,
+    "squeeze": _without("dimensions"),
     "expand_dims": _expanded,
     "gather": _gathered,
-    "reduce_sum": _summed,
+    "reduce_sum": _without("axes"),
     **dict.fromkeys(
-        ("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"), _of_same
+        ("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"),
+        _shifted(0),
     ),
-    "slice_of_stack": _inner,
-    "stack": _outer,
+    "slice_of_stack": _shifted(-1),
+    "stack": _shifted(1),
 }
 """For each operation, which axis of its operand is which of its result; axes of other sizes are taken apart."""
+
+
+def is_uniform(flat: FlatProgram, slot: Slot, axis: int, *, parameters: bool = True, depth: int = 8) -> bool:
+    """Whether a value is known to be the same along an axis.
+
+    Args:
+        flat: the program.
+        slot: of the value.
+        axis: of the value.
+        parameters: whether differences count that parameters alone make.
+        depth: how many operations are looked back at most.
+    """
+    shape = flat.shapes[slot]
+    if not shape or shape[axis] == 1:
+        return True
+    if slot in flat.fixed:
+        if not parameters:
+            return True
+        value = np.asarray(flat.value(slot), np.float32)
+        return bool(np.allclose(value, value.take([0], axis=axis), rtol=1e-6, atol=0))
+    if slot not in flat.made_by or depth == 0:
+        return False
+    step, _ = flat.made_by[slot]
+    if step.name == "broadcast_in_dim":
+        dims, place = tuple(step.params["broadcast_dimensions"]), axis % len(shape)
+        return place not in dims or flat.shapes[step.inputs[0]][dims.index(place)] == 1
+    ranks = {len(flat.shapes[operand]) for operand in step.inputs}
+    if step.name in (*MOVED, "dot_general", "reshape") or not step.inputs or not ranks <= {0, len(shape)}:
+        return False
+    return all(
+        is_uniform(flat, operand, axis, parameters=parameters, depth=depth - 1) for operand in step.inputs
+    )
+
+
+def comes_from_nonlinearity(flat: FlatProgram, site: ContractionSite) -> bool:
+    """Whether the input of a site is made, number by number, by something that is not linear.
+
+    Args:
+        flat: the program.
+        site: one of its sites.
+    """
+    slot = site.activation
+    while slot in flat.made_by:
+        step, _ = flat.made_by[slot]
+        if step.name in NONLINEAR:
+            return True
+        moving = [operand for operand in step.inputs if operand not in flat.fixed]
+        if step.name == "mul" and len(moving) == 2:
+            return not any(is_uniform(flat, operand, -1, parameters=False) for operand in moving)
+        if step.name not in (*CASTS, *MOVES, "neg", "mul", "add", "sub", "div") or len(moving) != 1:
+            return False
+        slot = moving[0]
+    return False

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatProgram, Slot
-from jqinject.recipes.stream.site import ContractionSite, Path, ProgramSites
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
 from jqinject.recipes.transforms.transform_steps import RULES
-from jqinject.recipes.transforms.transform_walk import DefUse, Labels, Walk, relabelled
+from jqinject.recipes.transforms.transform_walk import Labels, Walk, relabelled
 
 TRIES = 16
 """How many ways to carry a factor through products are tried."""
@@ -44,133 +43,102 @@ class Region:
     """
 
     channels: int
-    parameters: Mapping[Path, Labels]
+    parameters: Mapping[str, Labels]
     sinks: tuple[Member, ...]
     sources: tuple[Member, ...]
-    gains: tuple[Path, ...]
+    gains: tuple[str, ...]
 
 
-class Regions:
-    """The regions of a program.
+def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
+    """The region of a site's inputs; a sentence that says why it has none.
 
     Args:
         flat: the program.
-        found: its sites.
-        parameters: the slot of each parameter, with its path and shape.
-        shapes: of the program's inputs.
-        count: how many outputs the model returns; the others are its state.
+        site: one of its sites.
     """
-
-    def __init__(
-        self,
-        flat: FlatProgram,
-        found: ProgramSites,
-        parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]],
-        shapes: Mapping[Slot, tuple[int, ...]],
-        count: int,
-    ) -> None:
-        self.flat, self.found, self.parameters = flat, found, parameters
-        self.links = DefUse(flat, set(parameters), found.fixed, shapes, count)
-
-    def of(self, site: ContractionSite) -> Region | str:
-        """The region of a site's inputs; a sentence that says why there is none.
-
-        Args:
-            site: one of the program's.
-        """
-        waiting: list[dict[int, int]] = [{}]
-        seen: list[dict[int, int]] = []
-        reason = ""
-        while waiting and len(seen) < TRIES:
-            choices = waiting.pop(0)
-            seen.append(choices)
-            walk = self._walk(site, choices)
-            region = self._region(walk, site)
-            if region is not None:
-                return region
-            reason = reason or next(iter(walk.reasons), "nothing can have the factors")
-            for step, able in walk.chosen.items():
-                more = [choices | {step: which} for which in range(1, len(able)) if step not in choices]
-                waiting += [each for each in more if each not in seen and each not in waiting]
-        return reason
-
-    def _walk(self, site: ContractionSite, choices: Mapping[int, int]) -> Walk:
-        columns = _columns_of(site, self.links.shapes[site.other], self.flat)
-        walk = Walk(self.flat, self.links, RULES, int(columns.max()), choices)
-        walk.give(site.other, columns)
+    waiting: list[dict[int, int]] = [{}]
+    tried: list[dict[int, int]] = []
+    reason = ""
+    columns = _columns_of(flat, site)
+    while waiting and len(tried) < TRIES:
+        choices = waiting.pop(0)
+        tried.append(choices)
+        walk = Walk(flat, RULES, int(columns.max()), choices)
+        walk.give(site.activation, columns)
         walk.run()
-        return walk
+        region = _region(walk, site)
+        if region is not None:
+            return region
+        reason = reason or next(iter(walk.reasons), "nothing can have the factors")
+        for step, able in walk.chosen.items():
+            more = [choices | {step: which} for which in range(1, len(able)) if step not in choices]
+            waiting += [choice for choice in more if choice not in tried and choice not in waiting]
+    return reason
 
-    def _region(self, walk: Walk, site: ContractionSite) -> Region | None:
-        groups = walk.channels.groups()
-        if not groups.any():
-            return None
-        labels = {slot: relabelled(each, groups) for slot, each in walk.labels.items()}
-        sinks, sources = [], []
-        for each in self.found.sites:
-            if each.weight not in labels or not labels[each.weight].any():
-                continue
-            whole = np.broadcast_to(labels[each.weight], self.links.shapes[each.weight])
-            matrices = np.asarray(each.matrices.weight.matrices(whole))
-            if each.other in labels and labels[each.other].any():
-                sinks.append(Member(each, -matrices[:, 0]))
-            else:
-                sources.append(Member(each, matrices[:, :, 0]))
-        if not any(member.site is site for member in sinks):
-            return None
-        parameters = {
-            path: labels[slot]
-            for slot, (path, _) in self.parameters.items()
-            if slot in labels and labels[slot].any()
-        }
-        gains = tuple(
-            path for slot, (path, _) in self.parameters.items() if path in parameters and self._is_gain(slot)
-        )
-        return Region(int(np.abs(groups).max()), parameters, tuple(sinks), tuple(sources), gains)
 
-    def _is_gain(self, slot: Slot) -> bool:
-        """Whether values that depend on the input are multiplied by a parameter."""
-        for index in self.links.touching(slot):
-            step = self.flat.steps[index]
-            if slot in step.inputs and step.outputs[0] in self.links.fixed:
-                if any(self._is_gain(made) for made in step.outputs):
-                    return True
-            elif slot in step.inputs and step.name == "mul":
+def _region(walk: Walk, site: ContractionSite) -> Region | None:
+    flat, groups = walk.flat, walk.channels.groups()
+    if not groups.any():
+        return None
+    all_labels = {slot: relabelled(labels, groups) for slot, labels in walk.labels.items()}
+    labels = {slot: own for slot, own in all_labels.items() if own.any()}
+    sinks, sources = [], []
+    for member in flat.sites:
+        if member.weight not in labels:
+            continue
+        spread = np.broadcast_to(labels[member.weight], flat.shapes[member.weight])
+        matrices = np.asarray(member.matrices.weight.matrices(spread))
+        if member.activation in labels:
+            sinks.append(Member(member, -matrices[:, 0]))
+        else:
+            sources.append(Member(member, matrices[:, :, 0]))
+    if not any(member.site is site for member in sinks):
+        return None
+    slots = [slot for slot in flat.parameters if slot in labels]
+    parameters = {flat.parameters[slot]: labels[slot] for slot in slots}
+    gains = tuple(flat.parameters[slot] for slot in slots if _is_gain(flat, slot))
+    return Region(int(np.abs(groups).max()), parameters, tuple(sinks), tuple(sources), gains)
+
+
+def _is_gain(flat: FlatProgram, slot: Slot) -> bool:
+    """Whether values that depend on the input are multiplied by a parameter."""
+    for step in flat.readers(slot):
+        if step.outputs[0] not in flat.fixed:
+            if step.name == "mul":
                 return True
-        return False
+        elif any(_is_gain(flat, output) for output in step.outputs):
+            return True
+    return False
 
 
-def _columns_of(site: ContractionSite, shape: tuple[int, ...], flat: FlatProgram) -> Labels:
+def _columns_of(flat: FlatProgram, site: ContractionSite) -> Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    params: Any = flat.steps[site.step].params
+    params, shape = flat.steps[site.step].params, flat.shapes[site.activation]
+    axes: Sequence[int] = (1,)
     if site.operation == "conv_general_dilated":
-        axes: Sequence[int] = (params["dimension_numbers"].lhs_spec[1],)
+        axes = (params["dimension_numbers"].lhs_spec[1],)
     elif site.operation == "dot_general":
         contracted, batch = params["dimension_numbers"]
         axes = (*batch[1 - site.place], *contracted[1 - site.place])
-    else:
-        axes = (1,)
     sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
-    return np.arange(1, int(np.prod(sizes)) + 1).reshape(sizes)
+    return np.arange(1, math.prod(sizes) + 1).reshape(sizes)
 
 
-def by_region(regions: Regions, sites: Sequence[ContractionSite]) -> tuple[list[Region], dict[str, str]]:
-    """The regions of sites, each once; and for each other site why it has none.
+def by_region(flat: FlatProgram) -> tuple[list[Region], dict[str, str]]:
+    """The regions of a program's sites, each once; and for each other site why it has none.
 
     Args:
-        regions: of the program.
-        sites: of the program.
+        flat: the program.
     """
-    found: list[Region] = []
+    regions: list[Region] = []
     reasons: dict[str, str] = {}
     taken: set[str] = set()
-    for site in sites:
-        if site.name in taken:
-            continue
-        region = regions.of(site)
-        if isinstance(region, str):
-            reasons[site.name] = region
-            continue
-        found.append(region)
-        taken |= {member.site.name for member in region.sinks}
-    return found, reasons
+    for site in flat.sites:
+        if site.name not in taken:
+            region = region_of(flat, site)
+            if isinstance(region, str):
+                reasons[site.name] = region
+            else:
+                regions.append(region)
+                taken |= {member.site.name for member in region.sinks}
+    return regions, reasons

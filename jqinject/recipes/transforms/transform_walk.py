@@ -10,17 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.site import known_value
 
 Labels = np.ndarray
-
-
-class Refused(Exception):
-    """A gain cannot be taken over, or a value not rotated, and why."""
 
 
 def compressed(labels: Labels) -> Labels:
@@ -63,17 +57,17 @@ class Channels:
         self.count = count
         self._pairs: list[np.ndarray] = []
 
-    def join(self, one: Labels, other: Labels) -> bool:
+    def join(self, first: Labels, second: Labels) -> bool:
         """Say that numbers have the same factor under both labels; whether that says anything.
 
         Args:
-            one, other: labels that broadcast with each other.
+            first, second: labels that broadcast with each other.
         """
-        one, other = np.broadcast_arrays(one, other)
-        differ = one != other
+        first, second = np.broadcast_arrays(first, second)
+        differ = first != second
         if not differ.any():
             return False
-        self._pairs.append(np.unique(np.stack([one[differ], other[differ]]), axis=1))
+        self._pairs.append(np.unique(np.stack([first[differ], second[differ]]), axis=1))
         return True
 
     def groups(self) -> np.ndarray:
@@ -85,27 +79,27 @@ class Channels:
         pairs = np.concatenate([pairs, -pairs], axis=1) + self.count
         size = 2 * self.count + 1
         part = _parts(size, *pairs)
-        found = np.zeros(self.count + 1, int)
+        labels = np.zeros(self.count + 1, int)
         new: dict[int, int] = {}
         for channel in range(1, self.count + 1):
-            here, inverse = part[self.count + channel], part[self.count - channel]
-            if here == inverse or here == part[self.count]:
+            own, inverse = part[self.count + channel], part[self.count - channel]
+            if own == inverse or own == part[self.count]:
                 continue
-            if inverse in new and here not in new:
-                found[channel] = -new[inverse]
+            if inverse in new and own not in new:
+                labels[channel] = -new[inverse]
             else:
-                found[channel] = new.setdefault(here, len(new) + 1)
-        return found
+                labels[channel] = new.setdefault(own, len(new) + 1)
+        return labels
 
 
-def _parts(size: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _parts(size: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The smallest of the numbers below `size` that each is connected with by pairs."""
     part = np.arange(size)
     while True:
-        lowest = np.minimum(part[one], part[other])
+        lowest = np.minimum(part[first], part[second])
         new = part.copy()
-        np.minimum.at(new, one, lowest)
-        np.minimum.at(new, other, lowest)
+        np.minimum.at(new, first, lowest)
+        np.minimum.at(new, second, lowest)
         new = new[new]
         if (new == part).all():
             return part
@@ -141,7 +135,6 @@ class Walk:
 
     Args:
         flat: the program.
-        links: what makes and reads each of its values.
         rules: for each operation, the equation between the labels of its operands and results.
         count: of channels.
         choices: step -> which of its operands carries the factor of a product, where either could.
@@ -150,12 +143,11 @@ class Walk:
     def __init__(
         self,
         flat: FlatProgram,
-        links: DefUse,
         rules: Mapping[str, Callable[[Walk, FlatStep, int], None]],
         count: int,
         choices: Mapping[int, int],
     ) -> None:
-        self.flat, self.links, self.rules, self.choices = flat, links, rules, choices
+        self.flat, self.rules, self.choices = flat, rules, choices
         self.channels = Channels(count)
         self.labels: dict[Slot, Labels] = {}
         self.reasons: list[str] = []
@@ -167,27 +159,27 @@ class Walk:
         while self._waiting:
             slot = self._waiting.pop()
             self._ends(slot)
-            for index in self.links.touching(slot):
+            for index in self.flat.touching(slot):
                 step = self.flat.steps[index]
                 rule = self.rules.get(step.name)
                 if rule is None:
-                    self.refuse(slot, f"{step.name}{_at(step)} does not commute with a factor")
+                    self.refuse(slot, f"{step.name}{step.where} does not commute with a factor")
                 else:
                     rule(self, step, index)
 
     def _ends(self, slot: Slot) -> None:
-        if slot in self.links.discrete:
+        if slot in self.flat.discrete:
             self.refuse(slot, "it holds whole numbers or truth values")
-        elif slot in self.links.outputs:
+        elif slot in self.flat.ends:
             self.refuse(slot, "it is part of what the model returns")
         elif slot in self.flat.constants:
             self.refuse(slot, "it is a constant")
-        elif slot in self.links.inputs and slot not in self.links.parameters:
+        elif slot in self.flat.inputs and slot not in self.flat.parameters:
             self.refuse(slot, "it is an input of the model, or state that is no parameter")
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """The shape of a value."""
-        return self.links.shapes[slot]
+        return self.flat.shapes[slot]
 
     def has(self, slot: Slot) -> bool:
         """Whether some number of a value has a factor."""
@@ -199,15 +191,15 @@ class Walk:
 
     def is_zero(self, slot: Slot) -> bool:
         """Whether a value is known, and 0: every factor leaves it as it is."""
-        return slot in self.links.unowned and not np.any(np.asarray(self.known(slot)))
+        return slot in self.flat.unowned and not np.any(np.asarray(self.known(slot)))
 
     def is_infinite(self, slot: Slot) -> bool:
         """Whether a value is known, and infinite: every factor leaves it as it is."""
-        return slot in self.links.unowned and bool(np.all(np.isinf(np.asarray(self.known(slot)))))
+        return slot in self.flat.unowned and bool(np.all(np.isinf(np.asarray(self.known(slot)))))
 
     def known(self, slot: Slot) -> Any:
-        """A value that depends on neither parameters nor inputs; KeyError if it does."""
-        return known_value(self.flat, slot, self.links.made_by)
+        """A value that depends on constants alone."""
+        return self.flat.value(slot)
 
     def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True, why: str = "") -> None:
         """Say which labels a value has.
@@ -226,77 +218,16 @@ class Walk:
                 first = labels.take([0], axis=axis)
                 self.channels.join(labels, first)
                 labels = first
-        held = self.labels.get(slot)
-        if held is None:
+        before = self.labels.get(slot)
+        if before is None:
             self.labels[slot] = compressed(np.where(where, labels, 0))
             if self.has(slot):
                 self._waiting.append(slot)
             return
-        differs = np.where(where, labels, held)
-        if self.channels.join(held, differs):
+        if self.channels.join(before, np.where(where, labels, before)):
             self.reasons.append(why or "values with different factors are added, or one has two factors")
 
     def refuse(self, slot: Slot, why: str) -> None:
         """The factors of a value must be 1."""
         if slot in self.labels and self.channels.join(self.labels[slot], np.zeros((), int)):
             self.reasons.append(why)
-
-
-class DefUse:
-    """What makes and what reads each value of a program.
-
-    Args:
-        flat: the program.
-        parameters: the slots that hold parameters.
-        fixed: slots that depend on parameters and constants alone.
-        shapes: of the program's inputs.
-        count: how many outputs the model returns; the others are its state.
-    """
-
-    def __init__(
-        self,
-        flat: FlatProgram,
-        parameters: set[Slot],
-        fixed: set[Slot],
-        shapes: Mapping[Slot, tuple[int, ...]],
-        count: int,
-    ) -> None:
-        self.parameters, self.fixed = parameters, fixed
-        self.inputs = set(flat.inputs)
-        returned, state = flat.outputs[:count], flat.outputs[count:]
-        self.outputs = {*returned, *(slot for slot in state if slot not in parameters)}
-        self.made_by: dict[Slot, tuple[FlatStep, int]] = {}
-        self.shapes = dict(shapes) | {slot: np.shape(value) for slot, value in flat.constants.items()}
-        self.unowned = set(flat.constants)
-        """Slots that depend on constants alone."""
-        self.owned = set(parameters)
-        """Slots of `fixed` that depend on a parameter."""
-        self.discrete: set[Slot] = set()
-        """Slots of whole numbers and truth values."""
-        self._touching: dict[Slot, list[int]] = {}
-        for index, step in enumerate(flat.steps):
-            for slot in dict.fromkeys((*step.inputs, *step.outputs)):
-                self._touching.setdefault(slot, []).append(index)
-            self.made_by |= {slot: (step, place) for place, slot in enumerate(step.outputs)}
-            self.shapes |= dict(zip(step.outputs, self._made(step), strict=True))
-            if step.equation is not None:
-                made = zip(step.outputs, step.equation.outputs, strict=True)
-                self.discrete |= {slot for slot, x in made if not jnp.issubdtype(x.dtype, jnp.inexact)}
-            if all(slot in self.unowned for slot in step.inputs):
-                self.unowned.update(step.outputs)
-            elif any(slot in self.owned for slot in step.inputs) and step.outputs[0] in fixed:
-                self.owned.update(step.outputs)
-
-    def touching(self, slot: Slot) -> list[int]:
-        """The steps that make or read a value."""
-        return self._touching.get(slot, [])
-
-    def _made(self, step: FlatStep) -> list[tuple[int, ...]]:
-        if step.equation is not None:
-            return [tuple(x.shape) for x in step.equation.outputs]
-        shape = self.shapes[step.inputs[0]]
-        return [shape[1:] if step.name == "slice_of_stack" else (len(step.inputs), *shape)]
-
-
-def _at(step: FlatStep) -> str:
-    return f" in {step.path}" if step.path else ""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
-from jqinject.recipes.stream.site import CASTS, ContractionSite, Path, ProgramSites
-from jqinject.recipes.transforms.axes import MOVED, SAME, CutBlocks, followed
-from jqinject.recipes.transforms.sources import live_steps, varies_by_input
-from jqinject.recipes.transforms.transform_walk import DefUse, Refused
+from jqinject.recipes.stream.flat_program import CASTS, ContractionSite, FlatProgram, FlatStep, Slot
+from jqinject.recipes.transforms.axes import MOVED, SAME, CutBlocks, Refused, dot_axes, followed, is_uniform
 
 GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
+TWO_VALUES = "two values that depend on the channel are multiplied"
+SIDE_BY_SIDE = "it is one of several products side by side"
+NEIGHBOURS = "a convolution takes neighbours of it"
 
 
 @dataclass(frozen=True)
@@ -42,210 +41,200 @@ class TurnedRegion:
         sinks: names of the sites whose inputs turn.
         normalized: whether a norm takes the values: they are those of a residual stream.
         keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
-        crosses: whether the values go through a product of two values.
     """
 
     block: int
-    parameters: dict[Path, int] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
     sinks: set[str] = field(default_factory=set)
     normalized: bool = False
     keeps_sums: bool = False
-    crosses: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The name of the rotation: "R1" of a residual stream, "R2" of values between two weights."""
+        return "R1" if self.normalized else "R2"
 
 
-def is_plain_convolution(operation: str, params: Any) -> bool:
-    """Whether every output channel of a convolution sees every channel of the image.
-
-    Args:
-        operation: name of the primitive.
-        params: of its equation.
-    """
-    return (
-        operation == "conv_general_dilated"
-        and params["feature_group_count"] == 1
-        and params["batch_group_count"] == 1
-    )
-
-
-class Turning:
-    """Follows a rotation from the inputs of a site through a program, as far as it reaches.
+def turned_regions(flat: FlatProgram) -> Iterator[tuple[ContractionSite, TurnedRegion | str]]:
+    """Each site with what a matrix before its inputs turns, or why nothing can; the first site of each region.
 
     Args:
-        links: what makes and reads each of the program's values.
         flat: the program.
-        found: its sites.
-        parameters: the slot of each parameter, with its path.
-        value_of: the value of a slot that depends on parameters alone.
+    """
+    taken: set[str] = set()
+    for site in flat.sites:
+        if site.name not in taken:
+            region = _region_of(flat, site)
+            taken |= set() if isinstance(region, str) else region.sinks
+            yield site, region
+
+
+def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
+    contracted = _contracted(flat, site)
+    if not contracted:
+        return f"{site.operation} is not followed"
+    axis = contracted[-1]
+    block, tried = flat.shapes[site.activation][axis], set[int]()
+    while True:
+        tried.add(block)
+        try:
+            return _Turning(flat, site.activation, Turned(axis, block)).region
+        except Refused as refused:
+            why = refused.args[0]
+            if not isinstance(why, CutBlocks) or why.size in tried or why.size < 2:
+                return str(why)
+            block = why.size
+
+
+def _contracted(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
+    """The axes of a site's input that it contracts; none if it is not followed."""
+    step = flat.steps[site.step]
+    if step.name == "dot_general":
+        return tuple(step.params["dimension_numbers"][0][1 - site.place])
+    return (step.params["dimension_numbers"].lhs_spec[1],) if _is_plain_convolution(step) else ()
+
+
+def _is_plain_convolution(step: FlatStep) -> bool:
+    """Whether every output channel of a convolution sees every channel of the image."""
+    if step.name != "conv_general_dilated":
+        return False
+    return step.params["feature_group_count"] == 1 and step.params["batch_group_count"] == 1
+
+
+class _Turning:
+    """Follows a rotation from a value through a program, as far as it reaches.
+
+    Args:
+        flat: the program.
+        slot: of the value.
+        label: how it is turned.
+
+    Raises:
+        Refused: an operation does not commute with the rotation.
     """
 
-    def __init__(
-        self,
-        links: DefUse,
-        flat: FlatProgram,
-        found: ProgramSites,
-        parameters: Mapping[Slot, Path],
-        value_of: Callable[[Slot], Any],
-    ) -> None:
-        self.links, self.steps, self.found = links, flat.steps, found
-        self._live = live_steps(flat)
-        self.parameters, self.value_of = parameters, value_of
-
-    def of(self, site: ContractionSite) -> TurnedRegion | str:
-        """What turns with the inputs of a site; a sentence that says why they cannot.
-
-        Args:
-            site: one of the program's.
-        """
-        contracted = self._contracted(site)
-        if not contracted:
-            return f"{site.operation} is not followed"
-        axis = contracted[-1]
-        block, tried = self.links.shapes[site.other][axis], set[int]()
-        while True:
-            tried.add(block)
-            try:
-                return self._region(site.other, Turned(axis, block))
-            except Refused as refused:
-                why = refused.args[0]
-                if not isinstance(why, CutBlocks) or why.size in tried or why.size < 2:
-                    return str(why)
-                block = why.size
-
-    def _region(self, slot: Slot, label: Turned) -> TurnedRegion:
+    def __init__(self, flat: FlatProgram, slot: Slot, label: Turned) -> None:
+        self.flat, self.region = flat, TurnedRegion(label.block)
         self._labels: dict[Slot, Turned] = {}
         self._waiting: list[Slot] = []
-        self._region_found = region = TurnedRegion(label.block)
         self._give(slot, label)
         while self._waiting:
-            slot = self._waiting.pop()
-            for index in self.links.touching(slot):
-                if index in self._live:
-                    self._step(self.steps[index])
-        for slot, path in self.parameters.items():
+            for index in flat.touching(self._waiting.pop()):
+                if index in flat.live:
+                    self._step(flat.steps[index])
+        for slot, path in flat.parameters.items():
             if slot in self._labels:
-                region.parameters[path] = self._labels[slot].axis
-        for site in self.found.sites:
-            both = site.other in self._labels and site.weight in self._labels
-            if both and self._labels[site.other].axis in self._contracted(site):
-                region.sinks.add(site.name)
-        return region
-
-    def _contracted(self, site: ContractionSite) -> tuple[int, ...]:
-        """The axes of a site's input that it contracts; none if it is not followed."""
-        params = self.steps[site.step].params
-        if site.operation == "dot_general":
-            return tuple(params["dimension_numbers"][0][1 - site.place])
-        return (
-            (params["dimension_numbers"].lhs_spec[1],) if is_plain_convolution(site.operation, params) else ()
-        )
+                self.region.parameters[path] = self._labels[slot].axis
+        for site in flat.sites:
+            both = site.activation in self._labels and site.weight in self._labels
+            if both and self._labels[site.activation].axis in _contracted(flat, site):
+                self.region.sinks.add(site.name)
 
     def _give(self, slot: Slot, label: Turned) -> None:
-        held = self._labels.get(slot)
-        if held == label:
+        before, flat = self._labels.get(slot), self.flat
+        if before == label:
             return
-        if held is not None:
+        if before is not None:
             raise Refused("it would be turned in two ways")
-        links = self.links
-        if slot in links.discrete or slot in links.outputs:
-            raise Refused(
-                "it is part of what the model returns" if slot in links.outputs else "it is discrete"
-            )
-        if slot in links.unowned:
-            if not np.any(np.asarray(self.value_of(slot))):
+        if slot in flat.ends:
+            raise Refused("it is part of what the model returns")
+        if slot in flat.discrete:
+            raise Refused("it is discrete")
+        if slot in flat.unowned:
+            if self._is_zero(slot):
                 return
             raise Refused("it is a constant")
-        if slot in links.inputs and slot not in links.parameters:
+        if slot in flat.inputs and slot not in flat.parameters:
             raise Refused("it is an input of the model, or state that is no parameter")
         self._labels[slot] = label
         self._waiting.append(slot)
 
+    def _label(self, *slots: Slot) -> Turned | None:
+        """The label of the first of some values that has one."""
+        return next((self._labels[slot] for slot in slots if slot in self._labels), None)
+
     def _step(self, step: FlatStep) -> None:
         if step.name == "dot_general":
-            return self._dot(step)
-        if step.name == "conv_general_dilated" and is_plain_convolution(step.name, step.params):
-            return self._convolution(step)
-        squares = step.name in ("square", "integer_pow") or (
+            self._dot(step)
+        elif _is_plain_convolution(step):
+            self._convolution(step)
+        elif step.name in ("square", "integer_pow") or (
             step.name == "mul" and step.inputs[0] == step.inputs[1]
-        )
-        if squares:
-            return self._square(step)
-        if step.name == "reduce_sum" and self._sums(step):
-            return None
-        if step.name in ("mul", "div"):
-            return self._product(step)
-        if step.name in ("add", "add_any", "sub", "select_n"):
-            return self._sum(step)
-        if step.name in CASTS or step.name in MOVED or step.name in SAME or step.name == "reshape":
-            return self._moved(step)
-        if any(slot in self._labels for slot in step.inputs) or any(s in self._labels for s in step.outputs):
+        ):
+            self._square(step)
+        elif step.name == "reduce_sum" and self._sums(step):
+            return
+        elif step.name in ("mul", "div"):
+            self._product(step)
+        elif step.name in ("add", "add_any", "sub", "select_n"):
+            self._sum(step)
+        elif step.name in (*CASTS, *MOVED, *SAME, "reshape"):
+            self._moved(step)
+        elif self._label(*step.inputs, *step.outputs) is not None:
             raise Refused(f"{step.name} does not commute with a rotation")
-        return None
 
     def _moved(self, step: FlatStep) -> None:
-        joins = step.name in ("concatenate", "stack")
-        data = step.inputs if joins else step.inputs[:1]
-        if any(slot in self._labels for slot in step.inputs[len(data) :]):
+        data = step.inputs if step.name in ("concatenate", "stack") else step.inputs[:1]
+        if self._label(*step.inputs[len(data) :]) is not None:
             raise Refused(f"{step.name} picks numbers by it")
-        for slot in data:
-            if slot in self._labels:
-                for made in step.outputs:
-                    self._give(made, self._through(step, slot, made, self._labels[slot], back=False))
-        for made in step.outputs:
-            if made in self._labels:
-                for slot in data:
-                    self._give(slot, self._through(step, slot, made, self._labels[made], back=True))
-
-    def _through(self, step: FlatStep, slot: Slot, made: Slot, label: Turned, back: bool) -> Turned:
-        shapes = self.links.shapes[slot], self.links.shapes[made]
-        axis = followed(step, label.axis, label.block, shapes, back)
-        if isinstance(axis, str):
-            raise Refused(axis)
-        return Turned(axis, label.block, label.squared)
+        for back in (False, True):
+            for slot in data:
+                for result in step.outputs:
+                    source, target = (result, slot) if back else (slot, result)
+                    label = self._labels.get(source)
+                    if label is None:
+                        continue
+                    shapes = self.flat.shapes[slot], self.flat.shapes[result]
+                    axis = followed(step, label.axis, label.block, shapes, back)
+                    if isinstance(axis, str):
+                        raise Refused(axis)
+                    self._give(target, replace(label, axis=axis))
 
     def _sum(self, step: FlatStep) -> None:
-        operands = step.inputs[1:] if step.name == "select_n" else step.inputs
+        selects = step.name == "select_n"
+        operands = step.inputs[1:] if selects else step.inputs
         slots = (*operands, *step.outputs)
-        label = next((self._labels[slot] for slot in slots if slot in self._labels), None)
+        label = self._label(*slots)
         if label is None:
             return
-        if step.name == "select_n" and not self._is_uniform(step.inputs[0], label.axis):
+        if selects and not is_uniform(self.flat, step.inputs[0], label.axis):
             raise Refused("a selection depends on the channel")
         for slot in slots:
-            held = slot in self._labels or slot not in operands or slot in self.links.owned
-            if (held or not self._is_uniform(slot, label.axis)) and not self._is_zero(slot):
+            turns = slot in self._labels or slot not in operands or self.flat.owned(slot)
+            if self._is_zero(slot):
+                continue
+            if turns or not is_uniform(self.flat, slot, label.axis):
                 self._give(slot, label)
-            elif not self._is_zero(slot):
-                if label.squared or step.name == "select_n":
-                    raise Refused("a number is added to all channels")
-                self._region_found.keeps_sums = True
+            elif label.squared or selects:
+                raise Refused("a number is added to all channels")
+            else:
+                self.region.keeps_sums = True
 
     def _product(self, step: FlatStep) -> None:
-        (one, other), made = step.inputs, step.outputs[0]
-        label = next((self._labels[slot] for slot in (one, other, made) if slot in self._labels), None)
+        operands, result = step.inputs, step.outputs[0]
+        label = self._label(*operands, result)
         if label is None:
             return
-        carriers = [slot for slot in (one, other) if slot in self._labels]
+        carriers = [slot for slot in operands if slot in self._labels]
         if not carriers:
-            varying = [slot for slot in (one, other) if not self._is_uniform(slot, label.axis)]
-            carriers = varying[:1] if len(varying) == 1 else []
-        if len(carriers) != 1 or (step.name == "div" and carriers[0] != one):
-            raise Refused("two values that depend on the channel are multiplied")
-        rest = other if carriers[0] == one else one
-        if not self._is_uniform(rest, label.axis):
-            gain = not varies_by_input(self.links, self.found.fixed, rest, label.axis)
-            raise Refused(GAIN if gain else "two values that depend on the channel are multiplied")
-        for slot in (carriers[0], made):
+            carriers = [slot for slot in operands if not is_uniform(self.flat, slot, label.axis)]
+        if len(carriers) != 1 or (step.name == "div" and carriers[0] != operands[0]):
+            raise Refused(TWO_VALUES)
+        factor = operands[1 - operands.index(carriers[0])]
+        if not is_uniform(self.flat, factor, label.axis):
+            gain = is_uniform(self.flat, factor, label.axis, parameters=False)
+            raise Refused(GAIN if gain else TWO_VALUES)
+        for slot in (carriers[0], result):
             self._give(slot, label)
 
     def _square(self, step: FlatStep) -> None:
-        slot, made = step.inputs[0], step.outputs[0]
-        if made in self._labels and slot not in self._labels:
+        slot, result = step.inputs[0], step.outputs[0]
+        if result in self._labels and slot not in self._labels:
             raise Refused("it is a square")
         if slot in self._labels:
-            power = step.params.get("y", 2)
-            if power != 2 or self._labels[slot].squared:
+            if step.params.get("y", 2) != 2 or self._labels[slot].squared:
                 raise Refused(f"{step.name} does not commute with a rotation")
-            self._give(made, Turned(self._labels[slot].axis, self._labels[slot].block, squared=True))
+            self._give(result, replace(self._labels[slot], squared=True))
 
     def _sums(self, step: FlatStep) -> bool:
         """Whether a sum over turned channels was seen to stay as it is."""
@@ -253,84 +242,48 @@ class Turning:
         if label is None or label.axis not in step.params["axes"]:
             return False
         if label.squared:
-            self._region_found.normalized = True
+            self.region.normalized = True
         else:
-            self._region_found.keeps_sums = True
+            self.region.keeps_sums = True
         return True
 
     def _dot(self, step: FlatStep) -> None:
-        contracted, batch = step.params["dimension_numbers"]
-        ranks = [len(self.links.shapes[slot]) for slot in step.inputs]
-        free = [
-            [axis for axis in range(ranks[which]) if axis not in (*contracted[which], *batch[which])]
-            for which in (0, 1)
-        ]
-        made, start = step.outputs[0], len(batch[0])
-        for which, slot in enumerate(step.inputs):
-            label = self._labels.get(slot)
+        sides, result = dot_axes(self.flat, step), step.outputs[0]
+        for side, partner in (sides, sides[::-1]):
+            label = self._labels.get(side.slot)
             if label is None:
                 continue
-            if label.squared or label.axis in batch[which]:
-                raise Refused("it is one of several products side by side")
-            if label.axis in contracted[which]:
-                partner = contracted[1 - which][tuple(contracted[which]).index(label.axis)]
-                self._crossed(step, slot)
-                self._give(step.inputs[1 - which], Turned(partner, label.block))
+            if label.axis in side.contracted and not label.squared:
+                self._give(partner.slot, Turned(side.partners[label.axis], label.block))
+            elif label.axis in side.free and not label.squared:
+                self._give(result, Turned(side.results[label.axis], label.block))
             else:
-                self._crossed(step, step.inputs[1 - which])
-                place = start + free[which].index(label.axis) + (len(free[0]) if which else 0)
-                self._give(made, Turned(place, label.block))
-        label = self._labels.get(made)
-        if label is not None:
-            if label.axis < start or label.squared:
-                raise Refused("it is one of several products side by side")
-            place = label.axis - start
-            which = int(place >= len(free[0]))
-            axis = free[which][place - (len(free[0]) if which else 0)]
-            self._give(step.inputs[which], Turned(axis, label.block))
+                raise Refused(SIDE_BY_SIDE)
+        label = self._labels.get(result)
+        if label is None:
+            return
+        for side in sides:
+            for axis in side.free:
+                if side.results[axis] == label.axis and not label.squared:
+                    return self._give(side.slot, Turned(axis, label.block))
+        raise Refused(SIDE_BY_SIDE)
 
     def _convolution(self, step: FlatStep) -> None:
-        spec, (x, kernel), made = step.params["dimension_numbers"], step.inputs, step.outputs[0]
-        for slot, axis, other, place in (
-            (x, spec.lhs_spec[1], kernel, spec.rhs_spec[1]),
-            (made, spec.out_spec[1], kernel, spec.rhs_spec[0]),
-        ):
+        spec, (x, kernel), result = step.params["dimension_numbers"], step.inputs, step.outputs[0]
+        ends = ((x, spec.lhs_spec[1], spec.rhs_spec[1]), (result, spec.out_spec[1], spec.rhs_spec[0]))
+        for slot, axis, of_kernel in ends:
             label = self._labels.get(slot)
-            if label is None:
-                continue
-            if label.squared or label.axis != axis:
-                raise Refused("a convolution takes neighbours of it")
-            self._give(other, Turned(place, label.block))
+            if label is not None:
+                if label.squared or label.axis != axis:
+                    raise Refused(NEIGHBOURS)
+                self._give(kernel, Turned(of_kernel, label.block))
         label = self._labels.get(kernel)
         if label is not None:
             if label.axis not in spec.rhs_spec[:2]:
-                raise Refused("a convolution takes neighbours of it")
-            out = label.axis == spec.rhs_spec[0]
-            self._give(made if out else x, Turned((spec.out_spec if out else spec.lhs_spec)[1], label.block))
-
-    def _crossed(self, step: FlatStep, slot: Slot) -> None:
-        if not any(each in self.links.owned for each in step.inputs):
-            self._region_found.crosses = True
+                raise Refused(NEIGHBOURS)
+            for slot, axis, of_kernel in ends:
+                if label.axis == of_kernel:
+                    self._give(slot, Turned(axis, label.block))
 
     def _is_zero(self, slot: Slot) -> bool:
-        return slot in self.found.fixed and not np.any(np.asarray(self.value_of(slot)))
-
-    def _is_uniform(self, slot: Slot, axis: int, depth: int = 8) -> bool:
-        """Whether a value is the same along an axis."""
-        if self.links.shapes[slot] == () or self.links.shapes[slot][axis] == 1:
-            return True
-        if slot in self.found.fixed:
-            value = np.asarray(self.value_of(slot), np.float32)
-            return bool(np.allclose(value, value.take([0], axis=axis), rtol=1e-6, atol=0))
-        if slot not in self.links.made_by or depth == 0:
-            return False
-        step, _ = self.links.made_by[slot]
-        if step.name == "broadcast_in_dim":
-            dims = tuple(step.params["broadcast_dimensions"])
-            shape = self.links.shapes[step.inputs[0]]
-            return axis not in dims or shape[dims.index(axis)] == 1
-        if step.name in MOVED or step.name in ("dot_general", "reshape") or not step.inputs:
-            return False
-        rank = len(self.links.shapes[slot])
-        elementwise = all(len(self.links.shapes[each]) in (0, rank) for each in step.inputs)
-        return elementwise and all(self._is_uniform(each, axis, depth - 1) for each in step.inputs)
+        return slot in self.flat.fixed and not np.any(np.asarray(self.flat.value(slot)))

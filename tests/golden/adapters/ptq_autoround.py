@@ -11,8 +11,8 @@ import numpy as np
 
 from jqinject.ops import IntGrid
 from jqinject.recipes import RTN, AutoRound
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.solvers.auto_round import Descent, Offsets
+from jqinject.recipes.solvers.rounding_descent import Descent, Offsets
+from jqinject.recipes.solvers.solver import MatrixGrid
 from tests.golden._config import reading
 from tests.golden.adapters.ptq_cases import said
 from tests.golden.adapters.ptq_matrices import problem_of, ranges, summed

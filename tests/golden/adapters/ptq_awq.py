@@ -18,8 +18,8 @@ from jqinject.quant import (
     IntWeightSymmetricGroupQuant,
 )
 from jqinject.recipes import AWQ, RTN, Recipe, Solve
-from jqinject.recipes.passes.rescaling import Rescaling
-from jqinject.recipes.passes.smooth_quant import smooth_scales
+from jqinject.recipes.passes.float_change import Rescaling
+from jqinject.recipes.passes.smoothing import smooth_scales
 from tests.golden._config import reading
 from tests.golden.adapters.ptq_smooth import Arrays, NormAndReaders, applied
 

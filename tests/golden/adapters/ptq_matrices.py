@@ -17,8 +17,7 @@ from jqinject import Rule, quant
 from jqinject.ops import IntGrid
 from jqinject.ops.power import divide
 from jqinject.recipes import GPTQ, QEP, RTN, MagR, Problem, Recipe, Solution, Solve, cheapest_errors
-from jqinject.recipes.rounding_grid import MatrixGrid
-from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.ptq_cases import said
 from tests.golden.adapters.ptq_layerwise import convolution, images, kernel_of, weight_of
@@ -176,7 +175,7 @@ def compressor(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     with reading(inputs, "the arrays of llm-compressor's GPTQ") as arrays:
         weight, x, hessian = arrays.take("weight"), arrays.take("x", None), arrays.take("hessian", None)
     if x is None:
-        statistics = Statistics(jnp.ones(1), jnp.asarray(hessian)[None])
+        statistics = Statistics(jnp.ones(1), {"hessian": jnp.asarray(hessian)[None]})
     else:
         # A sequence is a batch, and counts once; llm-compressor puts the 2 of its Hessian into the numbers.
         parts = (summed(np.float32(2**0.5) * part) for part in np.split(x, stated.sequences))
@@ -184,7 +183,6 @@ def compressor(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
             functools.reduce(Statistics.merged, parts), count=jnp.full(1, float(stated.sequences))
         )
     solution = stated.solver(problem_of(weight, statistics, stated.measure, stated.group_size))
-    assert statistics.hessian is not None
     cut = {
         "group": (slice(None), slice(None, None, stated.group_size)),
         "channel": np.s_[:, :1],
@@ -193,7 +191,7 @@ def compressor(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     scale, zero_point = (np.asarray(x)[0] for x in (solution.scale, solution.zero_point))
     values = np.asarray(solution.values)[0]
     return {
-        "hessian": np.asarray(statistics.hessian)[0] / stated.sequences,
+        "hessian": np.asarray(statistics.sums["hessian"])[0] / stated.sequences,
         "quant": values,
         "int": np.round(values / scale + zero_point).astype(np.int8),
         "scale": scale[cut[stated.strategy]],
@@ -243,8 +241,7 @@ def qwix_gptq(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     stated, statistics = qwix_gptq_of(case["config"]), summed(inputs["x"])
     weight = inputs["weight"]
     solution = stated.solver(problem_of(weight, statistics, stated.measure, stated.group_size))
-    assert statistics.hessian is not None
-    hessian = np.asarray(statistics.hessian)[0]
+    hessian = np.asarray(statistics.sums["hessian"])[0]
     values, scale = (np.asarray(x)[0] for x in (solution.values, solution.scale))
     return {
         "hessian": hessian,
@@ -280,9 +277,9 @@ def qep(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     kept, statistics = Kept(), summed(inputs["x"], inputs["x_quantized"])
     measure = QwixGptq(8, None, GPTQ()).measure
     qep_of(case["config"])(kept)(problem_of(inputs["weight"], statistics, measure))
-    assert kept.problem is not None and statistics.hessian is not None and statistics.cross is not None
-    delta = np.asarray(statistics.cross - statistics.hessian)[0]
-    hessian = np.asarray(statistics.hessian)[0]
+    assert kept.problem is not None
+    delta = np.asarray(statistics.sums["cross"] - statistics.sums["hessian"])[0]
+    hessian = np.asarray(statistics.sums["hessian"])[0]
     return {"weight": np.asarray(kept.problem.weights)[0], "hessian": hessian, "hessian_delta": delta}
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import Recipe, SmoothQuant
-from jqinject.recipes.passes.smooth_quant import smooth_scales
+from jqinject.recipes.passes.smoothing import smooth_scales
 from tests.golden._config import reading
 
 Arrays = dict[str, np.ndarray]

@@ -1,0 +1,310 @@
+"""Batch normalizations: folded into the layers before them, or with statistics taken again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.model.walk import modules_by_path
+from jqinject.nn import QuantBatchNorm
+from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, check_merges, merge_bn
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.norms import MergedBatchNorm
+from jqinject.ops.processes import on_host
+from jqinject.program import Around, Call, compiled_call, intercept, with_copied_modules
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import as_array, is_concrete, is_quantized
+from jqinject.recipes.solvers.solver import among, check_arguments
+from jqinject.recipes.work import Work
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A batch normalization that a layer took over.
+
+    Attributes:
+        layer: the path of the layer.
+        norm: the path of the normalization, now a `MergedBatchNorm`.
+    """
+
+    layer: str
+    norm: str
+
+    def __str__(self) -> str:
+        return f"{self.norm}: in {self.layer}"
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm:
+    """Folds batch normalizations into the weights and biases of the layers before them.
+
+    Each normalization whose input is a layer's output is folded into that layer (see `jqinject.nn.merge_bn`), and is
+    replaced by a `MergedBatchNorm`, which passes its input through (with the output quantizer of a `QuantBatchNorm`).
+    In evaluation mode the model computes the same as before, up to quantization of the new weights; this is checked on
+    the first batch with all quantizers off. After a pass that quantizes, the quantized model is folded too: learned and
+    committed scales and bit widths of weights follow.
+
+    Args:
+        pairs: paths (layer, normalization), as ("conv", "norm"); None finds them.
+
+    Raises:
+        TypeError: (when applied) a path leads to something else.
+        ValueError: (when applied) nothing to merge; a layer is called more than once or shared, or its output is also
+            used outside the normalization; its quantizer learned something that cannot follow the weight
+            (`jqinject.nn.merge_bn`).
+
+    Example:
+        >>> FoldBatchNorm()
+        FoldBatchNorm(pairs=None)
+    """
+
+    pairs: Pairs | None = None
+
+    def __call__(self, work: Work) -> list[Merged]:
+        """See `Pass`."""
+        merged = self.fold(work.model, work.calls[0])
+        if work.is_quantized:
+            self.fold(work.quantized, work.calls[0])
+        return merged
+
+    def fold(self, model: nnx.Module, example: Call) -> list[Merged]:
+        """Fold the batch normalizations of a model, in place.
+
+        Args:
+            model: float or quantized; an abstract one (`nnx.eval_shape`) has no numbers to check.
+            example: a call of it, which shows what layer precedes which normalization.
+        """
+
+        def call(model: nnx.Module) -> Any:
+            (fresh,) = with_copied_modules([example])
+            return fresh(model)
+
+        calls = _watched(model, call)
+        pairs = calls.pairs() if self.pairs is None else self.pairs
+        if not pairs:
+            raise ValueError(
+                f"{type(model).__name__} has no batch norm that gets what a layer returns, so there is nothing to merge"
+            )
+        calls.check(pairs)
+        trial = nnx.clone(model, graph=True)
+        _fold(trial, pairs)
+        _compare(_floating(model, call), _floating(trial, call), pairs)
+        _fold(model, pairs)
+        return [Merged(layer, norm) for layer, norm in pairs]
+
+
+class _Calls:
+    """The calls of normalizations, and of the layers that they may be merged into."""
+
+    def __init__(self) -> None:
+        self.count: dict[str, int] = {}
+        self.outputs: list[tuple[jax.Array, str]] = []
+        self.layers: dict[str, str] = {}
+
+    def pairs(self) -> Pairs:
+        """(layer, normalization) for each normalization whose input was a layer's output."""
+        return tuple((layer, norm) for norm, layer in self.layers.items())
+
+    def check(self, pairs: Pairs) -> None:
+        """Refuse layers and normalizations that run more than once, and layers with several normalizations."""
+        for layer, norm in pairs:
+            for path in (layer, norm):
+                if self.count.get(path, 0) > 1:
+                    raise ValueError(
+                        f"{path} is called {self.count[path]} times, so {norm} cannot be merged into {layer}: it "
+                        "would change the other calls too.\n  cure: leave it out, pairs=[...]"
+                    )
+        layers = [layer for layer, _ in pairs]
+        for layer in layers:
+            if layers.count(layer) > 1:
+                raise ValueError(f"{layer} is followed by several batch norms, and can take one")
+
+
+class _Watched(Around):
+    """Records the calls of one layer or normalization."""
+
+    def __init__(self, path: str, calls: _Calls) -> None:
+        self.path, self.calls = path, calls
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        calls = self.calls
+        calls.count[self.path] = calls.count.get(self.path, 0) + 1
+        y = call(*args, **kwargs)
+        if isinstance(layer, nnx.BatchNorm):
+            x = as_array(args[0] if args else kwargs["x"])
+            before = [path for output, path in calls.outputs if output is x]
+            if before:
+                calls.layers[self.path] = before[-1]
+        else:
+            calls.outputs.append((as_array(y), self.path))  # kept alive: outputs are compared by identity
+        return y
+
+
+def _watched(model: nnx.Module, call: Callable[[nnx.Module], Any]) -> _Calls:
+    """Call a copy of the model and record its calls."""
+    copy = nnx.clone(model, graph=True)
+    copy.eval()
+    calls = _Calls()
+    for path, node in modules_by_path(copy, nnx.Module).items():
+        if isinstance(node, QuantProxyFromInjector):
+            # Ranges of these inputs: the model may not be calibrated yet.
+            node.set_attributes(use_running_average=False, raise_if_not_found=False)
+        if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
+            intercept(node, _Watched(path, calls))
+    call(copy)
+    return calls
+
+
+def _fold(model: nnx.Module, pairs: Pairs) -> None:
+    modules: dict[str, Any] = modules_by_path(model, nnx.Module)
+    for layer, norm in pairs:
+        for path in (layer, norm):
+            if path not in modules:
+                raise ValueError(
+                    f"{type(model).__name__} has no module at {path!r}; known: {sorted(modules)}"
+                )
+        try:
+            check_merges(modules[layer], modules[norm])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{layer}, before {norm}: {error}") from None
+    for layer, norm in pairs:
+        merge_bn(modules[layer], modules[norm])
+        owner, _, name = norm.rpartition(".")
+        holder: Any = modules[owner] if owner else model
+        merged = MergedBatchNorm(modules[norm])
+        if isinstance(holder, nnx.List):
+            holder[int(name)] = merged
+        elif isinstance(holder, nnx.Dict):
+            holder[name] = merged
+        else:
+            setattr(holder, name, merged)
+
+
+def _floating(model: nnx.Module, call: Callable[[nnx.Module], Any]) -> list[jax.Array]:
+    """What the model computes in evaluation mode with all quantizers off."""
+    copy = nnx.clone(model, graph=True)
+    copy.eval()
+    for _, node in nnx.iter_modules(copy, graph=True):
+        if isinstance(node, QuantProxyFromInjector):
+            node.disable_quant = True
+        if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
+            node.return_quant_tensor = False
+    outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: is_quantized(leaf))
+    return [as_array(output) for output in outputs]
+
+
+def _compare(before: list[jax.Array], after: list[jax.Array], pairs: Pairs) -> None:
+    if not is_concrete(*before, *after):
+        return
+    for pair in zip(before, after, strict=True):
+        first, second = (on_host(output).astype(np.float64) for output in pair)
+        size = max(float(np.max(np.abs(first), initial=0.0)), 1.0)
+        if float(np.max(np.abs(first - second), initial=0.0)) > 0.02 * size:
+            layers = ", ".join(layer for layer, _ in pairs)
+            raise ValueError(
+                f"with batch norms merged into {layers} the model computes something else: what one of these returns "
+                "is used beside its batch norm too.\n  cure: leave that one out, pairs=[...]"
+            )
+
+
+@dataclass(frozen=True)
+class Renormed:
+    """What was done to one batch normalization.
+
+    Attributes:
+        path: the module's.
+        mean: how far the means moved at most, in standard deviations of the float model's input.
+        variance: the smallest and the largest factor of the variances.
+    """
+
+    path: str
+    mean: float
+    variance: tuple[float, float]
+
+    def __str__(self) -> str:
+        low, high = self.variance
+        return f"{self.path}: means moved by at most {self.mean:.3g} deviations, variances by {low:.3g} to {high:.3g}"
+
+
+@dataclass(frozen=True)
+class CorrectBatchNorm:
+    """Re-estimates the mean and variance of every batch normalization from its inputs in the quantized model.
+
+    Quantized weights shift the distributions that a float model's statistics describe. Each statistic becomes its mean
+    over all batches; everything else runs in evaluation mode and stays as it is. It takes up shifts that
+    `CorrectBiases` would take back too: correct biases before it, not after.
+
+    Args:
+        variance: "measured", or the geometric mean of the measured one and the float model's ("geometric").
+
+    Raises:
+        ValueError: (when applied) the model has no batch normalization.
+
+    Differs from Brevitas: `norm_correction_mode` keeps the geometric mean; and its variances are unbiased, as torch's
+    are, where Flax's are not.
+
+    Example:
+        >>> CorrectBatchNorm()
+        CorrectBatchNorm(variance='measured')
+    """
+
+    variance: Literal["measured", "geometric"] = "measured"
+
+    def __post_init__(self) -> None:
+        check_arguments(self, variance=among(self.variance, "measured", "geometric"))
+
+    def __call__(self, work: Work) -> list[Renormed]:
+        """See `Pass`."""
+        return self.correct(work.quantized, work.calls)
+
+    def correct(self, model: nnx.Module, calls: Iterable[Call]) -> list[Renormed]:
+        """Re-estimate the statistics of a quantized model, in place.
+
+        Args:
+            model: with `nnx.BatchNorm`s (or `QuantBatchNorm`s).
+            calls: of it, which are taken one by one.
+        """
+        norms = modules_by_path(model, nnx.BatchNorm)
+        if not norms:
+            raise ValueError(
+                f"{type(model).__name__} has no nnx.BatchNorm, so there are no statistics to take again"
+            )
+        copy = nnx.clone(model, graph=True)
+        copy.eval()
+        for norm in modules_by_path(copy, nnx.BatchNorm).values():
+            norm.use_running_average = False
+            norm.momentum = 0.0  # after a call the statistics are that batch's own
+        total: dict[str, tuple[jax.Array, jax.Array]] | None = None
+        count = 0
+        step = compiled_call(_statistics_of)
+        for count, call in enumerate(calls, 1):  # noqa: B007
+            statistics = step(copy, call)
+            total = statistics if total is None else jax.tree.map(jnp.add, total, statistics)
+        assert total is not None, "there are calls"
+        return [self._renormed(path, norm, *(x / count for x in total[path])) for path, norm in norms.items()]
+
+    def _renormed(self, path: str, norm: nnx.BatchNorm, mean: jax.Array, var: jax.Array) -> Renormed:
+        """Give a batch normalization its statistics."""
+        old_mean, old_var = norm.mean.get_value(), norm.var.get_value()
+        if self.variance == "geometric":
+            var = jnp.sqrt(old_var * var)
+        norm.mean.set_value(mean)
+        norm.var.set_value(var)
+        moved = np.abs(on_host(mean - old_mean)) / np.sqrt(on_host(old_var) + norm.epsilon)
+        factors = on_host(var) / np.maximum(on_host(old_var), norm.epsilon)
+        return Renormed(path, float(moved.max()), (float(factors.min()), float(factors.max())))
+
+
+def _statistics_of(model: nnx.Module, call: Call) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """The mean and the variance that each batch normalization has after a call."""
+    call(model)
+    norms = modules_by_path(model, nnx.BatchNorm)
+    return {path: (norm.mean.get_value(), norm.var.get_value()) for path, norm in norms.items()}

@@ -1,0 +1,192 @@
+"""How much a model minds that numbers of some of its parameters are others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.model.walk import ModelIndex
+from jqinject.program import Call, SplitCall, dotted
+from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.recipes.solvers.solver import output_error
+from jqinject.recipes.stream.stream import Visit
+
+Values = dict[str, jax.Array]
+Loss = Callable[[Any, Any], jax.Array]
+Outputs = Callable[[Values], list[jax.Array]]
+LossOf = Callable[[Values], jax.Array]
+NEEDS_LOSS = ("gradient", "fisher")
+WHOLE_MODEL = (*NEEDS_LOSS, "hessian", "kl")
+"""Those for which the whole model runs."""
+
+
+class ModelSensitivity:
+    """Changes single parameters of a float model, and measures what becomes of its outputs or its loss.
+
+    Args:
+        model: an NNX module, in evaluation mode; it is not changed.
+        calls: of it.
+        batches: which the calls were made of, for the loss.
+        paths: of the parameters.
+        kind: which measure, see `AllocateBits`.
+        loss: of a model and a batch, or None.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        calls: Sequence[Call],
+        batches: Sequence[object],
+        paths: Sequence[str],
+        kind: str,
+        loss: Loss | None,
+    ) -> None:
+        self._model, self._kind, self._loss = model, kind, loss
+        self._batches = list(zip(calls, batches, strict=True))
+        variables = ModelIndex(model).by_name
+        self._values: Values = {path: variables[path].get_value() for path in paths}
+        self._measured: dict[int, Callable[[Values, Values], jax.Array]] = {}
+
+    def of(self, path: str, value: jax.Array) -> float:
+        """The measure for other numbers of one parameter, the mean over all batches.
+
+        Args:
+            path: of the parameter.
+            value: its other numbers.
+        """
+        before = self._values[path]
+        changed = {**self._values, path: value.astype(before.dtype)}
+        measures = [float(self._measure(place)(self._values, changed)) for place in range(len(self._batches))]
+        return sum(measures) / len(measures)
+
+    def _measure(self, place: int) -> Callable[[Values, Values], jax.Array]:
+        """The measure by one batch, compiled once for all parameters."""
+        if place not in self._measured:
+            call, batch = self._batches[place]
+            outputs = partial(_outputs, SplitCall(self._model, call))
+            if self._kind == "kl":
+                self._measured[place] = jax.jit(partial(_divergence, outputs))
+            elif self._kind == "hessian" and self._loss is None:
+                self._measured[place] = jax.jit(partial(_distance, outputs))
+            else:
+                assert self._loss is not None, "checked by AllocateBits"
+                loss = partial(_loss, self._model, self._loss, batch)
+                self._measured[place] = jax.jit(partial(BY_LOSS[self._kind], loss))
+        return self._measured[place]
+
+
+def _filled(state: Any, values: Values, begin: int) -> Any:
+    """A state with other numbers in some parameters.
+
+    Args:
+        state: of a model.
+        values: by path.
+        begin: how many parts of the state's paths come before those of the model.
+    """
+    filled = []
+    for path, variable in nnx.to_flat_state(state):
+        value = values.get(dotted(path[begin:]))
+        filled.append((path, variable.replace(variable.get_value() if value is None else value)))
+    return nnx.from_flat_state(filled)
+
+
+def outputs_of(model: nnx.Module, call: Call) -> Callable[[Values, Sequence[jax.Array]], list[jax.Array]]:
+    """The floating-point outputs of a model, float32, as a function of some parameters by path and of a call's arrays.
+
+    Args:
+        model: an NNX module.
+        call: a call of it; the function's arrays are of it, or of another one with the same flags.
+    """
+    return partial(_outputs, SplitCall(model, call))
+
+
+def _outputs(split: SplitCall, values: Values, arrays: Sequence[jax.Array] | None = None) -> list[jax.Array]:
+    """The floating-point outputs of a call, float32."""
+    model, call = split.merged(_filled(split.state, values, 1), split.arrays if arrays is None else arrays)
+    leaves = jax.tree.leaves(call(model))
+    return [x.astype(jnp.float32) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _loss(model: nnx.Module, loss: Loss, batch: object, values: Values) -> jax.Array:
+    graphdef, state = nnx.split(model, graph=True)
+    return jnp.asarray(loss(nnx.merge(graphdef, _filled(state, values, 0)), batch), jnp.float32)
+
+
+def _differences(values: Values, changed: Values) -> Values:
+    return {path: changed[path] - value for path, value in values.items()}
+
+
+def _dot(a: Values, b: Values) -> jax.Array:
+    return sum((jnp.vdot(a[path], b[path]) for path in a), jnp.float32(0)).astype(jnp.float32)
+
+
+def _divergence(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
+    """Kullback-Leibler divergence of the softmax of the outputs' last axis, mean over all others."""
+    total = jnp.float32(0)
+    for before, after in zip(outputs(values), outputs(changed), strict=True):
+        log_p, log_q = jax.nn.log_softmax(before), jax.nn.log_softmax(after)
+        total = total + (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1).mean()
+    return total
+
+
+def _distance(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
+    """`|J d|^2 / |y|^2`: how far the outputs move, to first order."""
+    before, moved = jax.jvp(outputs, (values,), (_differences(values, changed),))
+    size = sum((jnp.square(y).sum() for y in before), jnp.float32(0))
+    return sum((jnp.square(y).sum() for y in moved), jnp.float32(0)) / jnp.where(size > 0, size, 1.0)
+
+
+def _gradient(loss: LossOf, values: Values, changed: Values) -> jax.Array:
+    """`|g d|`: how far the loss moves, to first order."""
+    return jnp.abs(_dot(jax.grad(loss)(values), _differences(values, changed)))
+
+
+def _fisher(loss: LossOf, values: Values, changed: Values) -> jax.Array:
+    """`g^2 d^2 / 2`, summed: by the diagonal of the empirical Fisher information."""
+    gradient, moved = jax.grad(loss)(values), _differences(values, changed)
+    return _dot(jax.tree.map(jnp.square, gradient), jax.tree.map(jnp.square, moved)) / 2
+
+
+def _curvature(loss: LossOf, values: Values, changed: Values) -> jax.Array:
+    """`|d H d| / 2`: how far the loss moves to second order."""
+    moved = _differences(values, changed)
+    return jnp.abs(_dot(moved, jax.jvp(jax.grad(loss), (values,), (moved,))[1])) / 2
+
+
+BY_LOSS = {"gradient": _gradient, "fisher": _fisher, "hessian": _curvature}
+
+
+def of_model(
+    measured: ModelSensitivity, path: str, choices: Mapping[int, Mapping[str, QuantizedParameter]]
+) -> dict[int, float]:
+    """The measure with a parameter rounded at each width.
+
+    Args:
+        measured: of the model.
+        path: of the parameter.
+        choices: width -> the quantized parameters.
+    """
+    at_widths = {bits: parameters[path] for bits, parameters in choices.items()}
+    return {bits: measured.of(path, x.nearest(x.value.astype(jnp.float32))) for bits, x in at_widths.items()}
+
+
+def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParameter]]) -> dict[int, float]:
+    """The relative error of a site's output at each width.
+
+    Args:
+        visit: of the site.
+        choices: width -> the quantized parameters.
+    """
+    statistics = visit.statistics("hessian")
+    original = jnp.asarray(visit.original, jnp.float32)
+    weights = visit.site.weights(original)
+
+    def error(parameter: QuantizedParameter) -> float:
+        return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
+
+    return {bits: error(parameters[visit.site.path]) for bits, parameters in choices.items()}
