@@ -11,8 +11,7 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import in_two_levels
-from jqinject.dot.frozen.frozen_numbers import Numbers, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of
 from jqinject.model.frozen_weights import put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
 from jqinject.model.walk import ModelIndex, Path, dotted

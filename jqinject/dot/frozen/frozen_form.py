@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.frozen_groups import wide_metadata
 from jqinject.ops import Codebook, FloatGrid, Grid, IntGrid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
 from jqinject.quant_tensor.public_tensors import int_grid
 
+PER_AXIS = ("out_sharding", "sharding_names", "sharding")
 Names = tuple[object, ...]
 
 
@@ -285,16 +285,27 @@ def _per_axis(
     metadata: Mapping[str, object], ndim: int, change: Callable[[Names], Names]
 ) -> dict[str, object]:
     """The metadata with the entries of the last `ndim` axes changed; stacks of layers have more in front."""
-    names = ("out_sharding", "sharding_names", "sharding")
 
     def changed(entry: Names) -> Names:
         front = len(entry) - ndim
         return (*entry[:front], *change(entry[front:]))
 
     return {
-        name: changed(tuple(entry)) if name in names and isinstance(entry, tuple) else entry
+        name: changed(tuple(entry)) if name in PER_AXIS and isinstance(entry, tuple) else entry
         for name, entry in metadata.items()
     }
+
+
+def wide_metadata(metadata: Mapping[str, object], groups: Groups, ndim: int) -> dict[str, object]:
+    """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
+
+    def widened(entry: Any) -> Any:
+        if not isinstance(entry, tuple) or len(entry) < ndim:
+            return entry
+        place = len(entry) + groups.dim + 1
+        return (*entry[:place], None, *entry[place:])
+
+    return {name: widened(entry) if name in PER_AXIS else entry for name, entry in metadata.items()}
 
 
 def _unsharded_ones(names: Names, shape: tuple[int, ...]) -> Names:

@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 
 from jqinject.core import Frozen
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import (
+    ScaleForms,
     dequantize,
     frozen_numbers,
     parts_of,

@@ -17,8 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.quant_tensor import is_grouped, is_quantized, on_minifloats, on_table
 

@@ -20,8 +20,8 @@ from jqinject.dot.schemes.quant_operand import (
     assembled_for_any,
     assembled_for_backward,
 )
-from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
+from jqinject.dot.schemes.scheme_fits import RANDOM_SIGNS, MissingRngsError
 from jqinject.dot.tensors.backward_quantizer import for_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.inject import Binding
@@ -183,7 +183,7 @@ class Contraction(InnerModule):
         if self.deterministic:
             return jnp.ones(count, jnp.float32)
         if self.stream is None:
-            raise MissingRngsError(self._where(name), SIGNS)
+            raise MissingRngsError(self._where(name), RANDOM_SIGNS)
         return random_signs(self.stream(), count)
 
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:

@@ -11,9 +11,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.equation import einsum_by
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
-from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.quantized_op import contract_compiled
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.equation import einsum_op
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
 from jqinject.dot.schemes.scheme_dot import (

@@ -64,7 +64,7 @@ def _quantizer(value: object) -> str:
     return value.__name__ if isinstance(value, type) else ""
 
 
-def _numbers(value: object) -> str:
+def _numbers(value: Any) -> str:
     """The numbers of an operand as text; empty if only an assembled quantizer knows."""
     if value is None:
         return "float"

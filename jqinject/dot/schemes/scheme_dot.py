@@ -25,8 +25,8 @@ from jqinject.dot.schemes.product_transforms import (
     transformed,
     transformed_label,
 )
-from jqinject.dot.schemes.random_numbers import RefusedQuantizer, misfit, refused_backward
 from jqinject.dot.schemes.scheme import Kept, SchemeSpec, payload_does_not_fit
+from jqinject.dot.schemes.scheme_fits import RefusedQuantizer, misfit, refused_backward
 from jqinject.dot.tensors.choice import described, varies_along
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,

@@ -206,11 +206,6 @@ def shape_alone(x: object) -> Any:
     return ShapeAlone(tuple(array.shape), np.dtype(tensor.dtype))
 
 
-def array_of(x: object) -> jax.Array:
-    """A tensor as an array; zeros for one of which only the shape is kept, as its numbers are not read."""
-    return x.array if isinstance(x, ShapeAlone | IntegerOperand) else as_array(x)
-
-
 def floats_of(x: object) -> jax.Array:
     """The numbers, in the dtype of the tensor."""
     return x.floats if isinstance(x, IntegerOperand) else as_array(x)

@@ -320,7 +320,8 @@ def contract_integers(
     Returns:
         See `contract_operands`.
     """
-    left, right = (x.value if isinstance(x, IntegerOperand) else x for x in (lhs, rhs))
+    left = lhs.value if isinstance(lhs, IntegerOperand) else lhs
+    right = rhs.value if isinstance(rhs, IntegerOperand) else rhs
     static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), right is None)
     operands = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
     try:

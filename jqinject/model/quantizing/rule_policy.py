@@ -14,7 +14,7 @@ from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
 from jqinject.dot.schemes.scheme import SchemeLike
-from jqinject.dot.schemes.weight_operand import (
+from jqinject.dot.schemes.scheme_fits import (
     RAGGED,
     quantizes_backward,
     ragged_input_quantizer,
