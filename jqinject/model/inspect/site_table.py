@@ -334,7 +334,7 @@ def rule_for(name: str) -> str:
 
     Example:
         >>> rule_for("blocks.0.w"), rule_for("head[1]")
-        ("Rule('blocks.0.w', ...)", "Rule('head\\\\[1\\\\]', ...)")
+        ("Rule('blocks.0.w', ...)", "Rule('head\\\\\\\\[1\\\\\\\\]', ...)")
     """
     plain = re.fullmatch(r"[\w.]*", name)
     return f"Rule({(name if plain else re.escape(name))!r}, ...)"
